@@ -1,0 +1,1 @@
+"""A DataLoader that brings back exactly the stream that was interrupted."""

@@ -1,0 +1,126 @@
+"""The exceptions of this package, as a tree.
+
+LoaderError
+├── StateMismatch      (ValueError)    a state does not fit this loader, or is no state at all
+├── CheckpointError    (ValueError)    a checkpoint file cannot be read, or holds something else
+├── BadSample          (ValueError)    the bytes of one sample are not what they should be
+├── WorkerLost         (RuntimeError)  a worker died more often than the loader may restart it
+└── MissingDependency  (ImportError)   an optional package is not installed
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoaderError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class StateMismatch(LoaderError, ValueError):
+    """A state does not fit the object it is loaded into; nothing was changed.
+
+    Args:
+        field: what differs, as ``accept=`` and the fingerprint name it.
+        saved: the value in the state.
+        present: the value of the object that the state is loaded into.
+        remedy: what to do about it.
+
+    >>> raise StateMismatch("drop_last", saved=True, present=False, remedy="pass drop_last=True")
+    Traceback (most recent call last):
+        ...
+    stateful_gpu_loader.errors.StateMismatch: drop_last differs: the state has True, this loader \
+has False. Remedy: pass drop_last=True
+    """
+
+    def __init__(self, field: str, *, saved: Any, present: Any, remedy: str) -> None:
+        self.field = field
+        self.saved = saved
+        self.present = present
+        self.remedy = remedy
+        super().__init__(
+            f"{field} differs: the state has {_brief(saved)}, this loader has {_brief(present)}. "
+            f"Remedy: {remedy}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_mismatch, (self.field, self.saved, self.present, self.remedy)
+
+
+class CheckpointError(LoaderError, ValueError):
+    """A checkpoint file is truncated, altered, foreign or of a later version."""
+
+
+class BadSample(LoaderError, ValueError):
+    """One sample's bytes cannot be used; the loader itself stays usable.
+
+    Args:
+        name: where the sample lies, for a reader: a path, or a file and a record.
+        index: its index in the dataset.
+        position: its position in the epoch's global order.
+        epoch: the epoch.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, name: str, *, index: int, position: int, epoch: int, reason: str) -> None:
+        self.name = name
+        self.index = index
+        self.position = position
+        self.epoch = epoch
+        self.reason = reason
+        super().__init__(
+            f"bad sample {name!r} ({index = }, {position = }, {epoch = }): {reason}. "
+            "Remedy: repair or remove it"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_bad_sample, (
+            self.name,
+            self.index,
+            self.position,
+            self.epoch,
+            self.reason,
+        )
+
+
+class WorkerLost(LoaderError, RuntimeError):
+    """Workers died more often than ``max_worker_restarts`` allows."""
+
+
+class MissingDependency(LoaderError, ImportError):
+    """An optional package is needed and not installed.
+
+    Args:
+        package: the package's name on PyPI.
+        needed_for: what asked for it.
+        extra: this package's extra that installs it.
+    """
+
+    def __init__(self, package: str, *, needed_for: str, extra: str) -> None:
+        self.package = package
+        self.needed_for = needed_for
+        self.extra = extra
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed. "
+            f"Remedy: pip install 'stateful_gpu_loader[{extra}]'"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_missing, (self.package, self.needed_for, self.extra)
+
+
+def _brief(value: Any, limit: int = 300) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _rebuild_mismatch(field: str, saved: Any, present: Any, remedy: str) -> StateMismatch:
+    return StateMismatch(field, saved=saved, present=present, remedy=remedy)
+
+
+def _rebuild_bad_sample(name: str, index: int, position: int, epoch: int, reason: str) -> BadSample:
+    return BadSample(name, index=index, position=position, epoch=epoch, reason=reason)
+
+
+def _rebuild_missing(package: str, needed_for: str, extra: str) -> MissingDependency:
+    return MissingDependency(package, needed_for=needed_for, extra=extra)

@@ -1,0 +1,82 @@
+"""ImageHeader: what an encoded image says of itself before it is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ImageFormat = Literal["jpeg", "png", "webp"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """What every format has; each format adds its own fields in a subclass."""
+
+    format: ImageFormat
+    height: int
+    """Pixels, after the orientation is applied: the size that a decoder returns."""
+    width: int
+    """Pixels, after the orientation is applied."""
+    orientation: int
+    """EXIF orientation, 1 to 8; 1 where there is none or it is no such number."""
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """(height, width) in pixels as encoded, before the orientation is applied.
+
+        >>> ImageHeader("png", height=40, width=30, orientation=6).stored_size
+        (30, 40)
+        """
+        if self.orientation >= 5:
+            return self.width, self.height
+        return self.height, self.width
+
+
+@dataclass(frozen=True, slots=True)
+class JpegHeader(ImageHeader):
+    """A JPEG's frame header, as ITU-T T.81 B.2.2 has it."""
+
+    components: int
+    """1 for grey, 3 for colour, 4 for CMYK and YCCK."""
+    color: Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]
+    """What the components mean, by libjpeg's reading of the JFIF and Adobe markers."""
+    precision: int
+    """Bits a sample; 8 in all but medical images."""
+    process: int
+    """The SOF marker's second byte: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, ..."""
+    subsampling: str
+    """``"4:4:4"``, ``"4:2:2"``, ``"4:2:0"``, ``"4:4:0"``, ``"4:1:1"``, ``"4:1:0"``, ``"other"``;
+    ``"4:0:0"`` where there is one component."""
+    single_scan: bool
+    """Whether the first scan holds every component."""
+    exif_spans: tuple[tuple[int, int], ...]
+    """(start, end) in bytes of each APP1 segment, its marker included."""
+
+    @property
+    def progressive(self) -> bool:
+        """Whether the coefficients come in several passes over the image."""
+        return self.process in (0xC2, 0xC6, 0xCA, 0xCE)
+
+
+@dataclass(frozen=True, slots=True)
+class PngHeader(ImageHeader):
+    """A PNG's IHDR chunk."""
+
+    bit_depth: int
+    """Bits a sample (a palette's index): 1, 2, 4, 8 or 16."""
+    color_type: int
+    """0 grey, 2 RGB, 3 palette, 4 grey with alpha, 6 RGB with alpha."""
+    interlaced: bool
+    """Whether the pixels come in the seven passes of Adam7."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebpHeader(ImageHeader):
+    """A WebP's VP8X, VP8 or VP8L header."""
+
+    alpha: bool
+    animated: bool
+    bitstream: tuple[int, int]
+    """(start, end) in bytes of the chunk, VP8 or VP8L, that holds the (first) frame's colours."""
+    frame: tuple[int, int, int, int]
+    """(top, left, height, width) in pixels of that frame on the canvas, before orientation."""

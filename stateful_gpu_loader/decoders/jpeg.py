@@ -1,0 +1,171 @@
+"""Reading a JPEG's header: its markers up to the first scan (ITU-T T.81, annex B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import unpack_from
+from typing import Literal, NamedTuple
+
+from stateful_gpu_loader.decoders.header import JpegHeader
+from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
+from stateful_gpu_loader.decoders.orientation import read_orientation
+
+SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+EOI, SOS, APP0, APP1, APP14 = 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
+WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})
+ARITHMETIC = frozenset({0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
+
+MAX_GARBAGE = 2**16
+"""Bytes between two segments that are skipped, as libjpeg skips them, to find a marker."""
+
+PIXELS_A_BYTE = 8192
+"""A block of 64 pixels needs one bit in the component that is sampled most, which has at
+least one sample for 16 pixels; so no byte holds more pixels than this."""
+
+SUBSAMPLING = {
+    (1, 1): "4:4:4",
+    (2, 1): "4:2:2",
+    (2, 2): "4:2:0",
+    (1, 2): "4:4:0",
+    (4, 1): "4:1:1",
+    (4, 2): "4:1:0",
+}
+
+
+def read_jpeg_header(view: memoryview) -> JpegHeader:
+    """The header of the JPEG in ``view``, which starts with FF D8.
+
+    Raises:
+        ValueError: the markers are no JPEG's, or the file ends before its end-of-image marker
+            (which every decoder takes for an error, sooner or later).
+    """
+    orientation = 0
+    jfif = False
+    adobe_transform: int | None = None
+    frame: _Frame | None = None
+    exif_spans: list[tuple[int, int]] = []
+    for marker, start, end in _segments(view):
+        if marker == APP1:
+            exif_spans.append((start - 4, end))
+            if not orientation and bytes(view[start : start + 6]) == b"Exif\0\0":
+                orientation = read_orientation(view[start + 6 : end])
+        elif marker == APP0:
+            jfif = jfif or (end - start >= 14 and bytes(view[start : start + 5]) == b"JFIF\0")
+        elif marker == APP14:
+            if end - start >= 12 and bytes(view[start : start + 5]) == b"Adobe":
+                adobe_transform = view[start + 11]
+        elif marker in SOF_MARKERS:
+            if frame:
+                raise ValueError("JPEG with two frame headers")
+            frame = _read_frame(view, marker, start, end)
+    if not frame:
+        raise ValueError("JPEG without a frame header before its first scan")
+    if end - start < 4:
+        raise ValueError(f"JPEG scan header of {end - start} bytes, at least 4 are needed")
+    most_pixels = None if frame.process in ARITHMETIC else PIXELS_A_BYTE * len(view)
+    check_size("JPEG", frame.height, frame.width, most_pixels=most_pixels)
+    _check_end(view, end)
+    orientation = orientation or 1
+    height, width = frame.height, frame.width
+    if orientation >= 5:
+        height, width = width, height
+    return JpegHeader(
+        format="jpeg",
+        height=height,
+        width=width,
+        orientation=orientation,
+        components=len(frame.sampling),
+        color=_color(frame.identifiers, jfif, adobe_transform),
+        precision=frame.precision,
+        process=frame.process,
+        subsampling=_subsampling(frame.sampling),
+        single_scan=view[start] == len(frame.sampling),
+        exif_spans=tuple(exif_spans),
+    )
+
+
+class _Frame(NamedTuple):
+    process: int
+    precision: int
+    height: int
+    width: int
+    identifiers: bytes
+    sampling: bytes
+
+
+def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
+    """(marker, start, end) of each segment's payload, up to the first scan's header."""
+    at, length = 2, len(view)
+    for _ in range(MAX_SEGMENTS):
+        if at + 4 > length:
+            raise ValueError(f"truncated JPEG header: {length} bytes, and no image data in them")
+        prefix, marker, size = unpack_from(">BBH", view, at)
+        if prefix != 0xFF:
+            at = _next_marker(view, at)
+        elif marker == 0xFF:
+            at += 1
+        elif marker in WITHOUT_LENGTH:
+            at += 2
+        elif marker == EOI:
+            raise ValueError("JPEG without image data: it ends before its first scan")
+        else:
+            start, at = at, at + 2 + size
+            if size < 2 or at > length:
+                raise ValueError(
+                    f"truncated JPEG header: segment FF {marker:02X} at byte {start} claims "
+                    f"{size} bytes, the file has {length}"
+                )
+            yield marker, start + 4, at
+            if marker == SOS:
+                return
+    raise ValueError(f"JPEG with more than {MAX_SEGMENTS} segments before its first scan")
+
+
+def _next_marker(view: memoryview, at: int) -> int:
+    found = bytes(view[at : at + MAX_GARBAGE]).find(b"\xff")
+    if found < 0:
+        raise ValueError(f"JPEG header without a marker in the {MAX_GARBAGE} bytes from byte {at}")
+    return at + found
+
+
+def _read_frame(view: memoryview, process: int, start: int, end: int) -> _Frame:
+    if end - start < 6:
+        raise ValueError(f"JPEG frame header of {end - start} bytes, at least 6 are needed")
+    precision, height, width, components = unpack_from(">BHHB", view, start)
+    if end - start != 6 + 3 * components:
+        raise ValueError(f"JPEG frame header of {end - start} bytes for {components} components")
+    if components not in (1, 3, 4):
+        raise ValueError(f"JPEG with {components} components; 1, 3 and 4 can be made RGB")
+    identifiers, sampling = bytes(view[start + 6 : end : 3]), bytes(view[start + 7 : end : 3])
+    return _Frame(process, precision, height, width, identifiers, sampling)
+
+
+def _check_end(view: memoryview, scan: int) -> None:
+    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[scan:]).rfind(b"\xff\xd9") < 0:
+        raise ValueError(f"truncated JPEG: {len(view)} bytes without an end-of-image marker")
+
+
+def _color(
+    identifiers: bytes, jfif: bool, adobe_transform: int | None
+) -> Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]:
+    """As default_decompress_parms of libjpeg's jdapimin.c decides it."""
+    if len(identifiers) == 1:
+        return "grey"
+    if len(identifiers) == 4:
+        return "cmyk" if adobe_transform in (None, 0) else "ycck"
+    if jfif:
+        return "ycbcr"
+    if adobe_transform is not None:
+        return "rgb" if adobe_transform == 0 else "ycbcr"
+    return "rgb" if identifiers == b"RGB" else "ycbcr"
+
+
+def _subsampling(sampling: bytes) -> str:
+    if len(sampling) == 1:
+        return "4:0:0"
+    first, second = sampling[0], sampling[1]
+    if second != sampling[2] or second == 0 or (len(sampling) == 4 and sampling[3] != first):
+        return "other"
+    across, rest_across = divmod(first >> 4, second >> 4 or 1)
+    down, rest_down = divmod(first & 15, second & 15 or 1)
+    return "other" if rest_across or rest_down else SUBSAMPLING.get((across, down), "other")

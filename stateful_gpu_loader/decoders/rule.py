@@ -1,0 +1,123 @@
+"""The rule of this room, around the raw operators of any backend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from struct import pack
+
+import torch
+
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
+from stateful_gpu_loader.decoders.orientation import apply_orientation
+from stateful_gpu_loader.decoders.png_pixels import plain_png
+
+RawOperator = Callable[[torch.Tensor, int], torch.Tensor]
+"""(uint8 [num_bytes], mode) -> [3, height, width]: a registered operator that decodes a file."""
+
+RGB = 3
+"""The mode of torchvision's and torchcodec's operators, their ``ImageReadMode.RGB``."""
+
+OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
+
+SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
+"""Where in its C++ the operator failed, which its message begins with."""
+
+
+def decode_by_rule(
+    operators: Mapping[str, RawOperator], data: torch.Tensor, header: ImageHeader
+) -> torch.Tensor:
+    """Pixels by the rule, from operators that each know a format and nothing else of the rule.
+
+    Args:
+        operators: one for each of ``"jpeg"``, ``"png"`` and ``"webp"``. A JPEG's APP1 segments,
+            and all but the colours of other formats, are removed before an operator that could
+            act on them sees the bytes.
+        data: uint8 [num_bytes] on the CPU, contiguous.
+        header: what ``probe`` says of ``data``.
+
+    Returns:
+        uint8 [3, header.height, header.width].
+
+    Raises:
+        ValueError: the operator cannot decode the bytes, or they hold another image than the
+            header says.
+        RuntimeError: there is no memory, for which the bytes are not to blame.
+    """
+    if isinstance(header, PngHeader):
+        data = plain_png(data, header)
+    elif isinstance(header, WebpHeader):
+        data = plain_webp(data, header)
+    try:
+        image = operators[header.format](data, RGB)
+    except RuntimeError as error:
+        reason = SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
+        if any(words in reason for words in OUT_OF_MEMORY):
+            raise
+        raise ValueError(f"{header.format.upper()} cannot be decoded: {reason}") from error
+    if image.dtype == torch.uint16:
+        image = to_8_bits(image)
+    if isinstance(header, WebpHeader):
+        image = on_canvas(image, header)
+    if header.orientation != 1:
+        image = apply_orientation(image, header.orientation)
+    if image.shape != (3, header.height, header.width):
+        raise ValueError(
+            f"{header.format.upper()} decoded to {list(image.shape)}, its header says "
+            f"{[3, header.height, header.width]}"
+        )
+    return image
+
+
+def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:
+    """A JPEG without its APP1 segments, for an operator that would act on them.
+
+    Returns:
+        ``data`` itself where there are none, otherwise a copy: uint8 [num_bytes].
+    """
+    if not header.exif_spans:
+        return data
+    starts = [0, *(end for _, end in header.exif_spans)]
+    ends = [*(start for start, _ in header.exif_spans), data.numel()]
+    return torch.cat([data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def plain_webp(data: torch.Tensor, header: WebpHeader) -> torch.Tensor:
+    """A WebP of one chunk, the (first) frame's colours: neither alpha nor metadata.
+
+    Returns:
+        ``data`` itself where it is of this kind already, otherwise a copy: uint8 [num_bytes].
+    """
+    start, end = header.bitstream
+    if start == 12:
+        return data
+    chunk = data[start:end]
+    padding = chunk.numel() % 2
+    riff = b"RIFF" + pack("<I", 4 + chunk.numel() + padding) + b"WEBP"
+    parts = [torch.frombuffer(bytearray(riff), dtype=torch.uint8), chunk]
+    return torch.cat(parts + [chunk.new_zeros(1)] * padding)
+
+
+def on_canvas(image: torch.Tensor, header: WebpHeader) -> torch.Tensor:
+    """An animation's first frame on a black canvas, where it does not fill it."""
+    top, left, height, width = header.frame
+    if (height, width) == header.stored_size or image.shape != (3, height, width):
+        return image
+    canvas = image.new_zeros((*header.stored_size, 3)).permute(2, 0, 1)
+    canvas[:, top : top + height, left : left + width] = image
+    return canvas
+
+
+def to_8_bits(image: torch.Tensor) -> torch.Tensor:
+    """``round(value * 255 / 65535)`` of each value, as libpng's png_set_scale_16 does it.
+
+    Args:
+        image: uint16, any shape.
+
+    Returns:
+        uint8, the same shape.
+
+    >>> to_8_bits(torch.tensor([0, 128, 129, 65535], dtype=torch.uint16))
+    tensor([  0,   0,   1, 255], dtype=torch.uint8)
+    """
+    return ((image.to(torch.int32) * 255 + 32767) // 65535).to(torch.uint8)

@@ -1,0 +1,6 @@
+"""Sources of encoded images: one file a format."""
+
+from stateful_gpu_loader.sources.folder import FolderSource
+from stateful_gpu_loader.sources.source import Source
+
+__all__ = ["FolderSource", "Source"]

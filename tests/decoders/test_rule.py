@@ -1,0 +1,77 @@
+"""One rule, the same pixels from every backend (D1, D2, D11)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import Decoder, available, make_decoder, probe
+from stateful_gpu_loader.decoders.rule import to_8_bits
+from tests.decoders.variants import Variant, variants
+
+VARIANTS = dict(variants())
+TOLERANCE = {"jpeg": 2, "png": 0, "webp": 0}
+"""Levels between builds of a library: libjpeg-turbo's may differ in rounding."""
+
+
+@pytest.fixture(params=available())
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    return make_decoder(request.param)
+
+
+def as_array(decoder: Decoder, data: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return decoder.decode(data, probe(data)).permute(1, 2, 0).contiguous().numpy()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_format_gives_the_pixels_of_the_rule(decoder: Decoder, name: str) -> None:
+    """D11: the whole grid, against Pillow (and against arithmetic for 16 bits)."""
+    data, expected = VARIANTS[name]
+    shown = as_array(decoder, data)
+    assert shown.dtype == np.uint8
+    assert shown.shape == expected.shape
+    difference = np.abs(shown.astype(int) - expected)
+    assert difference.max() <= TOLERANCE[name.split()[0]]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_backends_agree_to_the_pixel(name: str) -> None:
+    """D11: with the wheels that are installed here even JPEGs are equal."""
+    data, _ = VARIANTS[name]
+    images = [as_array(make_decoder(backend), data) for backend in available()]
+    for image in images[1:]:
+        np.testing.assert_array_equal(image, images[0])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_decoding_leaves_no_trace(
+    decoder: Decoder, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """D11: neither the bytes change, nor is anything printed (warnings are errors here)."""
+    data, _ = VARIANTS[name]
+    before = data.clone()
+    first, second = (decoder.decode(data, probe(data)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(data, before)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_plain_jpeg_is_not_copied_after_decoding(decoder: Decoder) -> None:
+    data, _ = VARIANTS["jpeg 4:2:0"]
+    image = decoder.decode(data, probe(data))
+    assert image.permute(1, 2, 0).is_contiguous()
+
+
+def test_16_bits_become_8_by_the_rule_for_every_value() -> None:
+    """D11: libpng rounds in integers, so does to_8_bits; both equal the formula."""
+    values = torch.arange(65536, dtype=torch.int32)
+    expected = (values.double() * 255 / 65535).round().to(torch.uint8)
+    assert torch.equal(to_8_bits(values.to(torch.uint16)), expected)
+
+
+def test_orientations_are_eight_different_images() -> None:
+    """The grid would not notice eight equal files."""
+    images: list[Variant] = [VARIANTS[f"png orientation {number}"] for number in range(1, 9)]
+    assert len({pixels.tobytes() for _, pixels in images}) == 8

@@ -1,0 +1,66 @@
+"""Real photographs, and real image files written from them."""
+
+from __future__ import annotations
+
+import functools
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket", "china", "flower")
+
+
+@functools.cache
+def photograph(name: str) -> Image.Image:
+    """A photograph that ships with scikit-image or scikit-learn, as an RGB PIL image.
+
+    One of ``PHOTOGRAPHS``: 300 to 640 pixels a side. Shared: copy it before changing it.
+    """
+    if name in ("china", "flower"):
+        from sklearn.datasets import load_sample_image
+
+        return Image.fromarray(load_sample_image(f"{name}.jpg")).convert("RGB")
+    import skimage.data
+
+    return Image.fromarray(getattr(skimage.data, name)()).convert("RGB")
+
+
+def encode(image: Image.Image, image_format: str = "JPEG", **options: Any) -> torch.Tensor:
+    """``image`` as Pillow encodes it: uint8 [num_bytes]."""
+    file = io.BytesIO()
+    image.save(file, image_format, **options)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def write_photo_folder(
+    root: Path | str, num_classes: int = 4, per_class: int = 16, seed: int = 0
+) -> list[Path]:
+    """Writes class folders of JPEG photographs under ``root``; their paths, sorted.
+
+    ``root/class_00/photo_000.jpg`` and so on: crops of real photographs, 64 to 256 pixels a
+    side, qualities 60 to 95, some grey and some progressive. No two files are equal, and the
+    same arguments write the same bytes.
+    """
+    generator = np.random.default_rng(seed)
+    paths = []
+    for label in range(num_classes):
+        folder = Path(root) / f"class_{label:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(per_class):
+            photo = photograph(PHOTOGRAPHS[int(generator.integers(len(PHOTOGRAPHS)))])
+            width, height = (int(side) for side in generator.integers(64, 257, size=2))
+            left = int(generator.integers(photo.width - width + 1))
+            top = int(generator.integers(photo.height - height + 1))
+            crop = photo.crop((left, top, left + width, top + height))
+            path = folder / f"photo_{number:03d}.jpg"
+            crop.convert("L" if number % 8 == 5 else "RGB").save(
+                path,
+                quality=int(generator.integers(60, 96)),
+                progressive=number % 8 == 3,
+            )
+            paths.append(path)
+    return sorted(paths)

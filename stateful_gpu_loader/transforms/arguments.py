@@ -1,0 +1,138 @@
+"""Checks that bring the arguments of torchvision.transforms.v2 into one canonical form.
+
+What v2 accepts and these recipes do not is refused here, when a recipe is built, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
+
+from torchvision.transforms import InterpolationMode
+
+Interpolation: TypeAlias = "str | InterpolationMode | int"
+Fill: TypeAlias = "float | Sequence[float] | None"
+
+_PILLOW_CONSTANTS = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}
+
+
+def as_size(size: Any) -> tuple[int, int]:
+    """(height, width) in pixels, from an int or a sequence of one or two.
+
+    Raises:
+        TypeError: it is something else, or not whole numbers.
+        ValueError: it has another length, or a side below 1.
+
+    >>> as_size(224), as_size([224]), as_size((192, 256))
+    ((224, 224), (224, 224), (192, 256))
+    """
+    sides = size if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
+    if len(sides) not in (1, 2):
+        raise ValueError(
+            f"{size = } has {len(sides)} sides. Remedy: pass an int, or (height, width)"
+        )
+    height, width = as_side("size", sides[0]), as_side("size", sides[-1])
+    return height, width
+
+
+def as_side(name: str, value: Any) -> int:
+    """A whole number of pixels, at least 1."""
+    try:
+        side = operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{name} has {value!r} of type {type(value).__name__}. Remedy: pass whole pixels"
+        ) from None
+    if side < 1:
+        raise ValueError(f"{name} has {side}. Remedy: pass at least 1 pixel")
+    return side
+
+
+def as_probability(p: float) -> float:
+    """A probability as float.
+
+    Raises:
+        ValueError: not 0 <= p <= 1.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"{p = } is no probability. Remedy: pass 0 <= p <= 1")
+    return float(p)
+
+
+def as_range(name: str, value: Any) -> tuple[float, float]:
+    """(lowest, highest) as floats.
+
+    Raises:
+        TypeError: it is no sequence of two numbers.
+        ValueError: it is not finite or not in order.
+
+    >>> as_range("scale", [1, 2])
+    (1.0, 2.0)
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise TypeError(f"{name}={value!r} must be a sequence of two numbers, (lowest, highest)")
+    lowest, highest = float(value[0]), float(value[1])
+    if not (math.isfinite(lowest) and math.isfinite(highest) and lowest <= highest):
+        raise ValueError(f"{name}={value!r} must be finite and in order: (lowest, highest)")
+    return lowest, highest
+
+
+def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
+    """The name of an interpolation: from itself, torchvision's enum or Pillow's constant.
+
+    Raises:
+        ValueError: it is unknown, or for PIL images only.
+
+    >>> as_interpolation(InterpolationMode.BICUBIC, ["bilinear", "bicubic"])
+    'bicubic'
+    """
+    name = value.value if isinstance(value, InterpolationMode) else value
+    name = _PILLOW_CONSTANTS.get(name, name) if isinstance(name, int) else name
+    if name not in supported:
+        raise ValueError(
+            f"interpolation={value!r} is not supported for tensor images on every device. "
+            f"Remedy: pass one of {', '.join(map(repr, supported))}"
+        )
+    return str(name)
+
+
+def as_antialias(value: bool | None) -> bool:
+    """Whether to antialias; None means False, as v2 has it for tensors.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value not in (True, False, None):
+        raise ValueError(f"antialias={value!r} must be True, False or None")
+    return bool(value)
+
+
+def as_fill(fill: Any) -> float | tuple[float, ...] | None:
+    """One value for all channels, a tuple of one value for each, or None.
+
+    Raises:
+        TypeError: it is something else; v2's dict of types among it, since recipes see images
+            only.
+
+    >>> as_fill(0), as_fill([124, 116, 104]), as_fill(None)
+    (0.0, (124.0, 116.0, 104.0), None)
+    """
+    if fill is None:
+        return None
+    if isinstance(fill, (int, float)):
+        return float(fill)
+    if isinstance(fill, (list, tuple)):
+        return tuple(float(value) for value in fill)
+    raise TypeError(
+        f"{fill = } of type {type(fill).__name__} is not supported. Remedy: pass the image's "
+        "number, or one number for each channel"
+    )

@@ -1,0 +1,178 @@
+"""A recipe: it draws numbers for a whole batch at once, and applies one row of them to one image.
+
+Recipes draw, executors apply: the numbers come from uniforms that are a function of the samples'
+keys (law 1), so that the CPU and the GPU turn the same numbers into pixels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+
+from stateful_gpu_loader.records import IndexArray
+
+FloatArray = npt.NDArray[np.float64]
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """What one recipe decided for the n samples of a batch.
+
+    Raises:
+        ValueError: an array has another shape or dtype than its field says.
+
+    >>> Draw(numbers=np.array([[1], [0]]), sizes=np.array([[375, 500], [480, 640]]))
+    Draw(numbers=int64 [2, 1], sizes=int64 [2, 2])
+    """
+
+    numbers: IndexArray | FloatArray
+    """[n, k]: a row is what ``apply`` needs for one image; int64 if all are whole numbers."""
+    sizes: IndexArray
+    """int64 [n, 2]: height and width after the recipe, in pixels."""
+
+    def __post_init__(self) -> None:
+        numbers, sizes = self.numbers, self.sizes
+        if (
+            numbers.ndim != 2
+            or numbers.dtype not in (np.int64, np.float64)
+            or sizes.shape != (len(numbers), 2)
+            or sizes.dtype != np.int64
+        ):
+            raise ValueError(
+                f"a recipe drew numbers of {_described(numbers)} and sizes of {_described(sizes)}. "
+                "Remedy: return int64 or float64 [n, k] and int64 [n, 2] for the n sizes given"
+            )
+
+    def __repr__(self) -> str:
+        return f"Draw(numbers={_described(self.numbers)}, sizes={_described(self.sizes)})"
+
+
+class Recipe(ABC):
+    """One step of augmentation, its random part apart from its pixels.
+
+    A recipe keeps every constructor argument, in canonical form, as a public attribute of the
+    same name; :meth:`fingerprint` is made from them. A subclass gives :attr:`num_draws`,
+    :meth:`draw` and :meth:`apply`.
+    """
+
+    num_draws: int = 0
+    """Uniforms per sample: a fixed budget, 0 where nothing is random."""
+
+    @abstractmethod
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        """Decide for a whole batch; row i depends on row i of the arguments alone.
+
+        Args:
+            uniforms: float64 [n, num_draws] in [0, 1).
+            sizes: int64 [n, 2]: height and width of the images, in pixels.
+        """
+
+    @abstractmethod
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        """Make the pixels: a pure function that leaves ``image`` as it is.
+
+        The result may be a view of ``image``. It does not depend on the number of threads.
+
+        Args:
+            image: [C, H, W], uint8 or float; it need not be contiguous.
+            numbers: k numbers, one row of :attr:`Draw.numbers` as a list.
+        """
+
+    def apply_into(self, image: Tensor, numbers: Sequence[float], out: Tensor) -> None:
+        """As :meth:`apply`, into ``out``: a row of the batch, [C, H, W].
+
+        Raises:
+            ValueError: the result has another shape or dtype than ``out``.
+        """
+        copy_into(self.apply(image, numbers), out)
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of the result for an image of ``dtype``."""
+        return dtype
+
+    def fingerprint(self) -> str:
+        """The recipe and its arguments as text: equal texts give equal pixels."""
+        arguments = inspect.signature(type(self)).parameters
+        described = ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
+        return f"{self._name()}({described})"
+
+    def __repr__(self) -> str:
+        return self.fingerprint()
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Draw from torch's default generator and apply, as a torchvision transform does.
+
+        Args:
+            image: [C, H, W], uint8 or float; a ``tv_tensors.Image`` stays one.
+
+        Raises:
+            TypeError: it is no tensor image.
+            ValueError: it has no three dimensions.
+        """
+        pixels = _checked_image(image)
+        uniforms = torch.rand(1, self.num_draws, dtype=torch.float64).numpy()
+        drawn = self.draw(uniforms, np.array([pixels.shape[1:]], dtype=np.int64))
+        result = self.apply(pixels, drawn.numbers[0].tolist())
+        if isinstance(image, tv_tensors.Image):
+            wrapped: Tensor = tv_tensors.wrap(result, like=image)
+            return wrapped
+        return result
+
+    def _name(self) -> str:
+        cls = type(self)
+        # A user's own class of the same name is another recipe (law 4).
+        prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
+        return f"{prefix}{cls.__qualname__}"
+
+
+def nothing_drawn(sizes: IndexArray) -> Draw:
+    """The draw of a recipe that needs no numbers and keeps the sizes."""
+    return Draw(np.empty((len(sizes), 0), dtype=np.int64), sizes)
+
+
+def copy_into(result: Tensor, out: Tensor) -> None:
+    """Copy, and never broadcast or convert: both would hide a mistake.
+
+    Raises:
+        ValueError: shapes or dtypes differ.
+    """
+    if result.shape != out.shape or result.dtype is not out.dtype:
+        raise ValueError(
+            f"the recipes made {result.dtype} {list(result.shape)}, and the batch has room for "
+            f"{out.dtype} {list(out.shape)}. Remedy: allocate what Compose.draw(...).sizes and "
+            "Compose.output_dtype say, and decode to the sizes that were drawn for"
+        )
+    out.copy_(result)
+
+
+def _checked_image(image: Any) -> Tensor:
+    if not isinstance(image, Tensor):
+        raise TypeError(
+            f"a recipe got an object of type {type(image).__name__}. Remedy: pass a tensor "
+            "[C, H, W]; put torchvision.transforms.v2.PILToTensor() first for PIL images"
+        )
+    if isinstance(image, tv_tensors.TVTensor) and not isinstance(image, tv_tensors.Image):
+        raise TypeError(
+            f"a recipe got {type(image).__name__}. Remedy: pass the image alone; recipes move no "
+            "boxes, masks or videos"
+        )
+    if image.ndim != 3:
+        raise ValueError(
+            f"a recipe got a tensor of shape {list(image.shape)}. Remedy: pass one image, [C, H, W]"
+        )
+    return image.as_subclass(Tensor)
+
+
+def _described(array: npt.NDArray[Any]) -> str:
+    return f"{array.dtype} {list(array.shape)}"

@@ -1,0 +1,216 @@
+"""What every recipe keeps: pure functions, torchvision's arguments, any pipeline (D5, D6)."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import transforms as T
+from tests.images import photograph
+from tests.transforms.pictures import as_float, decoded, noise, sizes_of
+
+RECIPES = [
+    T.Resize(64),
+    T.CenterCrop(100),
+    T.RandomCrop(50, padding=3, pad_if_needed=True, fill=9),
+    T.RandomResizedCrop(48),
+    T.RandomHorizontalFlip(),
+    T.RandomVerticalFlip(),
+    T.RandomRotation(40, interpolation="bilinear", expand=True),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.RandomGrayscale(0.5),
+    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    T.ToDtype(torch.float32, scale=True),
+]
+every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: type(r).__name__)
+
+
+def test_all_public_recipes_are_tested() -> None:
+    public = {getattr(T, name) for name in T.__all__}
+    recipes = {kind for kind in public if issubclass(kind, T.Recipe)} - {T.Recipe}
+    assert recipes == {type(recipe) for recipe in RECIPES}
+
+
+@every_recipe
+def test_arguments_are_torchvisions(recipe: T.Recipe) -> None:
+    """D6: the same names in the same order with the same defaults."""
+    ours = inspect.signature(type(recipe)).parameters
+    theirs = inspect.signature(getattr(v2, type(recipe).__name__)).parameters
+    assert [(name, given.default) for name, given in ours.items()] == [
+        (name, given.default) for name, given in theirs.items()
+    ]
+
+
+@every_recipe
+def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
+    """D5, law 1: any part of a batch, drawn alone, gets the same numbers and sizes."""
+    generator = np.random.default_rng(5)
+    uniforms = generator.random((12, recipe.num_draws))
+    sizes = generator.integers(1, 700, (12, 2))
+    whole = recipe.draw(uniforms, sizes)
+    for part in (slice(5, 8), slice(11, None), slice(0, 0), slice(None, None, 3)):
+        drawn = recipe.draw(uniforms[part], sizes[part])
+        assert np.array_equal(drawn.numbers, whole.numbers[part])
+        assert np.array_equal(drawn.sizes, whole.sizes[part])
+        assert drawn.numbers.dtype == whole.numbers.dtype
+
+
+@every_recipe
+def test_apply_is_pure(recipe: T.Recipe) -> None:
+    """D6: the image stays as it is, layout does not matter, and sizes are as drawn."""
+    for image in (decoded("coffee"), noise(1, 1), noise(37, 53), as_float(noise(37, 53))):
+        before = image.clone()
+        drawn = recipe.draw(
+            np.random.default_rng(6).random((3, recipe.num_draws)), sizes_of([image] * 3)
+        )
+        for numbers, size in zip(drawn.numbers.tolist(), drawn.sizes.tolist(), strict=True):
+            made = recipe.apply(image, numbers)
+            assert torch.equal(image, before)
+            assert torch.equal(recipe.apply(image.contiguous(), numbers), made)
+            assert list(made.shape[1:]) == size
+            assert made.dtype is recipe.dtype_after(image.dtype)
+
+
+@every_recipe
+def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
+    """D6: bit for bit, whether or not the recipe writes straight into the batch."""
+    for image in (decoded("rocket"), as_float(noise(37, 53))):
+        drawn = recipe.draw(np.full((1, recipe.num_draws), 0.3), sizes_of([image]))
+        (numbers,) = drawn.numbers.tolist()
+        made = recipe.apply(image, numbers)
+        out = torch.empty(made.shape, dtype=made.dtype)
+        recipe.apply_into(image, numbers, out)
+        assert torch.equal(out, made)
+
+
+@every_recipe
+def test_threads_do_not_matter(recipe: T.Recipe) -> None:
+    """Law 1: one intra-op thread or two, the same bits; on more pixels than one task takes."""
+    image = noise(641, 479)
+    drawn = recipe.draw(np.full((1, recipe.num_draws), 0.4), sizes_of([image]))
+    (numbers,) = drawn.numbers.tolist()
+    for pixels in (image, as_float(image), as_float(image).contiguous()):
+        torch.set_num_threads(1)
+        alone = recipe.apply(pixels, numbers)
+        torch.set_num_threads(2)
+        assert torch.equal(recipe.apply(pixels, numbers), alone)
+
+
+@every_recipe
+def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
+    """D6: so that a recipe works in any pipeline; the budget is what is drawn."""
+    image = decoded("coffee")
+    torch.manual_seed(7)
+    first, after = recipe(image), torch.rand(1)
+    torch.manual_seed(7)
+    uniforms = torch.rand(1, recipe.num_draws, dtype=torch.float64).numpy()
+    (numbers,) = recipe.draw(uniforms, sizes_of([image])).numbers.tolist()
+    assert torch.equal(first, recipe.apply(image, numbers))
+    assert torch.equal(torch.rand(1), after)
+
+
+@every_recipe
+def test_works_inside_torchvisions_compose(recipe: T.Recipe) -> None:
+    """D6, D10: between torchvision's own, on a PIL image, staying a tv_tensors.Image."""
+    pipeline = v2.Compose([v2.PILToTensor(), v2.ToImage(), recipe, v2.ToDtype(torch.float32)])
+    made = pipeline(photograph("coffee"))
+    assert isinstance(made, tv_tensors.Image)
+    assert made.dtype is torch.float32
+
+
+@every_recipe
+def test_survives_pickling(recipe: T.Recipe) -> None:
+    """Workers are spawned as well as forked."""
+    copy = pickle.loads(pickle.dumps(recipe))
+    image = decoded("coffee")
+    drawn = recipe.draw(np.full((1, recipe.num_draws), 0.2), sizes_of([image]))
+    (numbers,) = drawn.numbers.tolist()
+    assert torch.equal(copy.apply(image, numbers), recipe.apply(image, numbers))
+    assert copy.fingerprint() == recipe.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "match"),
+    [
+        (photograph("coffee"), TypeError, "PILToTensor"),
+        (np.zeros((4, 4, 3)), TypeError, "ndarray"),
+        (torch.zeros(2, 3, 4, 4), ValueError, r"\[2, 3, 4, 4\]"),
+        (tv_tensors.Mask(torch.zeros(1, 4, 4)), TypeError, "Mask"),
+    ],
+    ids=["PIL", "numpy", "batch", "mask"],
+)
+def test_a_call_refuses_what_is_no_image(image: object, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        T.RandomHorizontalFlip()(image)  # type: ignore[arg-type]
+
+
+FINGERPRINTS = [
+    (
+        T.RandomResizedCrop(224),
+        "RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0), "
+        "ratio=(0.75, 1.3333333333333333), interpolation='bilinear', antialias=True)",
+    ),
+    (
+        T.Resize([256], antialias=None),
+        "Resize(size=(256,), interpolation='bilinear', max_size=None, antialias=False)",
+    ),
+    (
+        T.RandomCrop(32, padding=(4, 2), fill=0),
+        "RandomCrop(size=(32, 32), padding=(4, 2, 4, 2), pad_if_needed=False, fill=0.0, "
+        "padding_mode='constant')",
+    ),
+    (T.RandomHorizontalFlip(1), "RandomHorizontalFlip(p=1.0)"),
+    (T.ToDtype(torch.float16), "ToDtype(dtype=torch.float16, scale=False)"),
+    (T.Normalize((0, 0), (1, 1)), "Normalize(mean=(0.0, 0.0), std=(1.0, 1.0), inplace=False)"),
+    (
+        T.RandomRotation(10, center=(3, 4)),
+        "RandomRotation(degrees=(-10.0, 10.0), interpolation='nearest', expand=False, "
+        "center=(3.0, 4.0), fill=0.0)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("recipe", "text"), FINGERPRINTS, ids=lambda value: type(value).__name__)
+def test_fingerprint_is_canonical(recipe: T.Recipe, text: str) -> None:
+    """B7: made from arguments alone, however they were spelled; golden, since states hold it."""
+    assert recipe.fingerprint() == repr(recipe) == text
+
+
+class RandomHorizontalFlip(T.Recipe):
+    """A user's own recipe, under a name that is taken."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def draw(self, uniforms: np.ndarray, sizes: np.ndarray) -> T.Draw:
+        return T.Draw(np.zeros((len(sizes), 1), dtype=np.int64), sizes)
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return image
+
+
+def test_a_users_recipe_has_another_fingerprint() -> None:
+    """Law 4: identity is compared, so a class of the same name elsewhere is another one."""
+    assert RandomHorizontalFlip(3).fingerprint() == f"{__name__}.RandomHorizontalFlip(every=3)"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sizes"),
+    [
+        (np.zeros(3), np.zeros((3, 2), np.int64)),
+        (np.zeros((3, 1), np.float32), np.zeros((3, 2), np.int64)),
+        (np.zeros((3, 1)), np.zeros((2, 2), np.int64)),
+        (np.zeros((3, 1)), np.zeros((3, 2))),
+    ],
+)
+def test_draw_checks_itself(numbers: np.ndarray, sizes: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="a recipe drew"):
+        T.Draw(numbers, sizes)

@@ -1,1 +1,36 @@
-"""A DataLoader that brings back exactly the stream that was interrupted."""
+"""A DataLoader that brings back exactly the stream that was interrupted.
+
+>>> from stateful_gpu_loader import StatefulGPULoader
+>>> from stateful_gpu_loader import transforms as T
+"""
+
+from stateful_gpu_loader import transforms
+from stateful_gpu_loader.errors import (
+    BadSample,
+    CheckpointError,
+    LoaderError,
+    MissingDependency,
+    StateMismatch,
+    WorkerLost,
+)
+from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.rng import RNG
+from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+from stateful_gpu_loader.sources import FolderSource
+
+__all__ = [
+    "RNG",
+    "BadSample",
+    "CheckpointError",
+    "DistributedShuffledSampler",
+    "FolderSource",
+    "LoaderError",
+    "MissingDependency",
+    "ShuffledSampler",
+    "StateMismatch",
+    "StatefulGPULoader",
+    "WorkerLost",
+    "transforms",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Requests in, batches out, in order: inline, in threads, or in processes."""

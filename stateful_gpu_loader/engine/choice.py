@@ -1,0 +1,172 @@
+"""Which executor and which pipeline serve a loader: the one place that decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.engine.images import CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.engine.inline import InlinePipeline
+from stateful_gpu_loader.engine.memory import BatchMemory
+from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
+from stateful_gpu_loader.engine.processes import ProcessPipeline, empty_shared
+from stateful_gpu_loader.engine.samples import SampleExecutor
+from stateful_gpu_loader.engine.threads import ThreadPipeline
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.transforms import Compose, Recipe
+
+WORKER_TYPES = ("auto", "thread", "process")
+
+_BATCHES_WITH_THE_USER = 2
+"""The batch in the user's hands, and the one before it that is being let go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is done to make a batch."""
+
+    dataset: Any
+    transform: Any
+    """None, a Compose, or a callable; see :func:`as_transform`."""
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    decoder: Decoder | None
+    """Of a source; None for other datasets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who does it; none of this changes a batch (law 1)."""
+
+    num_workers: int
+    worker_type: str
+    prefetch_factor: int | None
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    persistent_workers: bool
+
+
+def as_transform(transform: Any) -> Any:
+    """None, one callable, or a list: of recipes only it becomes a Compose, else one callable.
+
+    Raises:
+        TypeError: something in it cannot be called.
+    """
+    if transform is None or isinstance(transform, Compose):
+        return transform
+    steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    for step in steps:
+        if not callable(step):
+            raise TypeError(
+                f"transform has {step!r} of type {type(step).__name__}, which is not callable. "
+                "Remedy: pass recipes of stateful_gpu_loader.transforms, or callables"
+            )
+    if all(isinstance(step, (Recipe, Compose)) for step in steps):
+        return Compose(steps)
+    return steps[0] if len(steps) == 1 else Chain(steps)
+
+
+class Chain:
+    """Callables one after the other."""
+
+    def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Any) -> Any:
+        for step in self.transforms:
+            sample = step(sample)
+        return sample
+
+
+def runs_in_threads(work: Work, workers: Workers) -> bool:
+    """Whether the workers are threads: by default where nothing runs but reads and recipes.
+
+    Raises:
+        ValueError: threads are demanded for work that draws from the global generators, which
+            all threads share, or for arguments that only processes have.
+    """
+    if workers.worker_type == "process":
+        return False
+    obstacle = _obstacle_to_threads(work, workers)
+    if obstacle is not None and workers.worker_type == "thread":
+        raise ValueError(
+            f"worker_type='thread' cannot serve this loader: {obstacle}. "
+            "Remedy: worker_type='process' or 'auto'"
+        )
+    return obstacle is None
+
+
+def make_pipeline(work: Work, workers: Workers, *, base_seed: int) -> Pipeline:
+    """A pipeline that is ready to be started."""
+    if workers.num_workers == 0:
+        return InlinePipeline(_executor(work, BatchMemory(_BATCHES_WITH_THE_USER).empty))
+    prefetch_factor = workers.prefetch_factor or 2
+    if runs_in_threads(work, workers):
+        in_flight = workers.num_workers * prefetch_factor
+        memory = BatchMemory(in_flight + _BATCHES_WITH_THE_USER)
+        return ThreadPipeline(
+            _executor(work, memory.empty),
+            num_workers=workers.num_workers,
+            prefetch_factor=prefetch_factor,
+            timeout=workers.timeout,
+        )
+    return ProcessPipeline(
+        _executor(work, empty_shared),
+        dataset=work.dataset,
+        base_seed=base_seed,
+        num_workers=workers.num_workers,
+        prefetch_factor=prefetch_factor,
+        timeout=workers.timeout,
+        worker_init_fn=workers.worker_init_fn,
+        multiprocessing_context=workers.multiprocessing_context,
+        persistent_workers=workers.persistent_workers,
+    )
+
+
+def _executor(
+    work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+) -> Executor:
+    if work.decoder is None:
+        return SampleExecutor(
+            work.dataset,
+            transform=work.transform,
+            collate_fn=work.collate_fn,
+            batched=work.batched,
+        )
+    if work.transform is None or isinstance(work.transform, Compose):
+        return RecipeExecutor(
+            work.dataset,
+            decoder=work.decoder,
+            recipes=work.transform or Compose([]),
+            collate_fn=work.collate_fn,
+            batched=work.batched,
+            allocate=allocate,
+        )
+    return CallableExecutor(
+        work.dataset,
+        decoder=work.decoder,
+        transform=work.transform,
+        collate_fn=work.collate_fn,
+        batched=work.batched,
+    )
+
+
+def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
+    name = type(work.dataset).__name__
+    if not isinstance(work.dataset, Source):
+        return f"{name} is no Source, so its __getitem__ may draw from the global generators"
+    if not (work.transform is None or isinstance(work.transform, Compose)):
+        return "its transform is a callable, which may draw from the global generators"
+    if work.collate_fn not in (default_collate, default_convert):
+        return "its collate_fn may draw from the global generators"
+    if workers.worker_init_fn is not None:
+        return "worker_init_fn is called in worker processes"
+    if workers.multiprocessing_context is not None:
+        return "multiprocessing_context is for worker processes"
+    return None

@@ -1,0 +1,152 @@
+"""Batches of images from a source: read, decode, augment, straight into the batch.
+
+Law 1: routing and numbers are functions of the bytes and the keys alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
+from stateful_gpu_loader.engine.samples import SampleExecutor, collate
+from stateful_gpu_loader.errors import BadSample
+from stateful_gpu_loader.records import EncodedBatch, EncodedSample, Request, SampleKey
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.transforms import Compose
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""An uninitialised CPU tensor of a shape and dtype."""
+
+
+class RecipeExecutor:
+    """Recipes with explicit draws: touches no global generator, so it runs in any thread.
+
+    Args:
+        source: of encoded images.
+        decoder: bytes to pixels.
+        recipes: what happens to the pixels; may be empty.
+        collate_fn: torch's default puts the images straight into one tensor and gives
+            ``[images, targets]``; another one gets the samples ``(image, target)`` one by one.
+        batched: False for ``batch_size=None``.
+        allocate: where finished batches lie.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        decoder: Decoder,
+        recipes: Compose,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        allocate: Allocate,
+    ) -> None:
+        self._source = source
+        self._decoder = decoder
+        self._recipes = recipes
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._allocate = allocate
+        self._stacked = batched and collate_fn is default_collate
+        self.uses_global_generators = collate_fn not in (default_collate, default_convert)
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        keys = request.keys()
+        batch = EncodedBatch([read(self._source, key) for key in keys], request)
+        headers = [header_of(sample, key) for sample, key in zip(batch.samples, keys, strict=True)]
+        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+        drawn = self._recipes.draw(request.seed, request.epoch, request.positions, sizes)
+        targets = [sample.target for sample in batch.samples]
+        rows = self._rows(drawn.sizes, keys)
+        images = []
+        for i, (sample, header, key) in enumerate(zip(batch.samples, headers, keys, strict=True)):
+            check()
+            image = decode(self._decoder, sample, header, key)
+            numbers = drawn.sample(i)
+            if rows is None:
+                images.append(self._recipes.apply(image, numbers).contiguous())
+            else:
+                self._recipes.apply_into(image, numbers, rows[i])
+        if rows is not None:
+            return [rows, default_collate(targets)]
+        samples = list(zip(images, targets, strict=True))
+        return collate(request, samples, self._collate_fn, batched=self._batched)
+
+    def _rows(self, sizes: Any, keys: list[SampleKey]) -> torch.Tensor | None:
+        if not self._stacked:
+            return None
+        height, width = sizes[0].tolist()
+        if (sizes != sizes[0]).any():
+            other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
+            raise ValueError(
+                f"the images of one batch differ in size: index {keys[0].index} gives "
+                f"{height}x{width}, index {keys[other].index} gives "
+                f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). Remedy: end the recipes "
+                "with one that fixes the size, such as RandomResizedCrop(224), or pass collate_fn"
+            )
+        return self._allocate((len(keys), 3, height, width), self._recipes.output_dtype)
+
+
+class CallableExecutor(SampleExecutor):
+    """A source whose images go through the user's own callable, one by one, keyed.
+
+    ``transform`` sees the decoded image, uint8 [3, H, W], and not its target.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        decoder: Decoder,
+        transform: Callable[[torch.Tensor], Any],
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+    ) -> None:
+        super().__init__(source, transform=None, collate_fn=collate_fn, batched=batched)
+        self._source = source
+        self._decoder = decoder
+        self._image_transform = transform
+
+    def fetch(self, key: SampleKey) -> tuple[Any, Any]:
+        sample = read(self._source, key)
+        image = decode(self._decoder, sample, header_of(sample, key), key)
+        return self._image_transform(image), sample.target
+
+
+def read(source: Source, key: SampleKey) -> EncodedSample:
+    """Read one sample; a malformed record is a BadSample, an OSError stays one."""
+    try:
+        return source.read(key.index)
+    except BadSample:
+        raise
+    except ValueError as error:
+        raise _bad(f"{type(source).__name__}[{key.index}]", key, error) from error
+
+
+def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
+    """What the bytes say of the image, before they are decoded."""
+    try:
+        return probe(sample.data)
+    except ValueError as error:
+        raise _bad(sample.name, key, error) from error
+
+
+def decode(
+    decoder: Decoder, sample: EncodedSample, header: ImageHeader, key: SampleKey
+) -> torch.Tensor:
+    """uint8 [3, H, W] RGB."""
+    try:
+        return decoder.decode(sample.data, header)
+    except ValueError as error:
+        raise _bad(sample.name, key, error) from error
+
+
+def _bad(name: str, key: SampleKey, error: ValueError) -> BadSample:
+    return BadSample(
+        name, index=key.index, position=key.position, epoch=key.epoch, reason=str(error)
+    )

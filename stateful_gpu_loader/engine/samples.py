@@ -1,0 +1,117 @@
+"""Batches of any map-style dataset, its randomness keyed sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Subset, default_collate, default_convert
+
+from stateful_gpu_loader.engine.pipeline import note
+from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
+from stateful_gpu_loader.records import Request, SampleKey
+
+_DRAWS_NOTHING = (default_collate, default_convert)
+
+
+class SampleExecutor:
+    """``dataset[index]``, transform and collate under generators seeded from the key.
+
+    So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
+    any worker (A5). A dataset with generators of its own may offer ``set_sample_seed(int)``,
+    which is called before each of its items.
+
+    Args:
+        dataset: map-style.
+        transform: a callable on one whole sample, or None.
+        collate_fn: makes the batch from a list of samples, or converts one sample.
+        batched: False gives each request's only sample to ``collate_fn``, as ``batch_size=None``.
+    """
+
+    uses_global_generators = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        transform: Callable[[Any], Any] | None,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._transform = transform
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._native = has_native_batches(dataset)
+        self._set_sample_seed = getattr(dataset, "set_sample_seed", None)
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._native and self._batched:
+            samples = self._native_batch(request, check)
+        else:
+            samples = self._items(request, check)
+        return collate(request, samples, self._collate_fn, batched=self._batched)
+
+    def fetch(self, key: SampleKey) -> Any:
+        """One sample, before its transform."""
+        return self._dataset[key.index]
+
+    def _items(self, request: Request, check: Callable[[], None]) -> list[Any]:
+        samples = []
+        for key, seed in zip(request.keys(), _seeds(request), strict=True):
+            check()
+            with note(key):
+                self._seed(seed)
+                sample = self.fetch(key)
+                samples.append(sample if self._transform is None else self._transform(sample))
+        return samples
+
+    def _native_batch(self, request: Request, check: Callable[[], None]) -> list[Any]:
+        seed_global_generators(batch_seed(request, Stream.GETITEMS))
+        samples = list(self._dataset.__getitems__(request.indices.tolist()))
+        if self._transform is None:
+            return samples
+        transformed = []
+        for key, seed, sample in zip(request.keys(), _seeds(request), samples, strict=True):
+            check()
+            with note(key):
+                self._seed(seed)
+                transformed.append(self._transform(sample))
+        return transformed
+
+    def _seed(self, seed: int) -> None:
+        seed_global_generators(seed)
+        if self._set_sample_seed is not None:
+            self._set_sample_seed(seed)
+
+
+def collate(
+    request: Request, samples: list[Any], collate_fn: Callable[[Any], Any], *, batched: bool
+) -> Any:
+    """Collate under the batch's first position; torch's own functions draw nothing."""
+    if collate_fn not in _DRAWS_NOTHING:
+        seed_global_generators(batch_seed(request, Stream.COLLATE))
+    return collate_fn(samples if batched else samples[0])
+
+
+def batch_seed(request: Request, stream: Stream) -> int:
+    """A 64-bit seed of the request's first position."""
+    return sample_seeds(request.seed, request.epoch, request.positions[:1], stream)[0]
+
+
+def has_native_batches(dataset: Any) -> bool:
+    """Whether the dataset fetches a batch by a ``__getitems__`` of its own.
+
+    torch's Subset always has one, which only passes on to the dataset below: there a Subset is
+    read item by item unless that dataset has one.
+
+    >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
+    False
+    """
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+def _seeds(request: Request) -> list[int]:
+    return sample_seeds(request.seed, request.epoch, request.positions, Stream.SAMPLE_GENERATORS)

@@ -1,0 +1,89 @@
+"""Whether a state belongs to a loader (law 4): what is compared, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
+
+logger = logging.getLogger(__name__)
+
+
+def fingerprint_of(
+    *,
+    dataset: Any,
+    order: PositionOrder | None,
+    shuffle: bool,
+    drop_last: bool,
+    transform: Any,
+    decoder: Decoder | None,
+) -> Fingerprint:
+    """Describe all that decides what the batches are, and nothing that does not.
+
+    A dataset is known by its own ``fingerprint()``; without one it is not compared.
+    """
+    has_content_id = callable(getattr(dataset, "fingerprint", None))
+    return Fingerprint(
+        dataset=describe(dataset) if has_content_id else None,
+        length=None if order is None else order.num_positions,
+        order=None if order is None else order.algorithm,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        transform="none" if transform is None else describe(transform),
+        decoder="none" if decoder is None else decoder.family,
+        decoder_version=None if decoder is None else decoder.version(),
+    )
+
+
+def check_fits(
+    state: LoaderState, *, seed: int | None, num_positions: int, accept: Collection[str]
+) -> None:
+    """Compare what the fingerprint does not hold.
+
+    Raises:
+        StateMismatch: another explicit seed, a position outside the epoch, or a field that this
+            loader has nothing to do with.
+    """
+    if seed not in (None, state.seed) and "seed" not in accept:
+        raise StateMismatch(
+            "seed",
+            saved=state.seed,
+            present=seed,
+            remedy="pass seed=None, which takes the state's, or the saved seed, or "
+            'load_state_dict(state, accept={"seed"})',
+        )
+    if state.position > num_positions:
+        raise StateMismatch(
+            "position",
+            saved=state.position,
+            present=f"an epoch of {num_positions} samples",
+            remedy="load the state into a loader of the dataset that it was saved with",
+        )
+    for field in ("index_digest", "ahead", "bad_samples", "user"):
+        if getattr(state, field) is not None:
+            raise StateMismatch(
+                field,
+                saved=getattr(state, field),
+                present=None,
+                remedy="build the loader with the sampler and the arguments of the saved one",
+            )
+
+
+def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
+    """Say what differs and was accepted: nothing is ever silently ignored."""
+    if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
+        warnings.warn(
+            f"the state was saved with {saved.decoder} {saved.decoder_version}, this is "
+            f"{present.decoder_version}: pixels may differ in their last bits",
+            stacklevel=3,
+        )
+    for field, before in vars(saved).items():
+        now = getattr(present, field)
+        if before != now and None not in (before, now) and field != "decoder_version":
+            logger.warning("accepted another %s: %r instead of %r", field, now, before)

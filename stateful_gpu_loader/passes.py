@@ -1,0 +1,144 @@
+"""Which epoch an iterator takes, from where, and what of it was delivered.
+
+Law 2: only :meth:`Passes.deliver` and :meth:`Passes.end` move the state, and they are called
+when a batch is in the hands of the user's loop.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from dataclasses import dataclass
+
+HISTORY = 16
+"""``state_dict(batches_ago=)`` reaches this far back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the next sample lies: an epoch and a position in its global order."""
+
+    epoch: int
+    position: int
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One iterator's way through one epoch."""
+
+    start: Address
+    """Where it began."""
+    generation: int
+    """The number of loads before it."""
+    position: int
+    """Of the next sample to deliver."""
+    delivered: bool = False
+    """Whether a batch of it has reached the user."""
+
+
+class Passes:
+    """The passes of one loader, in the order in which they deliver.
+
+    A pass takes its epoch when it begins: the loaded one, else the one that was asked for with
+    :meth:`request_epoch`, else one more than the last that delivered. A pass that ends without
+    delivering because it failed leaves everything as it was.
+
+    >>> passes = Passes()
+    >>> first = passes.begin()
+    >>> passes.deliver(first, 8)
+    >>> passes.address()
+    Address(epoch=0, position=8)
+    >>> passes.end(first)
+    >>> passes.address()
+    Address(epoch=1, position=0)
+    """
+
+    def __init__(self) -> None:
+        self._current: Pass | None = None
+        self._next = Address(epoch=0, position=0)
+        self._loaded = False
+        self._requested: int | None = None
+        self._history: deque[Address] = deque(maxlen=HISTORY)
+        self.generation = 0
+
+    def begin(self, *, skip_epoch_finished_at: int | None = None) -> Pass:
+        """A new pass; nothing counts before it delivers or ends.
+
+        Args:
+            skip_epoch_finished_at: number of samples of an epoch; a pass that was loaded at its
+                end then is one of the next epoch instead of an empty one.
+        """
+        start = self._upcoming()
+        if self._loaded and start.position == skip_epoch_finished_at:
+            start = Address(start.epoch + 1, 0)
+        if self._loaded and self._requested not in (None, start.epoch):
+            warnings.warn(
+                f"set_epoch({self._requested}) after load_state_dict() of epoch {start.epoch}: "
+                f"the resumed pass stays in epoch {start.epoch}; call set_epoch() after it",
+                stacklevel=4,
+            )
+        return Pass(start=start, generation=self.generation, position=start.position)
+
+    def deliver(self, current: Pass, end: int) -> None:
+        """A batch of ``current`` reached the user; its next one starts at position ``end``."""
+        before = Address(current.start.epoch, current.position)
+        self._take_over(current)
+        current.position = end
+        current.delivered = True
+        if self._current is current:
+            self._history.append(before)
+
+    def end(self, current: Pass) -> None:
+        """``current`` has nothing more to deliver: the next pass is the next epoch."""
+        self._take_over(current)
+        if self._current is current:
+            self._current = None
+            self._next = Address(current.start.epoch + 1, 0)
+
+    def load(self, address: Address) -> None:
+        """The next pass, and every one that has delivered nothing, begins at ``address``."""
+        self.generation += 1
+        self._current = None
+        self._next = address
+        self._loaded = True
+        self._requested = None
+        self._history.clear()
+
+    def request_epoch(self, epoch: int) -> None:
+        """The next pass takes this epoch, unless it is a resumed one."""
+        self._requested = epoch
+
+    def address(self, batches_ago: int = 0) -> Address:
+        """Where the stream stands, or stood so many delivered batches ago.
+
+        Raises:
+            ValueError: fewer batches were delivered since the loader was built or loaded, or
+                more than the last 16 are asked for.
+        """
+        if batches_ago == 0:
+            if self._current is not None:
+                return Address(self._current.start.epoch, self._current.position)
+            return self._upcoming()
+        if not 0 < batches_ago <= len(self._history):
+            raise ValueError(
+                f"{batches_ago = } is out of reach: {len(self._history)} of the last {HISTORY} "
+                "batches are remembered since the loader was built or loaded"
+            )
+        return self._history[-batches_ago]
+
+    def _upcoming(self) -> Address:
+        if self._current is not None:
+            following = Address(self._current.start.epoch + 1, 0)
+        else:
+            following = self._next
+        if self._requested is None or self._loaded:
+            return following
+        return Address(self._requested, 0)
+
+    def _take_over(self, current: Pass) -> None:
+        """The state speaks of the pass that began last; a load leaves older ones behind."""
+        if current.delivered or current.generation != self.generation:
+            return
+        self._current = current
+        self._loaded = False
+        self._requested = None

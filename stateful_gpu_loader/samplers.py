@@ -1,0 +1,221 @@
+"""Index orders that are addressed by position, so that their state is a position.
+
+They are subclasses of torch's samplers because trainers ask with isinstance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from stateful_gpu_loader import order
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.records import IndexArray
+
+_BLOCK = 4096
+
+
+@runtime_checkable
+class PositionOrder(Protocol):
+    """An epoch's global order: from positions to the dataset's indices."""
+
+    @property
+    def num_positions(self) -> int:
+        """Samples in one epoch, all ranks together."""
+        ...
+
+    @property
+    def algorithm(self) -> str:
+        """Name and version of the order, for the fingerprint."""
+        ...
+
+    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
+        """int64 [n] positions in ``range(num_positions)`` to int64 [n] indices."""
+        ...
+
+
+class SequentialOrder:
+    """The dataset's own order.
+
+    >>> SequentialOrder(range(5)).indices(0, 0, np.array([3, 4])).tolist()
+    [3, 4]
+    """
+
+    algorithm = "sequential"
+
+    def __init__(self, data_source: Sized) -> None:
+        self._data_source = data_source
+
+    @property
+    def num_positions(self) -> int:
+        return len(self._data_source)
+
+    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
+        return positions
+
+
+class ShuffledOrder:
+    """A keyed permutation of the dataset, in constant memory."""
+
+    algorithm = f"{order.ALGORITHM}-{order.VERSION}"
+
+    def __init__(self, data_source: Sized) -> None:
+        self._data_source = data_source
+        self._key: tuple[int, int, int] | None = None
+        self._permutation: Permutation | None = None
+
+    @property
+    def num_positions(self) -> int:
+        return len(self._data_source)
+
+    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
+        key = (self.num_positions, seed, epoch)
+        if self._permutation is None or self._key != key:
+            self._permutation = Permutation(key[0], seed=seed, epoch=epoch)
+            self._key = key
+        return self._permutation(positions)
+
+
+class _Resumable:
+    """State of a sampler that is iterated by itself: seed, epoch, position."""
+
+    seed: Any
+    epoch: int
+    requested_epoch: int | None = None
+    _position: int = 0
+    _resume_at: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration shuffles as this epoch."""
+        self.epoch = epoch
+        self.requested_epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, epoch and the number of indices already yielded in it."""
+        position = self._position if self._resume_at is None else self._resume_at
+        return {"seed": self.seed, "epoch": self.epoch, "position": position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration yields the rest of the epoch.
+
+        Raises:
+            StateMismatch: a field is missing, no int, or the seed is another explicit one.
+        """
+        found = {field: state_dict.get(field) for field in ("seed", "epoch", "position")}
+        for field, value in found.items():
+            if not isinstance(value, int):
+                raise StateMismatch(
+                    field,
+                    saved=value,
+                    present="an int",
+                    remedy=f"load what {type(self).__name__}.state_dict() returned",
+                )
+        if self.seed not in (None, found["seed"]):
+            raise StateMismatch(
+                "seed",
+                saved=found["seed"],
+                present=self.seed,
+                remedy="build the sampler with the saved seed, or with seed=None",
+            )
+        self.seed, self.epoch = found["seed"], int(found["epoch"] or 0)
+        self._resume_at = found["position"]
+
+    def _ordinals(self, num_samples: int) -> Iterator[range]:
+        """Blocks of ordinals that are still to yield; the state follows them one by one."""
+        start = self._resume_at or 0
+        self._resume_at, self._position = None, start
+        for first in range(start, num_samples, _BLOCK):
+            yield range(first, min(first + _BLOCK, num_samples))
+        self._position = 0
+        self.epoch += 1
+
+
+class ShuffledSampler(_Resumable, RandomSampler):
+    """A shuffled order of the whole dataset; its state is a position.
+
+    Args:
+        data_source: anything with a length from 1 to 2**63 - 1.
+        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+
+    Source of the order: :class:`stateful_gpu_loader.order.Permutation`.
+
+    >>> sampler = ShuffledSampler(range(6), seed=1)
+    >>> first = iter(sampler)
+    >>> seen = [next(first), next(first)]
+    >>> resumed = ShuffledSampler(range(6), seed=1)
+    >>> resumed.load_state_dict(sampler.state_dict())
+    >>> sorted(seen + list(resumed))
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(self, data_source: Sized, *, seed: int | None = None) -> None:
+        super().__init__(data_source)
+        self.seed = seed
+        self.epoch = 0
+        self.order = ShuffledOrder(data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = self.epoch
+        for block in self._ordinals(self.order.num_positions):
+            positions = np.arange(block.start, block.stop, dtype=np.int64)
+            for index in self.order.indices(self.seed or 0, epoch, positions).tolist():
+                self._position += 1
+                yield index
+
+
+class DistributedShuffledSampler(_Resumable, DistributedSampler):  # type: ignore[type-arg]
+    """One rank's part of an order that all ranks share.
+
+    Rank r of R yields positions r, r + R, r + 2R, ...; the tail wraps to the epoch's start, or
+    is dropped, so that all ranks yield as many. Arguments as
+    ``torch.utils.data.DistributedSampler``; None for ``num_replicas`` and ``rank`` reads
+    ``torch.distributed``.
+
+    >>> ranks = [DistributedShuffledSampler(range(6), 2, rank, seed=3) for rank in (0, 1)]
+    >>> sorted(ranks[0]) != sorted(ranks[1])
+    True
+    >>> sorted([*ranks[0], *ranks[1]])
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int | None = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(
+            dataset,  # type: ignore[arg-type]
+            num_replicas=num_replicas,
+            rank=rank,
+            shuffle=shuffle,
+            seed=0,
+            drop_last=drop_last,
+        )
+        self.seed = seed
+        self.order: PositionOrder = ShuffledOrder(dataset) if shuffle else SequentialOrder(dataset)
+
+    def place(self, num_replicas: int, rank: int) -> None:
+        """Serve another rank of another number of ranks from now on."""
+        num_positions = self.order.num_positions
+        whole = num_positions // num_replicas
+        partial = num_positions % num_replicas > 0 and not self.drop_last
+        self.num_replicas, self.rank = num_replicas, rank
+        self.num_samples = whole + partial
+        self.total_size = self.num_samples * num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, num_positions = self.epoch, self.order.num_positions
+        for block in self._ordinals(self.num_samples):
+            ordinals = np.arange(block.start, block.stop, dtype=np.int64)
+            positions = (self.rank + ordinals * self.num_replicas) % num_positions
+            for index in self.order.indices(self.seed or 0, epoch, positions).tolist():
+                self._position += 1
+                yield index

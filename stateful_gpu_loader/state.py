@@ -1,0 +1,270 @@
+"""What ``state_dict()`` returns: its schema, its checks, and the fingerprint in it.
+
+Law 3: small, flat and plain; law 4: identity is compared, position is adopted.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from stateful_gpu_loader.errors import StateMismatch
+
+FORMAT = "stateful_gpu_loader"
+VERSION = 1
+MAX_EPOCH = 2**32 - 1
+MAX_POSITION = 2**63 - 1
+
+_LONGEST_DESCRIPTION = 400
+
+_REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
+_REMEDY_SAME = (
+    "build the loader as it was when the state was saved, or, if the change is meant, "
+    "load_state_dict(state, accept={{{field!r}}})"
+)
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Whatever has torch's two methods of state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState:
+    """A loader's state, checked field by field."""
+
+    seed: int
+    """Any Python int of 64 bits."""
+    epoch: int
+    """Pass over the dataset, 0 to 2**32 - 1."""
+    position: int
+    """The next sample to deliver, in the epoch's global order."""
+    fingerprint: str
+    """JSON text of what must not change; see :class:`Fingerprint`."""
+    global_batch_size: int | None
+    """Samples that all ranks deliver in one step; for information."""
+    index_digest: str | None = None
+    """Of the indices delivered, where a sampler without state has to be skipped."""
+    ahead: str | None = None
+    """JSON text: the requests delivered before an older one."""
+    bad_samples: str | None = None
+    """JSON text: the record of samples that could not be used."""
+    user: Any = None
+    """States of the user's own objects."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dictionary of plain values.
+
+        >>> state = LoaderState(seed=1, epoch=0, position=8, fingerprint="{}", global_batch_size=8)
+        >>> LoaderState.from_dict(state.to_dict()) == state
+        True
+        """
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "position": self.position,
+            "fingerprint": self.fingerprint,
+            "global_batch_size": self.global_batch_size,
+            "index_digest": self.index_digest,
+            "ahead": self.ahead,
+            "bad_samples": self.bad_samples,
+            "user": self.user,
+        }
+
+    @classmethod
+    def from_dict(cls, state: Any) -> LoaderState:
+        """Check every field of ``state``.
+
+        Raises:
+            StateMismatch: it is no state of this package, of a later version, or a key is
+                missing, unknown, of another type or out of range.
+        """
+        if not isinstance(state, Mapping):
+            raise StateMismatch(
+                "format", saved=type(state).__name__, present="dict", remedy=_REMEDY_FOREIGN
+            )
+        if state.get("format") != FORMAT:
+            saved = state.get("format", f"no format, but the keys {sorted(map(str, state))}")
+            raise StateMismatch("format", saved=saved, present=FORMAT, remedy=_REMEDY_FOREIGN)
+        version: Any = state.get("version")
+        if not _is_int(version) or not 1 <= version <= VERSION:
+            raise StateMismatch(
+                "version",
+                saved=version,
+                present=VERSION,
+                remedy="install the version of stateful_gpu_loader that wrote the state, or later",
+            )
+        expected, found = set(_CHECKS) | {"format", "version"}, set(state)
+        if expected != found:
+            raise StateMismatch(
+                "keys",
+                saved=sorted(map(str, found)),
+                present=sorted(expected),
+                remedy=_REMEDY_FOREIGN,
+            )
+        for field, (check, wanted) in _CHECKS.items():
+            if not check(state[field]):
+                raise StateMismatch(
+                    field, saved=state[field], present=f"{wanted}", remedy=_REMEDY_FOREIGN
+                )
+        return cls(**{field: state[field] for field in _CHECKS})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """What must not change between saving and loading; ``None`` is not compared.
+
+    Compared field by field, so that a mismatch can name the field.
+    """
+
+    dataset: str | None
+    """Content id of the dataset, or None where it cannot be had cheaply."""
+    length: int | None
+    """Number of samples of a map-style dataset."""
+    order: str | None
+    """Algorithm and version that maps positions to indices."""
+    shuffle: bool
+    drop_last: bool
+    transform: str
+    """The recipes with their arguments, the qualified name of a callable, or "none"."""
+    decoder: str
+    """Family of the decoder of encoded images, or "none"."""
+    decoder_version: str | None
+    """For information: another one warns."""
+
+    def to_text(self) -> str:
+        """JSON, one line, keys in order of declaration."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Fingerprint:
+        """Read back :meth:`to_text`.
+
+        Raises:
+            StateMismatch: the text is no fingerprint.
+        """
+        try:
+            fields = json.loads(text)
+            return cls(**fields)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StateMismatch(
+                "fingerprint",
+                saved=text,
+                present=f"JSON with the fields {sorted(cls.__annotations__)} ({error})",
+                remedy=_REMEDY_FOREIGN,
+            ) from None
+
+    def check(self, saved: Fingerprint, *, accept: Collection[str], position: int) -> None:
+        """Compare with a saved fingerprint.
+
+        Args:
+            saved: from a state.
+            accept: names of fields that may differ.
+            position: of the state; another dataset is accepted at position 0 only.
+
+        Raises:
+            StateMismatch: a field differs and is not accepted.
+        """
+        for field in COMPARED:
+            before, now = getattr(saved, field), getattr(self, field)
+            if before == now or before is None or now is None:
+                continue
+            of_dataset = field in ("dataset", "length")
+            if of_dataset and "dataset" in accept and position == 0:
+                continue
+            if field in accept and not of_dataset:
+                continue
+            raise StateMismatch(
+                field, saved=before, present=now, remedy=_remedy(field, accept, position)
+            )
+
+
+COMPARED = ("dataset", "length", "order", "shuffle", "drop_last", "transform", "decoder")
+"""Fields of :class:`Fingerprint` that are compared, in this order."""
+
+ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed"}
+"""Names that ``load_state_dict(..., accept=)`` understands."""
+
+
+def describe(thing: Any) -> str:
+    """Name a callable or a dataset so that the name is the same in every process.
+
+    ``thing.fingerprint()`` where it has one, else the qualified name of the function or
+    class, with those that it is composed of (``partial``, and the ``transforms`` of a Compose);
+    never repr, pickle or bytecode, which change without the thing changing.
+
+    >>> describe(functools.partial(json.dumps, indent=2))
+    'functools.partial(json.dumps)'
+    """
+    own = getattr(thing, "fingerprint", None)
+    if callable(own) and not isinstance(thing, type):
+        text = str(own())
+    else:
+        named = thing if hasattr(thing, "__qualname__") else type(thing)
+        text = f"{named.__module__}.{named.__qualname__}"
+        parts = [describe(part) for part in _parts(thing)]
+        if parts:
+            text += f"({', '.join(parts)})"
+    if len(text) > _LONGEST_DESCRIPTION:
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        text = f"{text[: _LONGEST_DESCRIPTION - 40]}... {digest}"
+    return text
+
+
+def _parts(thing: Any) -> Sequence[Any]:
+    if isinstance(thing, functools.partial):
+        return [thing.func]
+    transforms = getattr(thing, "transforms", ())
+    return transforms if isinstance(transforms, (list, tuple)) else ()
+
+
+def _remedy(field: str, accept: Collection[str], position: int) -> str:
+    if field not in ("dataset", "length"):
+        return _REMEDY_SAME.format(field=field)
+    remedy = "give the dataset that the state was saved with"
+    if "dataset" in accept:
+        return f"{remedy}; another one is accepted at position 0 only, this state is at {position}"
+    return f"{remedy}, or start it anew without the state"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (
+        lambda value: _is_int(value) and -(2**63) <= value < 2**64,
+        "an int of 64 bits",
+    ),
+    "epoch": (
+        lambda value: _is_int(value) and 0 <= value <= MAX_EPOCH,
+        f"an int from 0 to {MAX_EPOCH}",
+    ),
+    "position": (
+        lambda value: _is_int(value) and 0 <= value <= MAX_POSITION,
+        f"an int from 0 to {MAX_POSITION}",
+    ),
+    "fingerprint": (lambda value: isinstance(value, str), "a str of JSON"),
+    "global_batch_size": (
+        lambda value: value is None or (_is_int(value) and value > 0),
+        "a positive int or None",
+    ),
+    "index_digest": (_is_text_or_none, "a str or None"),
+    "ahead": (_is_text_or_none, "a str or None"),
+    "bad_samples": (_is_text_or_none, "a str or None"),
+    "user": (lambda value: True, "anything"),
+}

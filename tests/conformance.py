@@ -1,0 +1,177 @@
+"""The one helper that every source, transform and kind of loader goes through.
+
+It compares with an uninterrupted run, sample by sample and pixel by pixel (A6, B2, B4).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader
+
+MakeLoader = Callable[..., StatefulGPULoader[Any]]
+"""Builds a loader; takes the changes of ``other`` as keyword arguments."""
+
+
+def assert_exact_resume(
+    make_loader: MakeLoader,
+    *,
+    epochs: int = 2,
+    other: tuple[dict[str, Any], ...] = ({},),
+    every: int = 1,
+) -> None:
+    """Resume at every batch and compare the rest, bit for bit, with the uninterrupted run.
+
+    At each place, the boundaries included: into a fresh loader for each change in ``other``;
+    into the same loader object; a second time in the same epoch; and what is set is what is got.
+
+    Args:
+        make_loader: a new loader of the stream under test; ``other`` reaches it as arguments.
+        epochs: epochs of the uninterrupted run.
+        other: arguments that must not change the stream, such as ``{"num_workers": 3}``.
+        every: only every so-manieth batch, and the boundaries.
+    """
+    expected, states = uninterrupted(make_loader(), epochs)
+    places = [place for place in states if place[1] % every == 0 or place in _boundaries(states)]
+    for place in places:
+        state = states[place]
+        for change in other:
+            resumed = make_loader(**change)
+            resumed.load_state_dict(through_json(state))
+            assert resumed.state_dict() == state, f"set and get differ at {place} with {change}"
+            assert_same_rest(resumed, expected, place, epochs, change)
+    _assert_same_object_resumes(make_loader, expected, states, epochs)
+    _assert_second_resume(make_loader, expected, states, epochs)
+
+
+def uninterrupted(
+    loader: StatefulGPULoader[Any], epochs: int
+) -> tuple[list[list[Any]], dict[tuple[int, int], dict[str, Any]]]:
+    """All batches of so many epochs, and the state at each (epoch, batches delivered)."""
+    expected: list[list[Any]] = []
+    states: dict[tuple[int, int], dict[str, Any]] = {}
+    for epoch in range(epochs):
+        batches: list[Any] = []
+        states[epoch, 0] = loader.state_dict()
+        for batch in loader:
+            batches.append(copy_of(batch))
+            states[epoch, len(batches)] = loader.state_dict()
+        expected.append(batches)
+    states[epochs, 0] = loader.state_dict()
+    return expected, states
+
+
+def assert_same_rest(
+    loader: StatefulGPULoader[Any],
+    expected: list[list[Any]],
+    place: tuple[int, int],
+    epochs: int,
+    about: object = "",
+) -> None:
+    """The loader delivers what the uninterrupted run delivered after ``place``."""
+    epoch, delivered = place
+    for number in range(epoch, epochs):
+        wanted = expected[number][delivered:]
+        delivered = 0
+        actual = [copy_of(batch) for batch in loader]
+        assert len(actual) == len(wanted), (
+            f"epoch {number} resumed at {place} {about}: {len(actual)} batches, not {len(wanted)}"
+        )
+        for i, (batch, original) in enumerate(zip(actual, wanted, strict=True)):
+            assert same(batch, original), (
+                f"epoch {number} resumed at {place} {about}: batch {i} of the rest differs"
+            )
+
+
+def _assert_same_object_resumes(
+    make_loader: MakeLoader,
+    expected: list[list[Any]],
+    states: dict[tuple[int, int], dict[str, Any]],
+    epochs: int,
+) -> None:
+    """One loader object, its iterator broken off, is set back to another place."""
+    places = list(states)
+    loader = make_loader()
+    for broken_off, place in zip(places[1:3], (places[0], places[len(places) // 2]), strict=False):
+        for _ in itertools.islice(loader, max(1, broken_off[1])):
+            pass
+        loader.load_state_dict(states[place])
+        assert_same_rest(loader, expected, place, epochs, "in the same object")
+
+
+def _assert_second_resume(
+    make_loader: MakeLoader,
+    expected: list[list[Any]],
+    states: dict[tuple[int, int], dict[str, Any]],
+    epochs: int,
+) -> None:
+    """Resume, take a batch, save, resume again, three times in the first epoch."""
+    state, delivered = states[0, 0], 0
+    for _ in range(min(3, len(expected[0]))):
+        loader = make_loader()
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        assert same(batch, expected[0][delivered]), f"batch {delivered} after a resume differs"
+        delivered += 1
+        state = loader.state_dict()
+        assert state == states[0, delivered]
+    last = make_loader()
+    last.load_state_dict(state)
+    assert_same_rest(last, expected, (0, delivered), epochs, "after several resumes")
+
+
+def _boundaries(states: dict[tuple[int, int], Any]) -> set[tuple[int, int]]:
+    last: dict[int, int] = {}
+    for epoch, delivered in states:
+        last[epoch] = max(last.get(epoch, 0), delivered)
+    return {(epoch, edge) for epoch, end in last.items() for edge in (0, 1, end - 1, end)}
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as another process reads it from a file."""
+    restored: dict[str, Any] = json.loads(json.dumps(state))
+    return restored
+
+
+def copy_of(batch: Any) -> Any:
+    """A batch of one's own, so that nothing delivered later can change it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if isinstance(batch, np.ndarray):
+        return batch.copy()
+    if isinstance(batch, (list, tuple)):
+        return [copy_of(part) for part in batch]
+    if isinstance(batch, dict):
+        return {key: copy_of(part) for key, part in batch.items()}
+    return batch
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal bit for bit: values, dtypes and shapes, NaN included."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(bits(one), bits(other))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, in which NaN equals NaN and 0.0 does not equal -0.0."""
+    rows = tensor.contiguous().reshape(-1)
+    return rows if rows.dtype == torch.bool else rows.view(torch.uint8)
+
+
+def flat(batches: list[Any]) -> Iterator[Any]:
+    """The samples of batches in their order, whatever the batch size."""
+    for batch in batches:
+        yield from batch

@@ -1,0 +1,142 @@
+"""The thread pipeline: order, bounds, failures, stops (A8, law 1)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stateful_gpu_loader.engine.pipeline import Failure
+from stateful_gpu_loader.engine.threads import ThreadPipeline
+from stateful_gpu_loader.records import Request
+
+
+def stream(count: int) -> Iterator[Request]:
+    for ordinal in range(count):
+        yield Request(
+            ordinal=ordinal,
+            seed=0,
+            epoch=0,
+            start=ordinal,
+            step=1,
+            indices=np.array([ordinal]),
+            end=ordinal + 1,
+        )
+
+
+class Gated:
+    """Answers a request only once its gate is open; knows which were begun."""
+
+    uses_global_generators = False
+
+    def __init__(self, count: int, *, opened: bool = False) -> None:
+        self.gates = [threading.Event() for _ in range(count)]
+        self.begun = [threading.Event() for _ in range(count)]
+        if opened:
+            for gate in self.gates:
+                gate.set()
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        self.begun[request.ordinal].set()
+        while not self.gates[request.ordinal].wait(0.01):
+            check()
+        if request.ordinal % 5 == 3:
+            raise KeyError(request.ordinal)
+        return request.ordinal
+
+
+def pipeline(
+    executor: Gated, workers: int = 2, factor: int = 2, timeout: float = 0
+) -> ThreadPipeline:
+    return ThreadPipeline(executor, num_workers=workers, prefetch_factor=factor, timeout=timeout)
+
+
+def live_threads() -> int:
+    return sum(thread.name.startswith("stateful_gpu_loader") for thread in threading.enumerate())
+
+
+def test_answers_come_in_order_whatever_finishes_first() -> None:
+    executor = Gated(4)
+    work = pipeline(executor, workers=4, factor=1)
+    work.start(stream(4))
+    for begun in executor.begun:
+        assert begun.wait(10)
+    for gate in reversed(executor.gates):
+        gate.set()
+    assert [next(work)[0].ordinal for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+def test_no_more_batches_are_begun_than_prefetch_allows() -> None:
+    executor = Gated(20, opened=True)
+    work = pipeline(executor, workers=2, factor=2)
+    work.start(stream(20))
+    assert executor.begun[3].wait(10)
+    assert not executor.begun[4].wait(0.05)
+    next(work)
+    assert executor.begun[4].wait(10)
+    work.close()
+
+
+def test_an_exception_takes_the_place_of_its_batch_and_the_others_go_on() -> None:
+    work = pipeline(Gated(8, opened=True))
+    work.start(stream(8))
+    answers = [next(work)[1] for _ in range(8)]
+    failed = answers.pop(3)
+    assert isinstance(failed, Failure)
+    with pytest.raises(KeyError, match="3"):
+        failed.reraise()
+    assert answers == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_an_exception_of_the_order_comes_after_the_batches_before_it() -> None:
+    def broken() -> Iterator[Request]:
+        yield from stream(2)
+        raise OSError("the order is lost")
+
+    work = pipeline(Gated(2, opened=True))
+    work.start(broken())
+    assert [next(work)[1] for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="the order is lost"):
+        next(work)
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "restart"])
+def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
+    """A8: waiting threads and threads at work alike."""
+    before = live_threads()
+    executor = Gated(10)
+    work = pipeline(executor)
+    work.start(stream(10))
+    assert executor.begun[1].wait(10)
+    if how == "close":
+        work.close()
+    elif how == "drop":
+        del work
+        gc.collect()
+    else:
+        for gate in executor.gates:
+            gate.set()
+        work.start(stream(3))
+        assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
+        work.close()
+    assert live_threads() <= before
+
+
+def test_a_stuck_batch_is_found_by_timeout() -> None:
+    executor = Gated(2)
+    work = pipeline(executor, timeout=0.05)
+    work.start(stream(2))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
+        next(work)
+    executor.gates[0].set()
+    executor.gates[1].set()
+    assert next(work)[1] == 0
+    work.close()

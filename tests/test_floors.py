@@ -1,0 +1,91 @@
+"""Imports run downward only; two rooms on one floor do not import each other (DESIGN.md)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import stateful_gpu_loader
+
+PACKAGE = Path(stateful_gpu_loader.__file__).parent
+NAME = "stateful_gpu_loader"
+
+FLOORS = {
+    "cli": 6,
+    "demo": 6,
+    "__main__": 7,
+    "loader": 4,
+    "arguments": 3,
+    "identity": 3,
+    "engine": 3,
+    "samplers": 2,
+    "sources": 2,
+    "decoders": 2,
+    "transforms": 2,
+    "rng": 1,
+    "records": 1,
+    "order": 1,
+    "passes": 1,
+    "settled_seed": 1,
+    "randomness": 0,
+    "state": 0,
+    "errors": 0,
+}
+NEIGHBOURS = {
+    ("cli", "demo"): "the command line offers the demo",
+    ("state", "errors"): "every room raises errors",
+    ("rng", "errors"): "every room raises errors",
+    ("order", "records"): "value types belong to all",
+}
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {_room(path) for path in PACKAGE.rglob("*.py")} - {"__init__"}
+    assert rooms <= set(FLOORS), f"no floor for {rooms - set(FLOORS)}"
+
+
+def test_imports_run_downward() -> None:
+    upward = [
+        f"{path.relative_to(PACKAGE)}: {room} (floor {FLOORS[room]}) imports {imported} "
+        f"(floor {FLOORS[imported]})"
+        for path in PACKAGE.rglob("*.py")
+        if (room := _room(path)) != "__init__"
+        for imported in _imported_rooms(path)
+        if imported != room
+        and FLOORS[imported] >= FLOORS[room]
+        and (room, imported) not in NEIGHBOURS
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_optional_packages_are_imported_in_one_file_each() -> None:
+    optional = {"torchcodec": 1, "nvidia": 0, "lightning": 0, "accelerate": 0}
+    for package, allowed in optional.items():
+        files = {
+            path.name
+            for path in PACKAGE.rglob("*.py")
+            if any(name.split(".")[0] == package for name in _imports(path))
+        }
+        assert len(files) <= allowed, f"{package} is imported in {sorted(files)}"
+
+
+def _room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def _imported_rooms(path: Path) -> Iterator[str]:
+    for name in _imports(path):
+        parts = name.split(".")
+        if parts[0] == NAME and len(parts) > 1 and parts[1] in FLOORS:
+            yield parts[1]
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -1,0 +1,63 @@
+"""The public surface changes only on purpose."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import stateful_gpu_loader
+from stateful_gpu_loader import StatefulGPULoader
+
+PUBLIC = {
+    "RNG",
+    "BadSample",
+    "CheckpointError",
+    "DistributedShuffledSampler",
+    "FolderSource",
+    "LoaderError",
+    "MissingDependency",
+    "ShuffledSampler",
+    "StateMismatch",
+    "StatefulGPULoader",
+    "WorkerLost",
+    "transforms",
+}
+
+
+def test_public_names_are_locked() -> None:
+    assert set(stateful_gpu_loader.__all__) == PUBLIC
+    assert all(hasattr(stateful_gpu_loader, name) for name in PUBLIC)
+
+
+def test_signature_extends_that_of_the_parents() -> None:
+    """A1: every argument of theirs, in their order, with their defaults; explicit, all of it."""
+    own = inspect.signature(StatefulGPULoader).parameters
+    for parent in (StatefulDataLoader, DataLoader):
+        theirs = inspect.signature(parent).parameters
+        assert [name for name in own if name in theirs] == list(theirs)
+        for name, parameter in theirs.items():
+            assert own[name].default == parameter.default, name
+            assert own[name].kind == parameter.kind, name
+    kinds = {parameter.kind for parameter in own.values()}
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+
+
+def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
+    """Law 8: trainers rebuild loaders by reflection."""
+    loader = StatefulGPULoader([1, 2, 3], batch_size=2, shuffle=True, seed=5)
+    for name in inspect.signature(StatefulGPULoader).parameters:
+        assert hasattr(loader, name), name
+
+
+def test_importing_the_package_imports_no_optional_one() -> None:
+    optional = "('torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage')"
+    code = (
+        "import sys, stateful_gpu_loader\n"
+        f"found = [name for name in {optional} if name in sys.modules]\n"
+        "sys.exit(f'imported {found}' if found else 0)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

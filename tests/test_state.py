@@ -1,0 +1,218 @@
+"""The state's schema and the fingerprint in it (laws 3 and 4, A9, B7, B8)."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import BadSample, MissingDependency, StateMismatch
+from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
+from tests.datasets import Indices, mix_batch
+
+STATE = LoaderState(
+    seed=42, epoch=3, position=128, fingerprint='{"shuffle": true}', global_batch_size=64
+)
+FINGERPRINT = Fingerprint(
+    dataset="abc",
+    length=100,
+    order="feistel-1",
+    shuffle=True,
+    drop_last=False,
+    transform="none",
+    decoder="torchcodec",
+    decoder_version="0.17",
+)
+
+
+def test_a_state_survives_json_and_restricted_pickle() -> None:
+    """A9."""
+    state = STATE.to_dict()
+    assert LoaderState.from_dict(json.loads(json.dumps(state))) == STATE
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+def test_the_state_of_version_1_is_golden() -> None:
+    """B8: this is what version 1 wrote; every later version must load it."""
+    golden = {
+        "format": "stateful_gpu_loader",
+        "version": 1,
+        "seed": 42,
+        "epoch": 3,
+        "position": 128,
+        "fingerprint": '{"shuffle": true}',
+        "global_batch_size": 64,
+        "index_digest": None,
+        "ahead": None,
+        "bad_samples": None,
+        "user": None,
+    }
+    assert LoaderState.from_dict(golden) == STATE
+    assert STATE.to_dict() == golden
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", "somebody_else"),
+        ("version", 2),
+        ("version", 0),
+        ("version", "1"),
+        ("version", True),
+        ("seed", None),
+        ("seed", 1.5),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("epoch", -1),
+        ("epoch", 2**32),
+        ("epoch", True),
+        ("position", -1),
+        ("position", 2**63),
+        ("position", "128"),
+        ("fingerprint", None),
+        ("fingerprint", {"shuffle": True}),
+        ("global_batch_size", 0),
+        ("global_batch_size", "64"),
+        ("index_digest", 5),
+        ("ahead", []),
+        ("bad_samples", []),
+    ],
+)
+def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value: Any) -> None:
+    """B7."""
+    with pytest.raises(StateMismatch, match="Remedy: ") as caught:
+        LoaderState.from_dict({**STATE.to_dict(), field: value})
+    assert caught.value.field == field
+    assert repr(value) in str(caught.value)
+
+
+def test_missing_and_additional_keys_are_named() -> None:
+    """B7: a truncated state, and one of somebody who added to it."""
+    for key in set(STATE.to_dict()) - {"format", "version"}:
+        truncated = STATE.to_dict()
+        del truncated[key]
+        with pytest.raises(StateMismatch, match="keys differs"):
+            LoaderState.from_dict(truncated)
+    with pytest.raises(StateMismatch, match="surprise"):
+        LoaderState.from_dict({**STATE.to_dict(), "surprise": 1})
+
+
+@pytest.mark.parametrize("garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}])
+def test_garbage_is_refused(garbage: Any) -> None:
+    """B7."""
+    with pytest.raises(StateMismatch, match="format differs"):
+        LoaderState.from_dict(garbage)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(STATE.to_dict())),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
+    )
+)
+def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> None:
+    """G6."""
+    try:
+        state = LoaderState.from_dict({**STATE.to_dict(), **changes})
+    except StateMismatch:
+        return
+    assert LoaderState.from_dict(state.to_dict()).to_dict() == state.to_dict()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"length": 3}', "[" * 100_000])
+def test_a_broken_fingerprint_is_refused(text: str) -> None:
+    """B7, G6."""
+    with pytest.raises(StateMismatch, match="fingerprint differs"):
+        Fingerprint.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "saved"),
+    [
+        ("dataset", "another"),
+        ("length", 99),
+        ("order", "feistel-2"),
+        ("shuffle", False),
+        ("drop_last", True),
+        ("transform", "Resize(size=(8, 8))"),
+        ("decoder", "torchvision"),
+    ],
+)
+def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved: Any) -> None:
+    """B7, law 4."""
+    other = Fingerprint(**{**vars(FINGERPRINT), field: saved})
+    with pytest.raises(StateMismatch) as caught:
+        FINGERPRINT.check(other, accept=(), position=0)
+    assert (caught.value.field, caught.value.saved) == (field, saved)
+    assert caught.value.present == getattr(FINGERPRINT, field)
+    accepted = "dataset" if field == "length" else field
+    FINGERPRINT.check(other, accept={accepted}, position=0)
+
+
+def test_another_dataset_is_accepted_at_position_0_only() -> None:
+    """Law 4."""
+    other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
+    with pytest.raises(StateMismatch, match="at position 0 only, this state is at 64"):
+        FINGERPRINT.check(other, accept={"dataset"}, position=64)
+
+
+def test_what_is_unknown_is_not_compared() -> None:
+    unknown = Fingerprint(**{**vars(FINGERPRINT), "dataset": None, "decoder_version": "9"})
+    FINGERPRINT.check(unknown, accept=(), position=5)
+    unknown.check(FINGERPRINT, accept=(), position=5)
+
+
+def test_callables_are_described_by_name_and_things_by_their_fingerprint() -> None:
+    class Named:
+        def fingerprint(self) -> str:
+            return "me, 3 files"
+
+    assert describe(Named()) == "me, 3 files"
+    assert describe(mix_batch) == "tests.datasets.mix_batch"
+    assert describe(Indices(3)) == "tests.datasets.Indices"
+    assert describe(partial(mix_batch, 1)) == "functools.partial(tests.datasets.mix_batch)"
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(), mix_batch])
+    assert describe(pipeline) == (
+        "torchvision.transforms.v2._container.Compose(torchvision.transforms.v2._geometry."
+        "RandomHorizontalFlip, tests.datasets.mix_batch)"
+    )
+    assert "0x" not in describe(lambda sample: sample)
+
+
+def test_a_long_description_is_shortened_and_stays_distinct() -> None:
+    class Long:
+        def __init__(self, end: str) -> None:
+            self.end = end
+
+        def fingerprint(self) -> str:
+            return "x" * 5000 + self.end
+
+    one, other = describe(Long("a")), describe(Long("b"))
+    assert one != other
+    assert len(one) <= 400
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StateMismatch("seed", saved=1, present=2, remedy="none"),
+        BadSample("a.jpg", index=1, position=2, epoch=3, reason="cut off"),
+        MissingDependency("torchcodec", needed_for="decoder='torchcodec'", extra="codec"),
+    ],
+)
+def test_errors_travel_between_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert str(again) == str(error)

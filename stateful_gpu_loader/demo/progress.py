@@ -1,0 +1,83 @@
+"""Progress bars, one a training run, which go back when a killed run is resumed.
+
+A cross between two numbers of workers is a SIGKILL.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from stateful_gpu_loader.demo.events import Event, Finished, Launched, Started, Step
+from stateful_gpu_loader.errors import MissingDependency
+
+_FORMAT = "{desc:<31} {bar:12} {n_fmt:>3}/{total_fmt}  {elapsed}{postfix}"
+"""Fits into 80 columns with three processes."""
+
+
+class Progress:
+    """Shows the events of one run after the other; a context that closes the last bar.
+
+    Args:
+        num_steps: of a run.
+
+    Raises:
+        MissingDependency: tqdm is not installed.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._new_bar = _tqdm()
+        self._num_steps = num_steps
+        self._run = ""
+        self._bar: Any = None
+        self._workers: list[str] = []
+        self._is_terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def show(self, run: str, event: Event) -> None:
+        """An event of a run; the first of a run opens its bar.
+
+        Outside a terminal a bar is written only when something happens to the process.
+        """
+        if run != self._run:
+            self._close()
+            self._run, self._workers = run, []
+            self._bar = self._new_bar(total=self._num_steps, desc=run, bar_format=_FORMAT)
+        if isinstance(event, Launched):
+            self._launched(event)
+        elif isinstance(event, (Started, Step)):
+            self._bar.n = event.step + isinstance(event, Step)
+            if self._is_terminal:
+                self._bar.refresh()
+        elif isinstance(event, Finished):
+            self._close()
+
+    def _launched(self, event: Launched) -> None:
+        self._workers.append(str(event.num_workers))
+        self._bar.set_postfix_str("workers " + " ✕ ".join(self._workers))
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise MissingDependency(
+            "tqdm", needed_for="the demo's progress bars", extra="demo"
+        ) from error
+    return tqdm

@@ -1,0 +1,192 @@
+"""G5: a real process, killed with SIGKILL and resumed on other workers, is the same run."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stateful_gpu_loader import LoaderError
+from stateful_gpu_loader.demo import command
+from stateful_gpu_loader.demo.comparison import compare
+from stateful_gpu_loader.demo.events import Event, Finished, Step
+from stateful_gpu_loader.demo.experiment import Plan, Runs, TrainingRun, run_experiment
+from stateful_gpu_loader.demo.report import OURS, exit_status, table, verdict
+from stateful_gpu_loader.demo.supervision import attempt
+from stateful_gpu_loader.demo.training import Job
+
+PLAN = Plan(
+    files_per_class=11,
+    num_epochs=2,
+    checkpoint_every=3,
+    kill_at=(5,),
+    workers={OURS: (2, 0)},
+)
+"""Eight steps; killed in the second epoch, resumed from a checkpoint of the first."""
+
+Change = Callable[[Event], Event | None]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
+    return run_experiment(PLAN, tmp_path_factory.mktemp("experiment"))
+
+
+def tampered(runs: dict[str, Runs], change: Change) -> dict[str, Runs]:
+    """The same experiment, as if the process that resumed had told something else."""
+    killed = runs[OURS].killed
+    events = tuple(event for event in map(change, killed.attempts[-1].events) if event is not None)
+    attempts = (*killed.attempts[:-1], replace(killed.attempts[-1], events=events))
+    return {OURS: replace(runs[OURS], killed=replace(killed, attempts=attempts))}
+
+
+def status(runs: dict[str, Runs]) -> int:
+    return exit_status({name: compare(pair) for name, pair in runs.items()})
+
+
+def test_a_killed_run_resumed_on_other_workers_is_the_undisturbed_run(
+    runs: dict[str, Runs],
+) -> None:
+    comparison = compare(runs[OURS])
+    assert comparison.returncodes == (-9, 0)
+    assert comparison.workers == (2, 0)
+    assert comparison.resumed_at == (3,)
+    assert comparison.batches >= PLAN.num_steps + 3, "batches 3, 4 and 5 are made again"
+    assert comparison.again == comparison.batches - PLAN.num_steps
+    assert comparison.differing == frozenset()
+    assert comparison.equal_weights
+    assert status(runs) == 0
+    assert verdict(comparison).startswith("EXACT")
+
+
+def test_epochs_and_batches_are_all_different(runs: dict[str, Runs]) -> None:
+    """What is compared would not be equal by chance."""
+    steps = runs[OURS].undisturbed.steps
+    assert len({step.pixels for step in steps}) == PLAN.num_steps
+    assert len({step.loss for step in steps}) == PLAN.num_steps
+    assert len({step.labels for step in steps}) == PLAN.num_steps
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pixels": "0" * 32},
+        {"labels": "0" * 32},
+        {"loss": (0.0).hex()},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_one_other_record_changes_the_exit_status(
+    runs: dict[str, Runs], change: dict[str, str]
+) -> None:
+    def at_the_last_step(event: Event) -> Event:
+        if isinstance(event, Step) and event.step == PLAN.num_steps - 1:
+            return replace(event, **change)
+        return event
+
+    changed = tampered(runs, at_the_last_step)
+    assert compare(changed[OURS]).differing == {PLAN.num_steps - 1}
+    assert status(changed) == 1
+
+
+def test_one_missing_batch_changes_the_exit_status(runs: dict[str, Runs]) -> None:
+    changed = tampered(
+        runs, lambda event: None if isinstance(event, Step) and event.step == 6 else event
+    )
+    assert compare(changed[OURS]).missing == (6,)
+    assert status(changed) == 1
+
+
+def test_other_weights_change_the_exit_status(runs: dict[str, Runs]) -> None:
+    changed = tampered(
+        runs, lambda event: Finished(weights="") if isinstance(event, Finished) else event
+    )
+    assert not compare(changed[OURS]).equal_weights
+    assert status(changed) == 1
+
+
+@pytest.mark.parametrize("returncode", [0, 1, -15])
+def test_a_process_that_was_not_killed_by_sigkill_changes_the_exit_status(
+    runs: dict[str, Runs], returncode: int
+) -> None:
+    killed = runs[OURS].killed
+    attempts = (replace(killed.attempts[0], returncode=returncode), *killed.attempts[1:])
+    changed = {OURS: replace(runs[OURS], killed=replace(killed, attempts=attempts))}
+    assert status(changed) == 1
+    assert verdict(compare(changed[OURS])).startswith("NOT SHOWN")
+
+
+def test_the_command_writes_pictures_and_a_report_without_paths(
+    runs: dict[str, Runs],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "run_experiment", lambda *arguments: runs)
+    assert command.run_demo(tmp_path, PLAN) == 0
+    for name in ("resume.png", "contact_sheet.png", "loss_curves.png"):
+        header = (tmp_path / name).read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        width, height = struct.unpack(">II", header[16:])
+        assert 1500 < width < 2000, name
+        assert 400 < height < 2500, name
+    text = (tmp_path / "report.json").read_text()
+    assert json.loads(text)["exact"] is True
+    assert json.loads(text)["loaders"][OURS]["returncodes"] == [-9, 0]
+    assert str(tmp_path.parent) not in text
+    assert str(Path.home()) not in text
+    printed = capsys.readouterr().out
+    assert table({OURS: compare(runs[OURS])}) in printed
+    assert "EXACT" in printed
+
+
+def test_the_command_fails_if_a_batch_differs(
+    runs: dict[str, Runs],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed = tampered(
+        runs, lambda event: replace(event, pixels="") if isinstance(event, Step) else event
+    )
+    monkeypatch.setattr(command, "run_experiment", lambda *arguments: changed)
+    assert command.run_demo(tmp_path, PLAN) == 1
+    assert "NOT EXACT: 5 batches differ" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["exact"] is False
+
+
+def test_a_training_that_fails_by_itself_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    job = Job(
+        loader=OURS,
+        photographs=str(tmp_path / "nowhere"),
+        folder=str(tmp_path),
+        num_workers=0,
+        num_epochs=1,
+        checkpoint_every=1,
+        kept_step=0,
+        kept_batch="kept.pt",
+    )
+    with pytest.raises(LoaderError, match=r"(?s)returncode = 1.*FileNotFoundError"):
+        attempt(job, kill_at=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kill_at": (10,)}, "one number of workers more than kills"),
+        ({"kill_at": (10, 53)}, "kill before step 53"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(
+    arguments: dict[str, tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_run_without_an_end_has_no_weights() -> None:
+    assert TrainingRun(attempts=(), kept=()).weights is None

@@ -162,7 +162,7 @@ def test_images_without_transform_are_delivered_as_decoded(tmp_path: Path) -> No
 
 
 def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> None:
-    with pytest.raises(ValueError, match="differ in size: index .* RandomResizedCrop"):
+    with pytest.raises(ValueError, match=r"differ in size: index .* RandomResizedCrop"):
         next(iter(make_images(photos, transform=None)))
 
 

@@ -59,8 +59,8 @@ def test_jitter_on_odd_images(size: tuple[int, int], channels: int) -> None:
 
 
 def test_contrast_blends_with_the_exact_mean() -> None:
-    """D6, law 1: 97 * 2039 * 2053 is no float32, by which the mean would fall to 96.99998."""
-    image = torch.full((1, 2039, 2053), 97, dtype=torch.uint8)
+    """D6, law 1: 97 * 1601 * 1743 is no float32, by which the mean would fall to 96.99999."""
+    image = torch.full((1, 1601, 1743), 97, dtype=torch.uint8)
     made = ColorJitter(contrast=(0.0, 0.0)).apply(image, [0, 1, 2, 3, 1.0, 0.0, 1.0, 0.0])
     assert (made == 97).all()
 

@@ -87,6 +87,18 @@ def test_pixels_of_a_training_pipeline_are_torchvisions() -> None:
     assert {flip for _, (flip,), _ in map(drawn.sample, range(len(images)))} == {0, 1}
 
 
+def test_channels_that_share_memory() -> None:
+    """D6: a grey image is one plane seen three times; what comes after must not mind."""
+    image = decoded("rocket")
+    pipeline = T.Compose([T.RandomGrayscale(1.0), T.Resize(50), T.Normalize(MEAN, STD)])
+    rows = pipeline.draw(0, 0, np.arange(1), sizes_of([image])).sample(0)
+    grey = F.resize(F.rgb_to_grayscale(image, num_output_channels=3), [50])
+    expected = F.normalize(F.to_dtype(grey, torch.float32, scale=True), MEAN, STD)
+    out = torch.empty(expected.shape)
+    pipeline.apply_into(image, rows, out)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+
+
 def test_evaluation_pipeline_is_torchvisions() -> None:
     """D6: sizes travel through the recipes, for images of unlike shapes in one batch."""
     pipeline = T.Compose([T.Resize(128), T.CenterCrop(112), T.ToDtype(torch.float32, scale=True)])

@@ -10,6 +10,7 @@ LoaderError
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 
@@ -44,7 +45,8 @@ has False. Remedy: pass drop_last=True
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_mismatch, (self.field, self.saved, self.present, self.remedy)
+        fields = {"saved": self.saved, "present": self.present, "remedy": self.remedy}
+        return partial(type(self), self.field, **fields), ()
 
 
 class CheckpointError(LoaderError, ValueError):
@@ -74,13 +76,8 @@ class BadSample(LoaderError, ValueError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_bad_sample, (
-            self.name,
-            self.index,
-            self.position,
-            self.epoch,
-            self.reason,
-        )
+        place = {"index": self.index, "position": self.position, "epoch": self.epoch}
+        return partial(type(self), self.name, **place, reason=self.reason), ()
 
 
 class WorkerLost(LoaderError, RuntimeError):
@@ -106,21 +103,10 @@ class MissingDependency(LoaderError, ImportError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_missing, (self.package, self.needed_for, self.extra)
+        fields = {"needed_for": self.needed_for, "extra": self.extra}
+        return partial(type(self), self.package, **fields), ()
 
 
 def _brief(value: Any, limit: int = 300) -> str:
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
-
-
-def _rebuild_mismatch(field: str, saved: Any, present: Any, remedy: str) -> StateMismatch:
-    return StateMismatch(field, saved=saved, present=present, remedy=remedy)
-
-
-def _rebuild_bad_sample(name: str, index: int, position: int, epoch: int, reason: str) -> BadSample:
-    return BadSample(name, index=index, position=position, epoch=epoch, reason=reason)
-
-
-def _rebuild_missing(package: str, needed_for: str, extra: str) -> MissingDependency:
-    return MissingDependency(package, needed_for=needed_for, extra=extra)

@@ -1,62 +1,53 @@
-"""Checks of the loader's arguments, and the sampler that stands in for a missing one."""
+"""Checks of the loader's arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from torch.utils.data import IterableDataset, MapDataPipe, Sampler, SequentialSampler
-
+from stateful_gpu_loader.decoders import DECODERS
+from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.samplers import (
     DistributedShuffledSampler,
     PositionOrder,
-    SequentialOrder,
     ShuffledSampler,
 )
-from stateful_gpu_loader.state import ACCEPTABLE, MAX_EPOCH, Stateful
+from stateful_gpu_loader.state import ACCEPTABLE, as_int
+
+BOUNDARIES = ("empty", "next_epoch")
+"""What ``on_epoch_boundary`` can be."""
 
 
-def order_of(sampler: Any) -> PositionOrder | None:
-    """The position order behind a sampler, or None for a sampler that must be iterated."""
-    if isinstance(sampler, (ShuffledSampler, DistributedShuffledSampler)):
-        return sampler.order
-    if type(sampler) is SequentialSampler:
-        return SequentialOrder(sampler.data_source)
-    return None
+def check_arguments(
+    *,
+    seed: Any,
+    rank: Any,
+    num_replicas: Any,
+    prefetch_factor: Any,
+    worker_type: Any,
+    on_epoch_boundary: Any,
+    decoder: Any,
+) -> None:
+    """Check each argument that torch does not check, or too late, by itself.
+
+    Raises:
+        ValueError, TypeError: one is out of range or of another type.
+    """
+    _check_seed(seed)
+    _check_ranks(rank, num_replicas)
+    if prefetch_factor is not None and not _is_int_from(1, prefetch_factor):
+        raise ValueError(f"{prefetch_factor = } must be a positive int or None")
+    _check_choice("worker_type", worker_type, WORKER_TYPES)
+    _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
+    _check_choice("decoder", decoder, ("auto", *DECODERS))
 
 
-def is_plain_map(dataset: Any) -> bool:
-    return not isinstance(dataset, (IterableDataset, MapDataPipe, Stateful))
-
-
-def default_sampler(
-    dataset: Any,
-    shuffle: bool,
-    drop_last: bool,
-    seed: int | None,
-    num_replicas: int | str | None,
-    rank: int | None,
-) -> Sampler[int]:
-    if num_replicas is not None:
-        replicas = 1 if isinstance(num_replicas, str) else num_replicas
-        return DistributedShuffledSampler(
-            dataset, replicas, rank or 0, shuffle=shuffle, seed=seed, drop_last=drop_last
-        )
-    if shuffle:
-        return ShuffledSampler(dataset, seed=seed)
-    return SequentialSampler(dataset)
-
-
-def check_seed(seed: int | None) -> None:
-    if seed is None:
-        return
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"{seed = } must be an int or None, not {type(seed).__name__}")
-    if not -(2**63) <= seed < 2**64:
+def _check_seed(seed: Any) -> None:
+    if seed is not None and not -(2**63) <= as_int("seed", seed) < 2**64:
         raise ValueError(f"{seed = } must fit in 64 bits: -2**63 <= seed < 2**64")
 
 
-def check_ranks(rank: int | None, num_replicas: int | str | None) -> None:
+def _check_ranks(rank: Any, num_replicas: Any) -> None:
     if num_replicas == "auto":
         if rank is not None:
             raise ValueError(f"num_replicas='auto' reads the rank too: leave out {rank = }")
@@ -65,13 +56,13 @@ def check_ranks(rank: int | None, num_replicas: int | str | None) -> None:
         if rank is not None:
             raise ValueError(f"{rank = } needs num_replicas, the number of ranks")
         return
-    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
+    if not _is_int_from(1, num_replicas):
         raise ValueError(f"{num_replicas = } must be a positive int, 'auto' or None")
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < num_replicas:
+    if not _is_int_from(0, rank) or rank >= num_replicas:
         raise ValueError(f"{rank = } must be an int with 0 <= rank < {num_replicas = }")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
 
@@ -81,22 +72,59 @@ def check_shuffle(shuffle: Any) -> None:
         raise TypeError(f"{shuffle = } must be True, False or None")
 
 
-def check_inherited(transform: Any, num_replicas: int | str | None) -> None:
-    for name, value in (("transform", transform), ("num_replicas", num_replicas)):
-        if value is not None:
+def check_own_sampler(
+    sampler: ShuffledSampler | DistributedShuffledSampler,
+    *,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+    drop_last: bool,
+) -> None:
+    """A given sampler of this package decides seed and ranks; nothing may contradict it."""
+    told: list[tuple[str, Any, Any]] = [("seed", seed, sampler.seed)]
+    if isinstance(sampler, DistributedShuffledSampler):
+        told += [
+            ("num_replicas", num_replicas, sampler.num_replicas),
+            ("rank", rank, sampler.rank),
+        ]
+        if sampler.drop_last and not drop_last:
+            told.append(("drop_last", drop_last, sampler.drop_last))
+    elif num_replicas is not None:
+        told.append(("num_replicas", num_replicas, 1))
+    for name, value, of_sampler in told:
+        if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(
-                f"{name}={value!r} needs a map-style dataset without state of its own, in the "
-                "loader's own order. Remedy: do it in the dataset, or leave out sampler and "
-                "batch_sampler"
+                f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
+                "give it to the sampler alone, or leave the sampler out"
             )
 
 
-def check_accept(accept: Collection[str]) -> None:
-    unknown = {accept} if isinstance(accept, str) else set(accept) - ACCEPTABLE
-    if unknown:
+def check_inherited(
+    *, order: PositionOrder | None, source: Any, transform: Any, num_replicas: int | str | None
+) -> None:
+    """What only a loader with an order of its own can do is refused elsewhere, not ignored."""
+    if order is not None:
+        return
+    given = [("transform", transform), ("num_replicas", num_replicas)]
+    if source is not None:
+        given.append(("dataset", type(source).__name__))
+    for name, value in given:
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} needs a map-style dataset without state of its own, in the "
+                "loader's own order. Remedy: leave out sampler and batch_sampler, or do it in the "
+                "dataset"
+            )
+
+
+def check_accept(accept: Any) -> None:
+    is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
+    if not is_collection or set(accept) - ACCEPTABLE:
         raise ValueError(f"{accept = } must be a collection of names among {sorted(ACCEPTABLE)}")
 
 
-def check_epoch(epoch: Any) -> None:
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch <= MAX_EPOCH:
-        raise ValueError(f"{epoch = } must be an int from 0 to {MAX_EPOCH}")
+def _is_int_from(lowest: int, value: Any) -> bool:
+    try:
+        return as_int("", value) >= lowest
+    except TypeError:
+        return False

@@ -24,14 +24,14 @@ class StateMismatch(LoaderError, ValueError):
     Args:
         field: what differs, as ``accept=`` and the fingerprint name it.
         saved: the value in the state.
-        present: the value of the object that the state is loaded into.
+        present: the value of the object that the state is loaded into, or what would do.
         remedy: what to do about it.
 
     >>> raise StateMismatch("drop_last", saved=True, present=False, remedy="pass drop_last=True")
     Traceback (most recent call last):
         ...
-    stateful_gpu_loader.errors.StateMismatch: drop_last differs: the state has True, this loader \
-has False. Remedy: pass drop_last=True
+    stateful_gpu_loader.errors.StateMismatch: drop_last differs: the state has True, expected was \
+False. Remedy: pass drop_last=True
     """
 
     def __init__(self, field: str, *, saved: Any, present: Any, remedy: str) -> None:
@@ -40,7 +40,7 @@ has False. Remedy: pass drop_last=True
         self.present = present
         self.remedy = remedy
         super().__init__(
-            f"{field} differs: the state has {_brief(saved)}, this loader has {_brief(present)}. "
+            f"{field} differs: the state has {_brief(saved)}, expected was {_brief(present)}. "
             f"Remedy: {remedy}"
         )
 

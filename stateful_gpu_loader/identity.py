@@ -9,7 +9,7 @@ from typing import Any
 
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.samplers import PositionOrder, ShuffledOrder
 from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,6 @@ def fingerprint_of(
     *,
     dataset: Any,
     order: PositionOrder | None,
-    shuffle: bool,
     drop_last: bool,
     transform: Any,
     decoder: Decoder | None,
@@ -32,8 +31,8 @@ def fingerprint_of(
     return Fingerprint(
         dataset=describe(dataset) if has_content_id else None,
         length=None if order is None else order.num_positions,
-        order=None if order is None else order.algorithm,
-        shuffle=shuffle,
+        order="torchdata" if order is None else order.algorithm,
+        shuffle=isinstance(order, ShuffledOrder),
         drop_last=drop_last,
         transform="none" if transform is None else describe(transform),
         decoder="none" if decoder is None else decoder.family,
@@ -75,6 +74,21 @@ def check_fits(
             )
 
 
+def check_has_user_state(state: LoaderState) -> None:
+    """A loader that iterates as torchdata does has torchdata's state, under ``user``.
+
+    Raises:
+        StateMismatch: there is none.
+    """
+    if not isinstance(state.user, dict):
+        raise StateMismatch(
+            "user",
+            saved=state.user,
+            present="the state of torchdata's iterator",
+            remedy="load a state of a loader with the same kind of dataset and sampler",
+        )
+
+
 def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
     """Say what differs and was accepted: nothing is ever silently ignored."""
     if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
@@ -87,3 +101,9 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
         now = getattr(present, field)
         if before != now and None not in (before, now) and field != "decoder_version":
             logger.warning("accepted another %s: %r instead of %r", field, now, before)
+
+
+def report_batch_size(state: LoaderState, present: int) -> None:
+    """Another one is free to come (B4), and worth a line in the log."""
+    if state.global_batch_size != present:
+        logger.info("global batch size changed from %s to %s", state.global_batch_size, present)

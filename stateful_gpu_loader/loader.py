@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed
 from torch.utils.data import Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.arguments import (
     check_accept,
-    check_choice,
-    check_epoch,
+    check_arguments,
     check_inherited,
-    check_ranks,
-    check_seed,
+    check_own_sampler,
     check_shuffle,
-    default_sampler,
-    is_plain_map,
-    order_of,
 )
-from stateful_gpu_loader.decoders import Decoder, available, make_decoder
+from stateful_gpu_loader.decoders import Decoder, make_decoder
 from stateful_gpu_loader.engine.choice import (
-    WORKER_TYPES,
     Work,
     Workers,
     as_transform,
+    check_worker_type,
     make_pipeline,
-    runs_in_threads,
 )
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.processes import pin
-from stateful_gpu_loader.engine.requests import Division, requests_from
-from stateful_gpu_loader.engine.run import Run
-from stateful_gpu_loader.identity import check_fits, fingerprint_of, report_changes
-from stateful_gpu_loader.passes import Address, Pass, Passes
-from stateful_gpu_loader.samplers import (
-    DistributedShuffledSampler,
-    PositionOrder,
-    ShuffledSampler,
+from stateful_gpu_loader.engine.requests import Division, Requests
+from stateful_gpu_loader.engine.run import Begun, Run
+from stateful_gpu_loader.identity import (
+    check_fits,
+    check_has_user_state,
+    fingerprint_of,
+    report_batch_size,
+    report_changes,
 )
+from stateful_gpu_loader.passes import Address, Passes
+from stateful_gpu_loader.sampler_link import (
+    OWN_SAMPLERS,
+    division_of,
+    follow_pass,
+    seed_of,
+    take_requested_epoch,
+)
+from stateful_gpu_loader.samplers import default_sampler, is_plain_map, order_of
 from stateful_gpu_loader.settled_seed import SettledSeed
-from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.state import Fingerprint, LoaderState
-
-logger = logging.getLogger(__name__)
+from stateful_gpu_loader.sources import as_source
+from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
 
 _T_co = TypeVar("_T_co", covariant=True)
-
-_BOUNDARIES = ("empty", "next_epoch")
 
 
 class StatefulGPULoader(StatefulDataLoader[_T_co]):
@@ -122,16 +120,31 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         worker_type: str = "auto",
         on_epoch_boundary: str = "empty",
     ) -> None:
-        check_seed(seed)
-        check_ranks(rank, num_replicas)
-        check_choice("worker_type", worker_type, WORKER_TYPES)
-        check_choice("on_epoch_boundary", on_epoch_boundary, _BOUNDARIES)
+        check_arguments(
+            seed=seed,
+            rank=rank,
+            num_replicas=num_replicas,
+            prefetch_factor=prefetch_factor,
+            worker_type=worker_type,
+            on_epoch_boundary=on_epoch_boundary,
+            decoder=decoder,
+        )
+        inherited_shuffle = shuffle
         if sampler is None and batch_sampler is None and is_plain_map(dataset):
             check_shuffle(shuffle)
-            sampler = default_sampler(dataset, bool(shuffle), drop_last, seed, num_replicas, rank)
+            sampler = default_sampler(
+                dataset,
+                shuffle=bool(shuffle),
+                drop_last=drop_last,
+                seed=seed,
+                num_replicas=num_replicas,
+                rank=rank,
+            )
             inherited_shuffle = None
-        else:
-            inherited_shuffle = shuffle
+        elif isinstance(sampler, OWN_SAMPLERS):
+            check_own_sampler(
+                sampler, seed=seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last
+            )
         with warnings.catch_warnings():
             # torchdata calls what torch >= 2.15 deprecates; users can do nothing about it.
             warnings.filterwarnings("ignore", message=".*set_vital.*")
@@ -164,21 +177,27 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self.worker_type = worker_type
         self.on_epoch_boundary = on_epoch_boundary
 
-        self._order = (
-            order_of(self.sampler) if is_plain_map(dataset) and not batch_sampler else None
-        )
+        has_order = batch_sampler is None and is_plain_map(dataset)
+        self._order = order_of(self.sampler) if has_order else None
         self._transform = as_transform(transform)
+        self._source = as_source(dataset)
+        check_inherited(
+            order=self._order,
+            source=self._source,
+            transform=transform,
+            num_replicas=num_replicas,
+        )
+        self._image_decoder = None if self._source is None else make_decoder(decoder)
+        self._seed = SettledSeed(
+            seed_of(self.sampler) if seed is None else seed,
+            generator,
+            sharded=num_replicas is not None,
+        )
         self._passes = Passes()
-        self._seed = SettledSeed(seed, generator)
-        self._fingerprint_text: str | None = None
+        self._fingerprint: tuple[int | None, str] | None = None
         self._idle_pipeline: Pipeline | None = None
-        self._image_decoder: Decoder | None = None
-        if isinstance(dataset, Source):
-            self._image_decoder = make_decoder(decoder)
-        if self._order is None:
-            check_inherited(transform, num_replicas)
-        elif num_workers > 0:
-            runs_in_threads(self._work(), self._workers())
+        if self._order is not None and num_workers > 0:
+            check_worker_type(self._work(), self._workers())
 
     def __iter__(self) -> Any:
         """A new pass; it begins at its first ``next()``."""
@@ -190,13 +209,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
                 "then device pinned memory won't be used.",
                 stacklevel=2,
             )
-        return Run(
-            self._passes,
-            begin=self._begin_pass,
-            release=self._release_pipeline,
-            finish=self._finish,
-            length=self.__len__,
-        )
+        return Run(self._passes, self._begin_pass, self._finish, self.__len__)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
@@ -208,9 +221,9 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
 
         Raises:
-            ValueError: the epoch is no int from 0 to 2**32 - 1.
+            ValueError: the epoch is no int from 0 to 2**32 - 2.
         """
-        check_epoch(epoch)
+        epoch = as_epoch(epoch)
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
         self._passes.request_epoch(epoch)
@@ -227,16 +240,17 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         Raises:
             ValueError: ``batches_ago`` reaches further back than the loader remembers.
         """
+        batches_ago = as_int("batches_ago", batches_ago)
         if self._order is None:
             return self._inherited_state(batches_ago)
-        self._heed_sampler()
-        address, division = self._passes.address(batches_ago), self._division()
+        self._take_requested_epoch()
+        address = self._passes.address(batches_ago)
         return LoaderState(
-            seed=self._seed.value(num_replicas=division.num_replicas),
+            seed=self._seed.value,
             epoch=address.epoch,
             position=address.position,
-            fingerprint=self._fingerprint(),
-            global_batch_size=division.global_batch_size,
+            fingerprint=self._fingerprint_text(),
+            global_batch_size=self._division().global_batch_size,
         ).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
@@ -261,50 +275,55 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         present = self._make_fingerprint(decoder)
         present.check(saved, accept=accept, position=state.position)
         if self._order is None:
+            check_has_user_state(state)
             super().load_state_dict(state.user)
             return
-        num_positions = self._position_order().num_positions
+        num_positions = self._order.num_positions
         check_fits(state, seed=self.seed, num_positions=num_positions, accept=accept)
 
         report_changes(saved, present)
-        size = self._division().global_batch_size
-        if state.global_batch_size != size:
-            logger.info("global batch size changed from %s to %s", state.global_batch_size, size)
+        report_batch_size(state, self._division().global_batch_size)
         if decoder is not self._image_decoder:
             self._image_decoder = decoder
-            self._fingerprint_text = None
-            self._close_idle_pipeline()
+            self._fingerprint = None
+            self._keep_idle(None)
         if "seed" not in accept or self.seed is None:
             self._seed.load(state.seed)
-        self._forget_requested_epoch()
+        self._take_requested_epoch()
         self._passes.load(Address(state.epoch, state.position))
 
-    def _begin_pass(self) -> tuple[Pass, Pipeline]:
-        order = self._position_order()
-        division = self._division()
-        if isinstance(self.sampler, DistributedShuffledSampler):
-            self.sampler.place(division.num_replicas, division.rank)
-        self._heed_sampler()
-        seed = self._seed.draw(num_replicas=division.num_replicas)
-        at_end = order.num_positions if self.on_epoch_boundary == "next_epoch" else None
-        current = self._passes.begin(skip_epoch_finished_at=at_end)
+    def _begin_pass(self) -> Begun:
+        if self._order is None:
+            raise TypeError("this loader iterates as torchdata does")
+        division, n = self._division(), self._order.num_positions
+        self._take_requested_epoch()
+        seed = self._seed.draw()
+        current = self._passes.begin(
+            is_over=(lambda position: not division.num_steps(n - position))
+            if self.on_epoch_boundary == "next_epoch"
+            else None
+        )
+        epoch = current.start.epoch
+        follow_pass(self.sampler, seed=seed, epoch=epoch, division=division)
         pipeline, self._idle_pipeline = self._idle_pipeline, None
         if pipeline is None:
-            pipeline = make_pipeline(self._work(), self._workers(), base_seed=seed)
-        requests = requests_from(current.start, seed=seed, order=order, division=division)
-        pipeline.start(requests)
-        return current, pipeline
+            pipeline = make_pipeline(self._work(), self._workers(), seed, current.start)
+        indices = self._order.of_epoch(seed, epoch)
+        pipeline.start(Requests(current.start, seed=seed, indices=indices, division=division))
+        release = partial(self._release_pipeline, pipeline, self._image_decoder)
+        return Begun(current, pipeline, release)
 
-    def _release_pipeline(self, pipeline: Pipeline) -> None:
-        if self.persistent_workers and self._idle_pipeline is None:
-            self._idle_pipeline = pipeline
+    def _release_pipeline(self, pipeline: Pipeline, decoder: Decoder | None) -> None:
+        """Keep persistent workers for the next pass, unless a load has changed their decoder."""
+        if self.persistent_workers and decoder is self._image_decoder:
+            self._keep_idle(pipeline)
         else:
             pipeline.close()
 
-    def _close_idle_pipeline(self) -> None:
-        pipeline, self._idle_pipeline = self._idle_pipeline, None
-        if pipeline is not None:
-            pipeline.close()
+    def _keep_idle(self, pipeline: Pipeline | None) -> None:
+        before, self._idle_pipeline = self._idle_pipeline, pipeline
+        if before is not None:
+            before.close()
 
     def _finish(self, batch: Any) -> Any:
         if self.pin_memory and torch.accelerator.is_available():
@@ -316,7 +335,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             dataset=self.dataset,
             transform=self._transform,
             collate_fn=self.collate_fn,
-            batched=self._auto_collation,
+            batched=self.batch_sampler is not None,
+            source=self._source,
             decoder=self._image_decoder,
         )
 
@@ -331,46 +351,30 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             persistent_workers=self.persistent_workers,
         )
 
-    def _position_order(self) -> PositionOrder:
-        if self._order is None:
-            raise TypeError("this loader iterates as torchdata does: it has no position order")
-        return self._order
-
     def _division(self) -> Division:
-        num_replicas, rank = 1, 0
-        if isinstance(self.sampler, DistributedShuffledSampler):
-            num_replicas, rank = self.sampler.num_replicas, self.sampler.rank
-        if self.num_replicas == "auto" and torch.distributed.is_initialized():
-            num_replicas = torch.distributed.get_world_size()
-            rank = torch.distributed.get_rank()
-        return Division(
-            batch_size=self.batch_size or 1,
+        return division_of(
+            self.sampler,
+            batch_size=self.batch_size,
             drop_last=self.drop_last,
-            rank=rank,
-            num_replicas=num_replicas,
+            num_replicas=self.num_replicas,
         )
 
-    def _heed_sampler(self) -> None:
-        """``loader.sampler.set_epoch()`` counts as ``loader.set_epoch()``."""
-        requested = getattr(self.sampler, "requested_epoch", None)
+    def _take_requested_epoch(self) -> None:
+        requested = take_requested_epoch(self.sampler)
         if requested is not None:
             self._passes.request_epoch(requested)
-            self._forget_requested_epoch()
 
-    def _forget_requested_epoch(self) -> None:
-        if isinstance(self.sampler, (ShuffledSampler, DistributedShuffledSampler)):
-            self.sampler.requested_epoch = None
-
-    def _fingerprint(self) -> str:
-        if self._fingerprint_text is None:
-            self._fingerprint_text = self._make_fingerprint(self._image_decoder).to_text()
-        return self._fingerprint_text
+    def _fingerprint_text(self) -> str:
+        length = None if self._order is None else self._order.num_positions
+        if self._fingerprint is None or self._fingerprint[0] != length:
+            text = self._make_fingerprint(self._image_decoder).to_text()
+            self._fingerprint = length, text
+        return self._fingerprint[1]
 
     def _make_fingerprint(self, decoder: Decoder | None) -> Fingerprint:
         return fingerprint_of(
-            dataset=self.dataset,
+            dataset=self.dataset if self._source is None else self._source,
             order=self._order,
-            shuffle=bool(self.shuffle),
             drop_last=self.drop_last,
             transform=self._transform,
             decoder=decoder,
@@ -378,21 +382,19 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
 
     def _decoder_for(self, saved: Fingerprint) -> Decoder | None:
         """``decoder="auto"`` takes the family that the state was saved with, where it can."""
-        decoder = self._image_decoder
-        if decoder is None or self.decoder != "auto" or saved.decoder == decoder.family:
-            return decoder
-        return make_decoder(saved.decoder) if saved.decoder in available() else decoder
+        present = self._image_decoder
+        if present is None or saved.decoder == present.family:
+            return present
+        return make_decoder(self.decoder, prefer=saved.decoder)
 
     def _inherited_state(self, batches_ago: int) -> dict[str, Any]:
         if batches_ago:
-            raise ValueError(
-                f"{batches_ago = } needs a map-style dataset with one of this package's samplers"
-            )
+            raise ValueError(f"{batches_ago = } needs a sampler of this package")
         return LoaderState(
             seed=self.seed or 0,
             epoch=0,
             position=0,
-            fingerprint=self._fingerprint(),
+            fingerprint=self._fingerprint_text(),
             global_batch_size=None,
             user=super().state_dict(),
         ).to_dict()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 HISTORY = 16
@@ -28,6 +29,8 @@ class Pass:
 
     start: Address
     """Where it began."""
+    number: int
+    """Passes of one loader are numbered as they begin."""
     generation: int
     """The number of loads before it."""
     position: int
@@ -40,8 +43,8 @@ class Passes:
     """The passes of one loader, in the order in which they deliver.
 
     A pass takes its epoch when it begins: the loaded one, else the one that was asked for with
-    :meth:`request_epoch`, else one more than the last that delivered. A pass that ends without
-    delivering because it failed leaves everything as it was.
+    :meth:`request_epoch`, else one more than the last that delivered. A pass that fails before it
+    delivers anything leaves everything as it was.
 
     >>> passes = Passes()
     >>> first = passes.begin()
@@ -59,25 +62,33 @@ class Passes:
         self._loaded = False
         self._requested: int | None = None
         self._history: deque[Address] = deque(maxlen=HISTORY)
+        self._begun = 0
+        self._last_to_move = 0
         self.generation = 0
 
-    def begin(self, *, skip_epoch_finished_at: int | None = None) -> Pass:
+    def begin(self, *, is_over: Callable[[int], bool] | None = None) -> Pass:
         """A new pass; nothing counts before it delivers or ends.
 
         Args:
-            skip_epoch_finished_at: number of samples of an epoch; a pass that was loaded at its
-                end then is one of the next epoch instead of an empty one.
+            is_over: whether nothing is left of an epoch from a position; a pass that was loaded
+                there then is one of the next epoch instead of an empty one.
         """
         start = self._upcoming()
-        if self._loaded and start.position == skip_epoch_finished_at:
+        if self._loaded and is_over is not None and is_over(start.position):
             start = Address(start.epoch + 1, 0)
         if self._loaded and self._requested not in (None, start.epoch):
             warnings.warn(
                 f"set_epoch({self._requested}) after load_state_dict() of epoch {start.epoch}: "
                 f"the resumed pass stays in epoch {start.epoch}; call set_epoch() after it",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return Pass(start=start, generation=self.generation, position=start.position)
+        self._begun += 1
+        return Pass(
+            start=start,
+            number=self._begun,
+            generation=self.generation,
+            position=start.position,
+        )
 
     def deliver(self, current: Pass, end: int) -> None:
         """A batch of ``current`` reached the user; its next one starts at position ``end``."""
@@ -137,8 +148,9 @@ class Passes:
 
     def _take_over(self, current: Pass) -> None:
         """The state speaks of the pass that began last; a load leaves older ones behind."""
-        if current.delivered or current.generation != self.generation:
+        if current.generation != self.generation or current.number <= self._last_to_move:
             return
+        self._last_to_move = current.number
         self._current = current
         self._loaded = False
         self._requested = None

@@ -66,6 +66,8 @@ class Stream(IntEnum):
     """The order of shards, and of samples within a window of a lane."""
     REPLACEMENT = 10
     """Which position takes the place of a bad sample's."""
+    WORKERS = 11
+    """What worker processes are seeded with before they serve a pass."""
     RECIPES = 64
     """The first recipe of a pipeline."""
 

@@ -1,4 +1,4 @@
-"""The values that travel between rooms: keys, requests, encoded and delivered samples."""
+"""The values that travel between rooms: keys, requests, encoded samples."""
 
 from __future__ import annotations
 
@@ -76,15 +76,3 @@ class EncodedSample:
 
     def __repr__(self) -> str:
         return f"EncodedSample({self.name!r}, {self.data.numel()} bytes, target={self.target!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """The encoded samples of one request, in the order of its keys."""
-
-    samples: list[EncodedSample]
-    request: Request
-
-    def __repr__(self) -> str:
-        num_bytes = sum(sample.data.numel() for sample in self.samples)
-        return f"EncodedBatch({len(self.samples)} samples, {num_bytes} bytes)"

@@ -6,44 +6,74 @@ They are subclasses of torch's samplers because trainers ask with isinstance.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    MapDataPipe,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from stateful_gpu_loader import order
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.state import Stateful, as_epoch
 
 _BLOCK = 4096
 
 
+class EpochOrder(Protocol):
+    """One epoch's global order: from positions to the dataset's indices."""
+
+    @property
+    def n(self) -> int:
+        """Samples in the epoch, all ranks together; fixed while the epoch lasts."""
+        ...
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        """int64 [...] positions in ``range(n)`` to int64 [...] indices."""
+        ...
+
+
 @runtime_checkable
 class PositionOrder(Protocol):
-    """An epoch's global order: from positions to the dataset's indices."""
+    """The orders of all epochs."""
+
+    algorithm: str
+    """Name and version, for the fingerprint."""
 
     @property
     def num_positions(self) -> int:
-        """Samples in one epoch, all ranks together."""
+        """Samples in an epoch that begins now, all ranks together."""
         ...
 
-    @property
-    def algorithm(self) -> str:
-        """Name and version of the order, for the fingerprint."""
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of one epoch."""
         ...
 
-    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
-        """int64 [n] positions in ``range(num_positions)`` to int64 [n] indices."""
-        ...
+
+@dataclass(frozen=True)
+class Identity:
+    """The dataset's own order, as an EpochOrder.
+
+    >>> Identity(5)(np.array([3, 4])).tolist()
+    [3, 4]
+    """
+
+    n: int
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        return positions
 
 
 class SequentialOrder:
-    """The dataset's own order.
-
-    >>> SequentialOrder(range(5)).indices(0, 0, np.array([3, 4])).tolist()
-    [3, 4]
-    """
+    """The dataset's own order in every epoch."""
 
     algorithm = "sequential"
 
@@ -54,30 +84,19 @@ class SequentialOrder:
     def num_positions(self) -> int:
         return len(self._data_source)
 
-    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
-        return positions
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        return Identity(self.num_positions)
 
 
-class ShuffledOrder:
-    """A keyed permutation of the dataset, in constant memory."""
+class ShuffledOrder(SequentialOrder):
+    """A keyed permutation of the dataset in each epoch, in constant memory."""
 
     algorithm = f"{order.ALGORITHM}-{order.VERSION}"
 
-    def __init__(self, data_source: Sized) -> None:
-        self._data_source = data_source
-        self._key: tuple[int, int, int] | None = None
-        self._permutation: Permutation | None = None
-
-    @property
-    def num_positions(self) -> int:
-        return len(self._data_source)
-
-    def indices(self, seed: int, epoch: int, positions: IndexArray) -> IndexArray:
-        key = (self.num_positions, seed, epoch)
-        if self._permutation is None or self._key != key:
-            self._permutation = Permutation(key[0], seed=seed, epoch=epoch)
-            self._key = key
-        return self._permutation(positions)
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        # range(0) has one order, and Permutation none.
+        n = self.num_positions
+        return Permutation(n, seed=seed, epoch=epoch) if n else Identity(0)
 
 
 class _Resumable:
@@ -86,17 +105,22 @@ class _Resumable:
     seed: Any
     epoch: int
     requested_epoch: int | None = None
+    """Set by :meth:`set_epoch`, until a loader takes notice."""
+    resume_at: int | None = None
+    """Set by :meth:`load_state_dict`, until the next iteration."""
     _position: int = 0
-    _resume_at: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration shuffles as this epoch."""
-        self.epoch = epoch
-        self.requested_epoch = epoch
+        """The next iteration shuffles as this epoch.
+
+        Raises:
+            ValueError: the epoch is no int from 0 to 2**32 - 2.
+        """
+        self.epoch = self.requested_epoch = as_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Seed, epoch and the number of indices already yielded in it."""
-        position = self._position if self._resume_at is None else self._resume_at
+        position = self._position if self.resume_at is None else self.resume_at
         return {"seed": self.seed, "epoch": self.epoch, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -122,12 +146,12 @@ class _Resumable:
                 remedy="build the sampler with the saved seed, or with seed=None",
             )
         self.seed, self.epoch = found["seed"], int(found["epoch"] or 0)
-        self._resume_at = found["position"]
+        self.resume_at = found["position"]
 
     def _ordinals(self, num_samples: int) -> Iterator[range]:
         """Blocks of ordinals that are still to yield; the state follows them one by one."""
-        start = self._resume_at or 0
-        self._resume_at, self._position = None, start
+        start = self.resume_at or 0
+        self.resume_at, self._position = None, start
         for first in range(start, num_samples, _BLOCK):
             yield range(first, min(first + _BLOCK, num_samples))
         self._position = 0
@@ -159,10 +183,9 @@ class ShuffledSampler(_Resumable, RandomSampler):
         self.order = ShuffledOrder(data_source)
 
     def __iter__(self) -> Iterator[int]:
-        epoch = self.epoch
-        for block in self._ordinals(self.order.num_positions):
-            positions = np.arange(block.start, block.stop, dtype=np.int64)
-            for index in self.order.indices(self.seed or 0, epoch, positions).tolist():
+        indices = self.order.of_epoch(self.seed or 0, self.epoch)
+        for block in self._ordinals(indices.n):
+            for index in indices(np.arange(block.start, block.stop, dtype=np.int64)).tolist():
                 self._position += 1
                 yield index
 
@@ -202,20 +225,54 @@ class DistributedShuffledSampler(_Resumable, DistributedSampler):  # type: ignor
         self.seed = seed
         self.order: PositionOrder = ShuffledOrder(dataset) if shuffle else SequentialOrder(dataset)
 
-    def place(self, num_replicas: int, rank: int) -> None:
+    def set_ranks(self, num_replicas: int, rank: int) -> None:
         """Serve another rank of another number of ranks from now on."""
-        num_positions = self.order.num_positions
-        whole = num_positions // num_replicas
-        partial = num_positions % num_replicas > 0 and not self.drop_last
+        whole, rest = divmod(self.order.num_positions, num_replicas)
         self.num_replicas, self.rank = num_replicas, rank
-        self.num_samples = whole + partial
+        self.num_samples = whole + (1 if rest and not self.drop_last else 0)
         self.total_size = self.num_samples * num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        epoch, num_positions = self.epoch, self.order.num_positions
+        indices = self.order.of_epoch(self.seed or 0, self.epoch)
         for block in self._ordinals(self.num_samples):
             ordinals = np.arange(block.start, block.stop, dtype=np.int64)
-            positions = (self.rank + ordinals * self.num_replicas) % num_positions
-            for index in self.order.indices(self.seed or 0, epoch, positions).tolist():
+            positions = (self.rank + ordinals * self.num_replicas) % indices.n
+            for index in indices(positions).tolist():
                 self._position += 1
                 yield index
+
+
+def default_sampler(
+    dataset: Any,
+    *,
+    shuffle: bool,
+    drop_last: bool,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+) -> Sampler[int]:
+    """The sampler that stands in for a missing one."""
+    if num_replicas is not None:
+        replicas = 1 if isinstance(num_replicas, str) else num_replicas
+        return DistributedShuffledSampler(
+            dataset, replicas, rank or 0, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+    return ShuffledSampler(dataset, seed=seed) if shuffle else SequentialSampler(dataset)
+
+
+def is_plain_map(dataset: Any) -> bool:
+    """Whether a dataset is map-style and keeps no state of its own."""
+    return not isinstance(dataset, (IterableDataset, MapDataPipe, Stateful))
+
+
+def order_of(sampler: Any) -> PositionOrder | None:
+    """The order behind a sampler that is addressed by position, None for any other.
+
+    Subclasses are others: they may yield what they like.
+    """
+    if type(sampler) in (ShuffledSampler, DistributedShuffledSampler):
+        own: PositionOrder = sampler.order
+        return own
+    if type(sampler) is SequentialSampler:
+        return SequentialOrder(sampler.data_source)
+    return None

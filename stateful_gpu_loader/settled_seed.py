@@ -10,42 +10,41 @@ class SettledSeed:
 
     An undecided seed is what the caller's generator would give next, found on a copy of it;
     the generator itself is drawn from when the first pass begins, once in a loader's life, and
-    never for a seed that was given or loaded.
+    never for a seed that was given or loaded. Ranks' generators need not agree, so the undecided
+    seed of a sharded loader is 0, as DistributedSampler's.
 
     Args:
         seed: None leaves it undecided.
         generator: the caller's; None is torch's default generator.
+        sharded: whether the loader serves one of several ranks.
 
-    >>> seed = SettledSeed(None, torch.Generator().manual_seed(0))
-    >>> before = seed.value(num_replicas=1)
-    >>> seed.draw(num_replicas=1) == before
+    >>> seed = SettledSeed(None, torch.Generator().manual_seed(0), sharded=False)
+    >>> before = seed.value
+    >>> seed.draw() == before
     True
     """
 
-    def __init__(self, seed: int | None, generator: torch.Generator | None) -> None:
+    def __init__(
+        self, seed: int | None, generator: torch.Generator | None, *, sharded: bool
+    ) -> None:
         self._generator = generator
-        self._value = seed
-        self._owes_draw = seed is None
+        undecided = None if not sharded else 0
+        self._value = undecided if seed is None else int(seed)
+        self._owes_draw = self._value is None
 
-    def value(self, *, num_replicas: int) -> int:
-        """The seed, without touching the caller's generator.
-
-        With several ranks an undecided seed is 0, as DistributedSampler's: their generators
-        need not agree.
-        """
+    @property
+    def value(self) -> int:
+        """The seed, without touching the caller's generator."""
         if self._value is None:
-            if num_replicas == 1:
-                copy = torch.Generator()
-                copy.set_state((self._generator or torch.default_generator).get_state())
-                self._value = _draw(copy)
-            else:
-                self._value = 0
+            copy = torch.Generator()
+            copy.set_state((self._generator or torch.default_generator).get_state())
+            self._value = _draw(copy)
         return self._value
 
-    def draw(self, *, num_replicas: int) -> int:
+    def draw(self) -> int:
         """The seed, for the pass that begins now."""
-        value = self.value(num_replicas=num_replicas)
-        if self._owes_draw and num_replicas == 1:
+        value = self.value
+        if self._owes_draw:
             _draw(self._generator)
         self._owes_draw = False
         return value
@@ -57,4 +56,5 @@ class SettledSeed:
 
 
 def _draw(generator: torch.Generator | None) -> int:
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
+    return int(drawn.item())

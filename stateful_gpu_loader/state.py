@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -93,8 +94,8 @@ class LoaderState:
             raise StateMismatch(
                 "format", saved=type(state).__name__, present="dict", remedy=_REMEDY_FOREIGN
             )
-        if state.get("format") != FORMAT:
-            saved = state.get("format", f"no format, but the keys {sorted(map(str, state))}")
+        saved = state.get("format", f"no format, but the keys {sorted(map(str, state))}")
+        if not isinstance(saved, str) or saved != FORMAT:
             raise StateMismatch("format", saved=saved, present=FORMAT, remedy=_REMEDY_FOREIGN)
         version: Any = state.get("version")
         if not _is_int(version) or not 1 <= version <= VERSION:
@@ -131,8 +132,9 @@ class Fingerprint:
     """Content id of the dataset, or None where it cannot be had cheaply."""
     length: int | None
     """Number of samples of a map-style dataset."""
-    order: str | None
-    """Algorithm and version that maps positions to indices."""
+    order: str
+    """Algorithm and version that maps positions to indices, or "torchdata" where its iterator
+    is at work."""
     shuffle: bool
     drop_last: bool
     transform: str
@@ -155,7 +157,7 @@ class Fingerprint:
         """
         try:
             fields = json.loads(text)
-            return cls(**fields)
+            saved = cls(**fields)
         except (TypeError, ValueError, RecursionError) as error:
             raise StateMismatch(
                 "fingerprint",
@@ -163,6 +165,15 @@ class Fingerprint:
                 present=f"JSON with the fields {sorted(cls.__annotations__)} ({error})",
                 remedy=_REMEDY_FOREIGN,
             ) from None
+        for field, kinds in _FINGERPRINT_TYPES.items():
+            if type(fields[field]) not in kinds:
+                raise StateMismatch(
+                    f"fingerprint's {field}",
+                    saved=fields[field],
+                    present=" or ".join(kind.__name__ for kind in kinds),
+                    remedy=_REMEDY_FOREIGN,
+                )
+        return saved
 
     def check(self, saved: Fingerprint, *, accept: Collection[str], position: int) -> None:
         """Compare with a saved fingerprint.
@@ -192,8 +203,48 @@ class Fingerprint:
 COMPARED = ("dataset", "length", "order", "shuffle", "drop_last", "transform", "decoder")
 """Fields of :class:`Fingerprint` that are compared, in this order."""
 
+_FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
+    "dataset": (str, type(None)),
+    "length": (int, type(None)),
+    "order": (str,),
+    "shuffle": (bool,),
+    "drop_last": (bool,),
+    "transform": (str,),
+    "decoder": (str,),
+    "decoder_version": (str, type(None)),
+}
+
 ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed"}
 """Names that ``load_state_dict(..., accept=)`` understands."""
+
+
+def as_int(name: str, value: Any) -> int:
+    """An int from an int of any kind, NumPy's included; a bool is none.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
+
+
+def as_epoch(epoch: Any) -> int:
+    """An epoch that a pass may take; the one after it must be one, too.
+
+    Raises:
+        ValueError: it is no int from 0 to 2**32 - 2.
+    """
+    try:
+        number = as_int("epoch", epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number < MAX_EPOCH:
+        raise ValueError(f"{epoch = } must be an int from 0 to {MAX_EPOCH - 1}")
+    return number
 
 
 def describe(thing: Any) -> str:

@@ -154,9 +154,11 @@ def copy_of(batch: Any) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Equal bit for bit: values, dtypes and shapes, NaN included."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(bits(one), bits(other))
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and torch.equal(bits(one), bits(other))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and one.tobytes() == other.tobytes()
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):

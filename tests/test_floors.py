@@ -18,6 +18,7 @@ FLOORS = {
     "loader": 4,
     "arguments": 3,
     "identity": 3,
+    "sampler_link": 3,
     "engine": 3,
     "samplers": 2,
     "sources": 2,
@@ -37,6 +38,8 @@ NEIGHBOURS = {
     ("state", "errors"): "every room raises errors",
     ("rng", "errors"): "every room raises errors",
     ("order", "records"): "value types belong to all",
+    ("sampler_link", "engine"): "a division belongs to the requests",
+    ("arguments", "engine"): "the engine knows its worker types",
 }
 
 
@@ -68,6 +71,19 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
             if any(name.split(".")[0] == package for name in _imports(path))
         }
         assert len(files) <= allowed, f"{package} is imported in {sorted(files)}"
+
+
+def test_private_names_of_torch_are_touched_in_one_file() -> None:
+    """DESIGN.md: ``engine/processes.py``."""
+    files = {
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if any(
+            name.split(".")[0] == "torch" and any(part.startswith("_") for part in name.split("."))
+            for name in _imports(path)
+        )
+    }
+    assert files <= {"processes.py"}
 
 
 def _room(path: Path) -> str:

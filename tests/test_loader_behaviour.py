@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import random
 import threading
@@ -170,6 +171,80 @@ def test_a_given_distributed_sampler_of_ours_is_not_sharded_again() -> None:
     assert sorted(seen) == list(range(10))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"seed": 5}, "seed=5 contradicts the sampler, which has 4"),
+        ({"num_replicas": 2, "rank": 1}, "num_replicas=2 contradicts the sampler, which has 1"),
+    ],
+)
+def test_arguments_that_contradict_a_given_sampler_are_refused(
+    arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4), **arguments)
+
+
+def test_a_given_samplers_seed_is_the_loaders() -> None:
+    sampler = ShuffledSampler(Indices(10), seed=4)
+    loader = StatefulGPULoader(Indices(10), batch_size=10, sampler=sampler)
+    order = list(ShuffledSampler(Indices(10), seed=4))
+    assert next(iter(loader)).tolist() == order
+    assert loader.state_dict()["seed"] == 4
+
+
+def test_a_position_loaded_into_the_sampler_is_not_dropped_in_silence() -> None:
+    sampler = ShuffledSampler(Indices(10), seed=4)
+    sampler.load_state_dict({"seed": 4, "epoch": 1, "position": 5})
+    with pytest.raises(ValueError, match="load the loader's state into the loader"):
+        next(iter(StatefulGPULoader(Indices(10), sampler=sampler)))
+
+
+def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
+    class Reversed(ShuffledSampler):
+        def __iter__(self) -> Any:
+            return iter([7, 5, 3])
+
+    loader = StatefulGPULoader(Indices(8), sampler=Reversed(Indices(8)))
+    assert [batch.item() for batch in loader] == [7, 5, 3]
+
+
+def test_an_empty_batch_sampler_yields_nothing() -> None:
+    """ENGINE.md, pitfall 6: falsy is not None."""
+    assert list(StatefulGPULoader(Indices(4), batch_sampler=[])) == []
+
+
+def test_the_loaders_sampler_yields_the_order_of_the_current_pass() -> None:
+    loader = StatefulGPULoader(Indices(9), batch_size=9, shuffle=True)
+    for _ in range(3):
+        batches = iter(loader)
+        delivered = next(batches).tolist()
+        assert list(loader.sampler) == delivered
+        list(batches)
+
+
+def test_a_rebuilt_loader_takes_the_state_of_the_original() -> None:
+    """Law 8: trainers rebuild a loader from its public attributes, its sampler among them."""
+    loader = StatefulGPULoader(Indices(9), batch_size=4, shuffle=True, seed=3)
+    rebuilt = StatefulGPULoader(
+        loader.dataset, batch_size=loader.batch_size, sampler=loader.sampler, seed=loader.seed
+    )
+    batches = iter(loader)
+    next(batches)
+    rebuilt.load_state_dict(loader.state_dict())
+    assert same(list(rebuilt), list(batches))
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    loader = StatefulGPULoader(
+        Indices(9), shuffle=True, seed=np.int64(3), num_replicas=np.int64(1), rank=np.int64(0)
+    )
+    loader.set_epoch(np.int64(2))
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 2
+    loader.sampler.set_epoch(np.int64(4))
+    assert json.loads(json.dumps(loader.state_dict()))["epoch"] == 4
+
+
 def test_set_epoch_of_the_loader_and_of_its_sampler_mean_the_same() -> None:
     def order(set_epoch: Callable[[StatefulGPULoader[Any]], None]) -> list[int]:
         loader = StatefulGPULoader(Indices(20), batch_size=20, shuffle=True, seed=1)
@@ -185,10 +260,30 @@ def test_set_epoch_of_the_loader_and_of_its_sampler_mean_the_same() -> None:
     assert ranked.state_dict()["epoch"] == 3
 
 
-@pytest.mark.parametrize("epoch", [-1, 2**32, 1.0, True, None])
+@pytest.mark.parametrize("epoch", [-1, 2**32 - 1, 1.0, True, None])
 def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
-    with pytest.raises(ValueError, match="epoch = "):
-        StatefulGPULoader(Indices(3)).set_epoch(epoch)
+    loader = StatefulGPULoader(Indices(3), shuffle=True)
+    for set_epoch in (loader.set_epoch, loader.sampler.set_epoch):
+        with pytest.raises(ValueError, match="epoch = "):
+            set_epoch(epoch)
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_workers_are_seeded_anew_for_every_pass() -> None:
+    """A1: else what worker_init_fn derives from its seed would repeat in every epoch."""
+
+    class Seeded(Indices):
+        def __getitem__(self, index: int) -> int:
+            worker = get_worker_info()
+            assert worker is not None
+            return worker.seed % 2**62
+
+    def seeds(loader: StatefulGPULoader[Any]) -> list[Any]:
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    one, other = (seeds(StatefulGPULoader(Seeded(4), num_workers=2, seed=seed)) for seed in (1, 1))
+    assert one == other
+    assert one[0] != one[1]
 
 
 def test_worker_info_shows_the_users_dataset() -> None:
@@ -281,7 +376,7 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"seed": 1.5}, TypeError, "seed = 1.5 must be an int"),
+        ({"seed": 1.5}, TypeError, "seed=1.5 must be an int"),
         ({"seed": True}, TypeError, "must be an int"),
         ({"seed": 2**64}, ValueError, "must fit in 64 bits"),
         ({"rank": 0}, ValueError, "rank = 0 needs num_replicas"),
@@ -304,6 +399,8 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
         ({"batch_size": None, "drop_last": True}, ValueError, "batch_size=None"),
         ({"batch_size": 0}, ValueError, "batch_size"),
         ({"batch_size": 2.5}, ValueError, "batch_size"),
+        ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor = 0 must be"),
+        ({"decoder": "photoshop"}, ValueError, "decoder='photoshop' must be one of"),
         ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
         ({"sampler": [0], "num_replicas": 2, "rank": 0}, ValueError, "num_replicas=2 needs"),
     ],
@@ -410,6 +507,120 @@ def test_an_iterable_dataset_and_a_users_sampler_iterate_as_in_the_parent() -> N
     resumed = StatefulGPULoader(Indices(10), batch_size=2, sampler=[5, 3, 1])
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == [[1]]
+
+
+@pytest.mark.parametrize("saved_by", ["order", "sampler"])
+def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> None:
+    """B7: one counts positions, the other has torchdata's iterator."""
+    own = StatefulGPULoader(Indices(4))
+    inherited = StatefulGPULoader(Indices(4), sampler=[3, 1, 0, 2])
+    saving, loading = (own, inherited) if saved_by == "order" else (inherited, own)
+    batches = iter(saving)
+    next(batches)
+    with pytest.raises(StateMismatch, match="order differs"):
+        loading.load_state_dict(saving.state_dict())
+
+
+def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> None:
+    """Law 1: inline as in a worker."""
+
+    class Multiplying(Indices):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand(4, 4) @ torch.rand(4, 4)
+
+    def batches() -> list[Any]:
+        return list(StatefulGPULoader(Multiplying(4), batch_size=2, seed=1))
+
+    plain = batches()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same(batches(), plain)
+    with torch.device("meta"):
+        assert same(batches(), plain)
+        assert StatefulGPULoader(Indices(4), shuffle=True).state_dict()["seed"] >= 0
+
+
+def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
+    """Law 1: the global generators are one process's, so inline requests take turns."""
+    wanted = list(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+    found: list[list[Any]] = [[], []]
+
+    def work(number: int) -> None:
+        found[number].extend(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same(found[0], wanted)
+    assert same(found[1], wanted)
+
+
+def test_an_interrupted_sample_is_read_again() -> None:
+    """A KeyboardInterrupt loses nothing."""
+
+    class Interrupted(Indices):
+        interrupted = False
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2 and not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            return index
+
+    batches = iter(StatefulGPULoader(Interrupted(6), batch_size=2))
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [batch.tolist() for batch in batches] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> None:
+    """A1: torch passes it on, a dictionary too."""
+
+    class Columns(Indices):
+        def __getitems__(self, indices: list[int]) -> dict[str, list[int]]:
+            return {"x": indices}
+
+    loader = StatefulGPULoader(
+        Columns(4), batch_size=2, num_workers=num_workers, collate_fn=_unchanged
+    )
+    assert list(loader) == [{"x": [0, 1]}, {"x": [2, 3]}]
+
+
+def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None:
+    dataset = Indices(100)
+    loader = StatefulGPULoader(dataset, batch_size=1, shuffle=True, seed=1)
+    batches = iter(loader)
+    seen = [next(batches).item() for _ in range(3)]
+    dataset.length = 150
+    seen += [batch.item() for batch in batches]
+    assert sorted(seen) == list(range(100))
+    loader.load_state_dict(loader.state_dict())
+    assert len(list(loader)) == 150
+
+
+def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> None:
+    """A8: no cycle of frames and tracebacks keeps them."""
+
+    def fail() -> None:
+        batches = iter(StatefulGPULoader(Failing(8, {1}), num_workers=1))
+        next(batches)
+        with pytest.raises(KeyError):
+            next(batches)
+
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        fail()
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+
+
+def _unchanged(samples: Any) -> Any:
+    return samples
 
 
 def test_no_warning_reaches_the_user() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset, random_split
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -201,9 +202,62 @@ def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -
     assert resumed.state_dict() == states[0, 2]
     assert same([copy_of(batch) for batch in resumed], expected[0][2:])
     explicit = make_images(photos, decoder="torchcodec")
-    with pytest.raises(StateMismatch, match="decoder differs: the state has 'torchvision'"):
+    with pytest.raises(
+        StateMismatch,
+        match="decoder differs: the state has 'torchvision', expected was 'torchcodec'",
+    ):
         explicit.load_state_dict(states[0, 2])
     explicit.load_state_dict(states[0, 2], accept={"decoder"})
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_persistent_workers_take_the_decoder_of_a_loaded_state(
+    photos: Path, worker_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the load comes while a pass is under way, whose workers come back later."""
+    pytest.importorskip("torchcodec")
+    state = make_images(photos, decoder="torchvision").state_dict()
+    loader = make_images(photos, num_workers=1, persistent_workers=True, worker_type=worker_type)
+    under_way = iter(loader)
+    next(under_way)
+    loader.load_state_dict(state)
+    del under_way
+    following = iter(loader)
+    next(following)
+    assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
+    executor = following._begun.pipeline
+    executor = getattr(executor, "_executor", None) or executor._loader.dataset._executor
+    assert executor._decoder.family == "torchvision"
+
+
+def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None:
+    """What everyone does first: ``random_split(source)``."""
+    source = FolderSource(photos)
+    train, held_out = random_split(source, [20, 4], generator=torch.Generator().manual_seed(1))
+    recipes = [T.Resize((8, 8))]
+    whole = [
+        image
+        for images, _ in StatefulGPULoader(source, batch_size=8, transform=recipes)
+        for image in images
+    ]
+    for split in (train, held_out, ConcatDataset([train, held_out])):
+        loader = StatefulGPULoader(split, batch_size=4, transform=recipes, num_workers=1)
+        images = [image for images, _ in loader for image in images]
+        parts = split.datasets if isinstance(split, ConcatDataset) else [split]
+        wanted = [whole[index] for part in parts for index in part.indices]
+        assert same(images, wanted)
+    states = [
+        StatefulGPULoader(split, transform=recipes).state_dict()
+        for split in (train, Subset(source, range(20)))
+    ]
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        StatefulGPULoader(train, transform=recipes).load_state_dict(states[1])
+    StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
+
+
+def test_a_source_in_an_order_of_the_users_is_refused_not_left_undecoded(photos: Path) -> None:
+    with pytest.raises(ValueError, match="dataset='FolderSource' needs"):
+        make_images(photos, transform=None, shuffle=None, seed=None, sampler=[3, 1])
 
 
 def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:

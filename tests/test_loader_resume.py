@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
@@ -91,6 +91,25 @@ def test_a_private_generator_is_reached_by_set_sample_seed() -> None:
         ),
         other=({}, {"num_workers": 2}),
     )
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda dataset: Subset(dataset, range(3, 20)),
+        lambda dataset: ConcatDataset([dataset, Indices(4)]),
+        lambda dataset: StackDataset(dataset, Indices(22)),
+        lambda dataset: Subset(StackDataset(own=dataset), range(9)),
+    ],
+    ids=["subset", "concat", "stack", "subset of stack"],
+)
+def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> None:
+    """A5: random_split is a Subset."""
+    orders = [
+        list(StatefulGPULoader(wrap(OwnGenerator(22)), batch_size=None, seed=7, num_workers=w))
+        for w in (0, 2)
+    ]
+    assert same(*orders)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
@@ -214,6 +233,14 @@ def test_the_epoch_boundary_can_resume_into_the_next_epoch() -> None:
     resumed.load_state_dict(at_end)
     assert resumed.state_dict() == at_end
     assert same([copy_of(batch) for batch in resumed], expected[1])
+
+
+def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
+    loader = StatefulGPULoader(
+        Indices(10), batch_size=8, drop_last=True, on_epoch_boundary="next_epoch"
+    )
+    loader.load_state_dict({**loader.state_dict(), "position": 4})
+    assert [batch.tolist() for batch in loader] == [list(range(8))]
 
 
 def test_state_of_batches_ago_is_the_state_of_then() -> None:

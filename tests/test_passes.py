@@ -43,9 +43,9 @@ def test_an_empty_resumed_pass_leads_to_the_next_epoch() -> None:
 def test_a_pass_resumed_at_the_end_can_be_one_of_the_next_epoch() -> None:
     passes = Passes()
     passes.load(Address(3, 10))
-    assert passes.begin(skip_epoch_finished_at=10).start == Address(4, 0)
+    assert passes.begin(is_over=lambda position: position > 9).start == Address(4, 0)
     passes.load(Address(3, 9))
-    assert passes.begin(skip_epoch_finished_at=10).start == Address(3, 9)
+    assert passes.begin(is_over=lambda position: position > 9).start == Address(3, 9)
 
 
 def test_a_requested_epoch_is_taken_once() -> None:
@@ -112,6 +112,14 @@ def test_the_state_follows_the_pass_that_began_last() -> None:
     assert passes.address() == Address(1, 2)
     passes.end(first)
     assert passes.address() == Address(1, 2)
+
+
+def test_a_pass_that_began_earlier_does_not_take_the_state_back() -> None:
+    passes = Passes()
+    failed_at_first, later = passes.begin(), passes.begin()
+    passes.deliver(later, 12)
+    passes.deliver(failed_at_first, 8)
+    assert passes.address() == Address(0, 12)
 
 
 def test_history_reaches_over_epochs_and_not_beyond_what_was_delivered() -> None:

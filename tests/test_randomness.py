@@ -159,6 +159,7 @@ def test_streams_are_frozen():
         "MIXTURE": 8,
         "SHARDS": 9,
         "REPLACEMENT": 10,
+        "WORKERS": 11,
         "RECIPES": 64,
     }
 

@@ -57,9 +57,9 @@ def test_set_epoch_chooses_the_order() -> None:
     assert list(again) == orders[3]
 
 
-def test_place_gives_another_rank_its_share() -> None:
+def test_set_ranks_gives_another_rank_its_share() -> None:
     sampler = DistributedShuffledSampler(Indices(10), 1, 0, shuffle=False)
-    sampler.place(4, 3)
+    sampler.set_ranks(4, 3)
     assert len(sampler) == 3
     assert list(sampler) == [3, 7, 1]
 

@@ -8,6 +8,7 @@ import pickle
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -108,7 +109,9 @@ def test_missing_and_additional_keys_are_named() -> None:
         LoaderState.from_dict({**STATE.to_dict(), "surprise": 1})
 
 
-@pytest.mark.parametrize("garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}])
+@pytest.mark.parametrize(
+    "garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}, {"format": np.zeros(2)}]
+)
 def test_garbage_is_refused(garbage: Any) -> None:
     """B7."""
     with pytest.raises(StateMismatch, match="format differs"):
@@ -134,6 +137,26 @@ def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> 
 def test_a_broken_fingerprint_is_refused(text: str) -> None:
     """B7, G6."""
     with pytest.raises(StateMismatch, match="fingerprint differs"):
+        Fingerprint.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("order", None),
+        ("shuffle", None),
+        ("drop_last", 0),
+        ("transform", None),
+        ("decoder", None),
+        ("length", True),
+        ("dataset", 5),
+        ("decoder_version", [1]),
+    ],
+)
+def test_a_fingerprint_of_wrong_types_switches_no_comparison_off(field: str, value: Any) -> None:
+    """B7."""
+    text = json.dumps({**vars(FINGERPRINT), field: value})
+    with pytest.raises(StateMismatch, match=f"fingerprint's {field} differs"):
         Fingerprint.from_text(text)
 
 

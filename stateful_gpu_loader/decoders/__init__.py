@@ -22,9 +22,10 @@ decoder family (DESIGN.md, Images).
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
 from stateful_gpu_loader.decoders.probe import probe
-from stateful_gpu_loader.decoders.registry import available, make_decoder
+from stateful_gpu_loader.decoders.registry import DECODERS, available, make_decoder
 
 __all__ = [
+    "DECODERS",
     "Decoder",
     "ImageHeader",
     "JpegHeader",

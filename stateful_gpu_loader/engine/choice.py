@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
 
@@ -17,6 +18,8 @@ from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.processes import ProcessPipeline, empty_shared
 from stateful_gpu_loader.engine.samples import SampleExecutor
 from stateful_gpu_loader.engine.threads import ThreadPipeline
+from stateful_gpu_loader.passes import Address
+from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose, Recipe
 
@@ -35,8 +38,10 @@ class Work:
     """None, a Compose, or a callable; see :func:`as_transform`."""
     collate_fn: Callable[[Any], Any]
     batched: bool
+    source: Source | None
+    """The dataset, or what stands for it, if it holds encoded images."""
     decoder: Decoder | None
-    """Of a source; None for other datasets."""
+    """Of the source's images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +107,16 @@ def runs_in_threads(work: Work, workers: Workers) -> bool:
     return obstacle is None
 
 
-def make_pipeline(work: Work, workers: Workers, *, base_seed: int) -> Pipeline:
-    """A pipeline that is ready to be started."""
+def check_worker_type(work: Work, workers: Workers) -> None:
+    """Refuse workers that cannot do the work; see :func:`runs_in_threads`."""
+    runs_in_threads(work, workers)
+
+
+def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
+    """A pipeline that is ready to be started, first on the pass that begins at ``start``."""
     if workers.num_workers == 0:
         return InlinePipeline(_executor(work, BatchMemory(_BATCHES_WITH_THE_USER).empty))
-    prefetch_factor = workers.prefetch_factor or 2
+    prefetch_factor = 2 if workers.prefetch_factor is None else workers.prefetch_factor
     if runs_in_threads(work, workers):
         in_flight = workers.num_workers * prefetch_factor
         memory = BatchMemory(in_flight + _BATCHES_WITH_THE_USER)
@@ -116,6 +126,8 @@ def make_pipeline(work: Work, workers: Workers, *, base_seed: int) -> Pipeline:
             prefetch_factor=prefetch_factor,
             timeout=workers.timeout,
         )
+    place = np.array([start.position])
+    (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
     return ProcessPipeline(
         _executor(work, empty_shared),
         dataset=work.dataset,
@@ -132,7 +144,7 @@ def make_pipeline(work: Work, workers: Workers, *, base_seed: int) -> Pipeline:
 def _executor(
     work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 ) -> Executor:
-    if work.decoder is None:
+    if work.source is None or work.decoder is None:
         return SampleExecutor(
             work.dataset,
             transform=work.transform,
@@ -141,7 +153,7 @@ def _executor(
         )
     if work.transform is None or isinstance(work.transform, Compose):
         return RecipeExecutor(
-            work.dataset,
+            work.source,
             decoder=work.decoder,
             recipes=work.transform or Compose([]),
             collate_fn=work.collate_fn,
@@ -149,7 +161,7 @@ def _executor(
             allocate=allocate,
         )
     return CallableExecutor(
-        work.dataset,
+        work.source,
         decoder=work.decoder,
         transform=work.transform,
         collate_fn=work.collate_fn,
@@ -159,7 +171,7 @@ def _executor(
 
 def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
     name = type(work.dataset).__name__
-    if not isinstance(work.dataset, Source):
+    if work.source is None:
         return f"{name} is no Source, so its __getitem__ may draw from the global generators"
     if not (work.transform is None or isinstance(work.transform, Compose)):
         return "its transform is a callable, which may draw from the global generators"

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate, default_convert
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
 from stateful_gpu_loader.engine.samples import SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import EncodedBatch, EncodedSample, Request, SampleKey
+from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose
 
@@ -57,14 +57,14 @@ class RecipeExecutor:
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         keys = request.keys()
-        batch = EncodedBatch([read(self._source, key) for key in keys], request)
-        headers = [header_of(sample, key) for sample, key in zip(batch.samples, keys, strict=True)]
+        encoded = [read(self._source, key) for key in keys]
+        headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
         sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
         drawn = self._recipes.draw(request.seed, request.epoch, request.positions, sizes)
-        targets = [sample.target for sample in batch.samples]
+        targets = [sample.target for sample in encoded]
         rows = self._rows(drawn.sizes, keys)
         images = []
-        for i, (sample, header, key) in enumerate(zip(batch.samples, headers, keys, strict=True)):
+        for i, (sample, header, key) in enumerate(zip(encoded, headers, keys, strict=True)):
             check()
             image = decode(self._decoder, sample, header, key)
             numbers = drawn.sample(i)
@@ -108,6 +108,7 @@ class CallableExecutor(SampleExecutor):
         batched: bool,
     ) -> None:
         super().__init__(source, transform=None, collate_fn=collate_fn, batched=batched)
+        self._native = False
         self._source = source
         self._decoder = decoder
         self._image_transform = transform

@@ -43,7 +43,10 @@ def limit_this_thread() -> None:
 @lru_cache(maxsize=1)
 def _openmp() -> ctypes.CDLL | None:
     for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
-        library = ctypes.CDLL(str(path))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
         if hasattr(library, "omp_set_num_threads"):
             return library
     return None

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from torch._utils import ExceptionWrapper
-
-from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import Request, SampleKey
 
 
@@ -40,33 +36,23 @@ class Pipeline(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers; nothing can be started afterwards."""
+        """End the workers of the pass."""
         ...
 
 
-@dataclass(frozen=True)
 class Failure:
     """An exception that stands in for a batch, until its turn to be raised comes."""
 
-    error: Exception | None
-    """The exception itself, where it can travel."""
-    wrapper: ExceptionWrapper | None = None
-    """Its type and traceback as text, from another process."""
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
-    @classmethod
-    def from_worker(cls, error: Exception, where: str) -> Failure:
-        """Pack the exception being handled so that it survives pickling."""
-        wrapper = ExceptionWrapper(where=where)
-        return cls(error if isinstance(error, LoaderError) else None, wrapper)
-
-    def reraise(self) -> None:
-        """Raise it in the user's thread with its own type, as torch's DataLoader does."""
-        if self.error is None and self.wrapper is not None:
-            self.wrapper.reraise()
-        if self.error is not None and self.wrapper is not None:
-            raise self.error from LoaderError(f"Original {self.wrapper.exc_msg}")
-        if self.error is not None:
+    def reraise(self) -> NoReturn:
+        """Raise it in the user's thread, with its own type."""
+        try:
             raise self.error
+        finally:
+            # The traceback holds this frame: without this, a cycle would keep the workers alive.
+            del self
 
 
 def never_stopped() -> None:
@@ -74,7 +60,7 @@ def never_stopped() -> None:
 
 
 @contextmanager
-def note(key: SampleKey) -> Iterator[None]:
+def noting_sample(key: SampleKey) -> Iterator[None]:
     """Add to an exception of the user's code which sample it came from (Python >= 3.11)."""
     try:
         yield

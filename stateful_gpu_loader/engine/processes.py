@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 
 from stateful_gpu_loader.engine.pipeline import Executor, Failure, never_stopped
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import Request
 
 
@@ -67,6 +69,8 @@ class ProcessPipeline:
 
     def __next__(self) -> tuple[Request, Any]:
         ordinal, answer = next(self._iterator)
+        if isinstance(answer, _RemoteFailure):
+            answer = Failure(answer.rebuild())
         issued = self._requests.issued
         while issued[0].ordinal != ordinal:
             issued.popleft()  # its answer was an exception of the machinery, raised at its turn
@@ -125,7 +129,29 @@ class _Answers(Dataset[Any]):
         except Exception as error:
             worker = get_worker_info()
             where = f"in DataLoader worker process {worker.id if worker else 0}"
-            return request.ordinal, Failure.from_worker(error, where)
+            return request.ordinal, _RemoteFailure(error, where)
+
+
+class _RemoteFailure:
+    """An exception of a worker process, its traceback as text.
+
+    This package's own errors travel whole; of others torch rebuilds the type around a message
+    that holds the traceback, as its DataLoader does.
+    """
+
+    def __init__(self, error: Exception, where: str) -> None:
+        self._own = error if isinstance(error, LoaderError) else None
+        self._wrapper = ExceptionWrapper(where=where)
+
+    def rebuild(self) -> BaseException:
+        if self._own is not None:
+            self._own.__cause__ = LoaderError(f"Original {self._wrapper.exc_msg}")
+            return self._own
+        try:
+            self._wrapper.reraise()
+        except BaseException as error:
+            return error.with_traceback(None)
+        raise LoaderError("torch did not reraise what it had wrapped")
 
 
 class _InnerLoader(DataLoader[Any]):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import IndexArray, Request
-from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.samplers import EpochOrder
 
 _LARGEST_BLOCK = 8192
 
@@ -40,57 +39,61 @@ class Division:
         return whole + (1 if rest and not self.drop_last else 0)
 
 
-def requests_from(
-    address: Address, *, seed: int, order: PositionOrder, division: Division
-) -> Iterator[Request]:
-    """One rank's requests from ``address`` to the end of the epoch.
+class Requests:
+    """One rank's requests from an address to the end of its epoch: an iterator.
 
     At every step the ranks together take the next ``global_batch_size`` positions, rank r of R
     those at offsets r, r + R, ... So the global batch depends on the global batch size alone
     (B3). The last step wraps to the epoch's start so that all ranks deliver as many samples,
     as DistributedSampler pads. After the last step the position is the epoch's end, whether
     or not a tail was dropped.
+
+    Not a generator: one of those would end at an exception, and the rest of the epoch with it.
     """
-    num_positions, stride = order.num_positions, division.num_replicas
-    num_steps = division.num_steps(num_positions - address.position)
-    indices = _IndexBlocks(order, seed, address.epoch, address.position + division.rank, stride)
-    start = address.position
-    for ordinal in range(num_steps):
-        left = num_positions - start
-        count = min(division.batch_size, -(-left // stride))
-        is_last = ordinal == num_steps - 1
-        end = num_positions if is_last else start + division.global_batch_size
-        yield Request(
-            ordinal=ordinal,
-            seed=seed,
-            epoch=address.epoch,
-            start=start + division.rank,
-            step=stride,
-            indices=indices.take(count),
-            end=end,
-        )
-        start = end
-
-
-class _IndexBlocks:
-    """Looks indices up in blocks that grow: a first batch at once, then few large calls."""
 
     def __init__(
-        self, order: PositionOrder, seed: int, epoch: int, position: int, stride: int
+        self, address: Address, *, seed: int, indices: EpochOrder, division: Division
     ) -> None:
-        self._order = order
-        self._seed, self._epoch = seed, epoch
-        self._position, self._stride = position, stride
-        self._indices: IndexArray = np.empty(0, dtype=np.int64)
-        self._size = 0
+        self._seed, self._epoch = seed, address.epoch
+        self._indices = indices
+        self._division = division
+        self._start = address.position
+        self._ordinal = 0
+        self._num_steps = division.num_steps(indices.n - address.position)
+        self._block: IndexArray = np.empty(0, dtype=np.int64)
+        self._next_block_size = 0
 
-    def take(self, count: int) -> IndexArray:
-        if len(self._indices) < count:
-            self._size = max(count, min(4 * self._size, _LARGEST_BLOCK))
-            positions = self._position + self._stride * np.arange(self._size, dtype=np.int64)
-            positions %= self._order.num_positions
-            block = self._order.indices(self._seed, self._epoch, positions)
-            self._position += self._stride * self._size
-            self._indices = np.concatenate([self._indices, block])
-        taken, self._indices = self._indices[:count], self._indices[count:]
+    def __iter__(self) -> Requests:
+        return self
+
+    def __next__(self) -> Request:
+        if self._ordinal == self._num_steps:
+            raise StopIteration
+        division, n = self._division, self._indices.n
+        is_last = self._ordinal == self._num_steps - 1
+        count = min(division.batch_size, -(-(n - self._start) // division.num_replicas))
+        request = Request(
+            ordinal=self._ordinal,
+            seed=self._seed,
+            epoch=self._epoch,
+            start=self._start + division.rank,
+            step=division.num_replicas,
+            indices=self._take(count),
+            end=n if is_last else self._start + division.global_batch_size,
+        )
+        self._ordinal += 1
+        self._start = request.end
+        return request
+
+    def _take(self, count: int) -> IndexArray:
+        """Look indices up in blocks that grow: a first batch at once, then few large calls."""
+        if len(self._block) < count:
+            size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
+            stride = self._division.num_replicas
+            first = self._start + self._division.rank + stride * len(self._block)
+            positions = first + stride * np.arange(size, dtype=np.int64)
+            positions %= self._indices.n
+            self._block = np.concatenate([self._block, self._indices(positions)])
+            self._next_block_size = 4 * size
+        taken, self._block = self._block[:count], self._block[count:]
         return taken

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from stateful_gpu_loader.engine.pipeline import Failure, Pipeline
 from stateful_gpu_loader.passes import Pass, Passes
 
-Begin = Callable[[], tuple[Pass, Pipeline]]
-"""Take the next pass, and a pipeline started on its requests."""
+
+@dataclass(frozen=True)
+class Begun:
+    """A pass that has begun."""
+
+    current: Pass
+    pipeline: Pipeline
+    """Started on the requests of the pass."""
+    release: Callable[[], None]
+    """Takes the pipeline back."""
 
 
 class Run:
     """Delivers the batches of one pass in order, and tells :class:`Passes` of each.
 
     Nothing happens before the first ``next()`` (law 7). An exception of one batch leaves the
-    others as they are: the next ``next()`` goes on behind it.
+    others as they are: the next ``next()`` goes on behind it. Several threads may share a run.
 
     Args:
         passes: the loader's.
         begin: called at the first ``next()``, and again if a state is loaded before the first
             batch is delivered.
-        release: takes the pipeline back at the end of the pass, or when the run is dropped.
         finish: the last step on a batch, in the user's thread.
         length: of the iterator.
     """
@@ -30,19 +39,17 @@ class Run:
     def __init__(
         self,
         passes: Passes,
-        begin: Begin,
-        release: Callable[[Pipeline], None],
+        begin: Callable[[], Begun],
         finish: Callable[[Any], Any],
         length: Callable[[], int],
     ) -> None:
         self._passes = passes
         self._begin = begin
-        self._release = release
         self._finish = finish
         self._length = length
-        self._pass: Pass | None = None
-        self._pipeline: Pipeline | None = None
+        self._begun: Begun | None = None
         self._ended = False
+        self._lock = threading.RLock()
 
     def __iter__(self) -> Run:
         return self
@@ -51,19 +58,25 @@ class Run:
         return self._length()
 
     def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        current, pipeline = self._started()
-        try:
-            request, answer = next(pipeline)
-        except StopIteration:
-            self._end(current)
-            raise
-        if isinstance(answer, Failure):
-            answer.reraise()
-        batch = self._finish(answer)
-        self._passes.deliver(current, request.end)
-        return batch
+        with self._lock:
+            if self._ended:
+                raise StopIteration
+            begun = self._started()
+            try:
+                request, answer = next(begun.pipeline)
+            except StopIteration:
+                self._ended = True
+                self._stop()
+                self._passes.end(begun.current)
+                raise
+            if isinstance(answer, Failure):
+                try:
+                    answer.reraise()
+                finally:
+                    del self, begun, answer  # the traceback would keep the workers alive
+            batch = self._finish(answer)
+            self._passes.deliver(begun.current, request.end)
+            return batch
 
     def __del__(self) -> None:
         self._stop()
@@ -71,24 +84,19 @@ class Run:
     @property
     def _workers(self) -> list[Any]:
         """The worker processes, where programs that look into a torch iterator find them."""
-        return list(getattr(self._pipeline, "workers", []))
+        return [] if self._begun is None else list(getattr(self._begun.pipeline, "workers", []))
 
-    def _started(self) -> tuple[Pass, Pipeline]:
-        current, pipeline = self._pass, self._pipeline
-        if current is not None and pipeline is not None:
-            overtaken = current.generation != self._passes.generation and not current.delivered
-            if not overtaken:
-                return current, pipeline
+    def _started(self) -> Begun:
+        begun = self._begun
+        if begun is not None:
+            current = begun.current
+            if current.delivered or current.generation == self._passes.generation:
+                return begun
             self._stop()
-        self._pass, self._pipeline = self._begin()
-        return self._pass, self._pipeline
-
-    def _end(self, current: Pass) -> None:
-        self._ended = True
-        self._stop()
-        self._passes.end(current)
+        self._begun = self._begin()
+        return self._begun
 
     def _stop(self) -> None:
-        pipeline, self._pipeline = getattr(self, "_pipeline", None), None
-        if pipeline is not None:
-            self._release(pipeline)
+        begun, self._begun = getattr(self, "_begun", None), None
+        if begun is not None:
+            begun.release()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import Subset, default_collate, default_convert
+from torch.utils.data import (
+    ConcatDataset,
+    StackDataset,
+    Subset,
+    default_collate,
+    default_convert,
+)
 
-from stateful_gpu_loader.engine.pipeline import note
+from stateful_gpu_loader.engine.pipeline import noting_sample
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
 
@@ -18,8 +24,9 @@ class SampleExecutor:
     """``dataset[index]``, transform and collate under generators seeded from the key.
 
     So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
-    any worker (A5). A dataset with generators of its own may offer ``set_sample_seed(int)``,
-    which is called before each of its items.
+    any worker (A5). A dataset with generators of its own, also one inside torch's Subset,
+    ConcatDataset or StackDataset, may offer ``set_sample_seed(int)``, which is called before each
+    item, or before each of its own ``__getitems__``.
 
     Args:
         dataset: map-style.
@@ -42,14 +49,12 @@ class SampleExecutor:
         self._transform = transform
         self._collate_fn = collate_fn
         self._batched = batched
-        self._native = has_native_batches(dataset)
-        self._set_sample_seed = getattr(dataset, "set_sample_seed", None)
+        self._native = batched and has_native_batches(dataset)
+        self._set_sample_seeds = list(_sample_seed_setters(dataset))
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        if self._native and self._batched:
-            samples = self._native_batch(request, check)
-        else:
-            samples = self._items(request, check)
+        fetch = self._native_batch if self._native else self._items
+        samples = fetch(request, check)
         return collate(request, samples, self._collate_fn, batched=self._batched)
 
     def fetch(self, key: SampleKey) -> Any:
@@ -60,33 +65,33 @@ class SampleExecutor:
         samples = []
         for key, seed in zip(request.keys(), _seeds(request), strict=True):
             check()
-            with note(key):
+            with noting_sample(key):
                 self._seed(seed)
                 sample = self.fetch(key)
                 samples.append(sample if self._transform is None else self._transform(sample))
         return samples
 
-    def _native_batch(self, request: Request, check: Callable[[], None]) -> list[Any]:
-        seed_global_generators(batch_seed(request, Stream.GETITEMS))
-        samples = list(self._dataset.__getitems__(request.indices.tolist()))
+    def _native_batch(self, request: Request, check: Callable[[], None]) -> Any:
+        self._seed(batch_seed(request, Stream.GETITEMS))
+        samples = self._dataset.__getitems__(request.indices.tolist())
         if self._transform is None:
             return samples
         transformed = []
         for key, seed, sample in zip(request.keys(), _seeds(request), samples, strict=True):
             check()
-            with note(key):
+            with noting_sample(key):
                 self._seed(seed)
                 transformed.append(self._transform(sample))
         return transformed
 
     def _seed(self, seed: int) -> None:
         seed_global_generators(seed)
-        if self._set_sample_seed is not None:
-            self._set_sample_seed(seed)
+        for set_sample_seed in self._set_sample_seeds:
+            set_sample_seed(seed)
 
 
 def collate(
-    request: Request, samples: list[Any], collate_fn: Callable[[Any], Any], *, batched: bool
+    request: Request, samples: Any, collate_fn: Callable[[Any], Any], *, batched: bool
 ) -> Any:
     """Collate under the batch's first position; torch's own functions draw nothing."""
     if collate_fn not in _DRAWS_NOTHING:
@@ -102,15 +107,34 @@ def batch_seed(request: Request, stream: Stream) -> int:
 def has_native_batches(dataset: Any) -> bool:
     """Whether the dataset fetches a batch by a ``__getitems__`` of its own.
 
-    torch's Subset always has one, which only passes on to the dataset below: there a Subset is
-    read item by item unless that dataset has one.
+    torch's Subset and StackDataset always have one, which only passes on to the datasets below:
+    they are read item by item unless one of those has its own.
 
     >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
     False
     """
-    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
-        dataset = dataset.dataset
+    own = getattr(type(dataset), "__getitems__", None)
+    if own in (Subset.__getitems__, StackDataset.__getitems__):
+        return any(has_native_batches(part) for part in _parts(dataset))
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def _sample_seed_setters(dataset: Any) -> Iterator[Callable[[int], None]]:
+    own = getattr(dataset, "set_sample_seed", None)
+    if callable(own):
+        yield own
+    for part in _parts(dataset):
+        yield from _sample_seed_setters(part)
+
+
+def _parts(dataset: Any) -> list[Any]:
+    """The datasets that a wrapper of torch's is made of."""
+    if isinstance(dataset, Subset):
+        return [dataset.dataset]
+    if isinstance(dataset, (ConcatDataset, StackDataset)):
+        parts: Any = dataset.datasets
+        return list(parts.values()) if isinstance(parts, dict) else list(parts)
+    return []
 
 
 def _seeds(request: Request) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -32,34 +34,38 @@ class ThreadPipeline:
         self._num_workers = num_workers
         self._limit = num_workers * prefetch_factor
         self._timeout = timeout
-        self._board = _Board(iter(()), self._limit)
-        self._end = weakref.finalize(self, _end_threads, self._board, [])
+        self._exchange: _Exchange | None = None
+        self._end: weakref.finalize[..., Any] | None = None
 
     def start(self, requests: Iterator[Request]) -> None:
         self.close()
-        self._board = _Board(requests, self._limit)
+        exchange = _Exchange(requests, self._limit)
         threads = [
             threading.Thread(
                 target=_work,
-                args=(self._executor, self._board),
+                args=(self._executor, exchange),
                 name=f"stateful_gpu_loader worker {number}",
                 daemon=True,
             )
             for number in range(self._num_workers)
         ]
-        self._end = weakref.finalize(self, _end_threads, self._board, threads)
+        self._exchange = exchange
+        self._end = weakref.finalize(self, _end_threads, exchange, threads, os.getpid())
         for thread in threads:
             thread.start()
 
     def __next__(self) -> tuple[Request, Any]:
-        return self._board.next_answer(self._timeout)
+        if self._exchange is None:
+            raise StopIteration
+        return self._exchange.next_answer(self._timeout)
 
     def close(self) -> None:
-        self._end()
+        if self._end is not None:
+            self._end()
 
 
-class _Board:
-    """Where threads take requests and pin their answers; knows nothing of the pipeline."""
+class _Exchange:
+    """Where threads take requests and leave their answers; knows nothing of the pipeline."""
 
     def __init__(self, requests: Iterator[Request], limit: int) -> None:
         self._requests = requests
@@ -68,7 +74,7 @@ class _Board:
         self._answers: dict[int, Any] = {}
         self._exhausted = False
         self._order_failure: Exception | None = None
-        # Re-entrant: the garbage collector may drop a run, and stop its board, within take().
+        # Re-entrant: the garbage collector may drop a run, and end its threads, within take().
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
@@ -78,7 +84,7 @@ class _Board:
         """The next request as soon as there is room for its batch; None at the end."""
         with self._lock:
             while not self.stopped and not self._exhausted:
-                if len(self._issued) >= self._limit:
+                if len(self._issued) >= self._limit or self._order_failure is not None:
                     self._room.wait()
                     continue
                 try:
@@ -87,7 +93,7 @@ class _Board:
                     self._exhaust()
                 except Exception as error:
                     self._order_failure = error
-                    self._exhaust()
+                    self._answered.notify_all()
                 else:
                     self._issued.append(request)
                     return request
@@ -97,18 +103,20 @@ class _Board:
         with self._lock:
             self._answers[request.ordinal] = answer
             if self._issued and self._issued[0] is request:
-                self._answered.notify()
+                self._answered.notify_all()
 
     def next_answer(self, timeout: float) -> tuple[Request, Any]:
         with self._lock:
             if not self._answered.wait_for(self._is_ready, timeout or None):
                 raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
-            if not self._issued:
-                error, self._order_failure = self._order_failure, None
-                raise StopIteration if error is None else error
-            request = self._issued.popleft()
-            self._room.notify()
-            return request, self._answers.pop(request.ordinal)
+            self._room.notify_all()
+            if self._issued:
+                request = self._issued.popleft()
+                return request, self._answers.pop(request.ordinal)
+            error, self._order_failure = self._order_failure, None
+            if error is None:
+                raise StopIteration
+            raise error  # and the order is asked again at the next call
 
     def stop(self) -> None:
         with self._lock:
@@ -124,7 +132,7 @@ class _Board:
     def _is_ready(self) -> bool:
         if self._issued:
             return self._issued[0].ordinal in self._answers
-        return self._exhausted
+        return self._exhausted or self._order_failure is not None
 
     def _exhaust(self) -> None:
         self._exhausted = True
@@ -132,22 +140,27 @@ class _Board:
         self._answered.notify_all()
 
 
-def _work(executor: Executor, board: _Board) -> None:
+def _work(executor: Executor, exchange: _Exchange) -> None:
     limit_this_thread()
-    while (request := board.take()) is not None:
+    while (request := exchange.take()) is not None:
         try:
-            answer = executor(request, board.check)
+            answer = executor(request, exchange.check)
         except Stopped:
             return
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it is, somebody waits for this request.
             answer = Failure(error)
-        board.answer(request, answer)
+        exchange.answer(request, answer)
         del answer, request  # a waiting thread holds no batch
 
 
-def _end_threads(board: _Board, threads: list[threading.Thread]) -> None:
+def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:
     """Stop at the next sample, and wait: torch aborts if threads are left inside it at exit."""
-    board.stop()
+    if os.getpid() != pid:
+        return  # a forked child has the objects, and none of the threads
+    exchange.stop()
+    if threading.current_thread() in threads:
+        return  # the garbage collector ran in one of them, and holds the lock the others need
+    deadline = time.monotonic() + _JOIN_SECONDS
     for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join(_JOIN_SECONDS)
+        thread.join(max(0.0, deadline - time.monotonic()))

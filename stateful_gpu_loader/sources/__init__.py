@@ -2,5 +2,6 @@
 
 from stateful_gpu_loader.sources.folder import FolderSource
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.wrapped import as_source
 
-__all__ = ["FolderSource", "Source"]
+__all__ = ["FolderSource", "Source", "as_source"]

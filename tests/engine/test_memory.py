@@ -45,8 +45,18 @@ def test_no_more_than_keep_buffers_wait() -> None:
     memory = BatchMemory(keep=2)
     lent = [memory.empty((16,), torch.int64) for _ in range(10)]
     del lent
-    assert len(memory._free) == 2
+    assert len(memory._free[16 * 8]) == 2
     assert not memory._lent
+
+
+def test_a_smaller_last_batch_leaves_the_others_memory_alone() -> None:
+    memory = BatchMemory(keep=2)
+    address = memory.empty((16,), torch.int64).data_ptr()
+    memory.empty((5,), torch.int64)
+    assert memory.empty((16,), torch.int64).data_ptr() == address
+    for size in range(1, 100):
+        memory.empty((size,), torch.int64)
+    assert len(memory._free) <= 2
 
 
 def test_an_empty_shape_needs_no_memory() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler
 
-from stateful_gpu_loader.engine.requests import Division, requests_from
+from stateful_gpu_loader.engine.requests import Division, Requests
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
@@ -24,8 +24,8 @@ def requests(
     start: int = 0,
 ) -> list[Request]:
     division = Division(batch_size=batch_size, drop_last=drop_last, rank=rank, num_replicas=ranks)
-    order = ShuffledOrder(range(n))
-    return list(requests_from(Address(5, start), seed=1, order=order, division=division))
+    indices = ShuffledOrder(range(n)).of_epoch(1, 5)
+    return list(Requests(Address(5, start), seed=1, indices=indices, division=division))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -38,10 +38,10 @@ def test_one_rank_takes_every_position_once(n: int, drop_last: bool) -> None:
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 23, 24, 25, 100])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_ranks_pad_as_distributed_sampler_does(n: int, ranks: int) -> None:
-    order = SequentialOrder(range(n))
+    indices = SequentialOrder(range(n)).of_epoch(1, 0)
     for rank in range(ranks):
         division = Division(batch_size=4, drop_last=False, rank=rank, num_replicas=ranks)
-        found = requests_from(Address(0, 0), seed=1, order=order, division=division)
+        found = Requests(Address(0, 0), seed=1, indices=indices, division=division)
         peer = DistributedSampler(range(n), ranks, rank, shuffle=False)  # type: ignore[arg-type]
         assert np.concatenate([r.indices for r in found]).tolist() == list(peer)
 
@@ -109,9 +109,9 @@ def test_the_first_request_of_a_huge_epoch_is_immediate_and_exact() -> None:
         def __len__(self) -> int:
             return n
 
-    order = ShuffledOrder(Huge())
+    indices = ShuffledOrder(Huge()).of_epoch(3, 0)
     division = Division(batch_size=8, drop_last=False)
-    stream = requests_from(Address(0, start), seed=3, order=order, division=division)
+    stream = Requests(Address(0, start), seed=3, indices=indices, division=division)
     first, second = next(stream), next(stream)
     assert first.positions.tolist() == list(range(start, start + 8))
     assert second.start == start + 8

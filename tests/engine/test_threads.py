@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,18 +95,47 @@ def test_an_exception_takes_the_place_of_its_batch_and_the_others_go_on() -> Non
     assert answers == [0, 1, 2, 4, 5, 6, 7]
 
 
-def test_an_exception_of_the_order_comes_after_the_batches_before_it() -> None:
-    def broken() -> Iterator[Request]:
-        yield from stream(2)
-        raise OSError("the order is lost")
+def test_an_exception_of_the_order_is_raised_at_its_turn_and_nothing_is_lost() -> None:
+    class FailingOnce:
+        def __init__(self) -> None:
+            self.requests = stream(3)
+            self.failed = False
 
-    work = pipeline(Gated(2, opened=True))
-    work.start(broken())
+        def __iter__(self) -> FailingOnce:
+            return self
+
+        def __next__(self) -> Request:
+            request = next(self.requests)
+            if request.ordinal == 2 and not self.failed:
+                self.failed = True
+                self.requests = itertools.chain([request], self.requests)
+                raise OSError("the order is out of reach")
+            return request
+
+    work = pipeline(Gated(3, opened=True))
+    work.start(FailingOnce())
     assert [next(work)[1] for _ in range(2)] == [0, 1]
-    with pytest.raises(OSError, match="the order is lost"):
+    with pytest.raises(OSError, match="out of reach"):
         next(work)
+    assert next(work)[1] == 2
     with pytest.raises(StopIteration):
         next(work)
+
+
+def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
+    class Panic(BaseException):
+        pass
+
+    class Panicking(Gated):
+        def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+            raise Panic
+
+    work = pipeline(Panicking(2))
+    work.start(stream(2))
+    (_, failure) = next(work)
+    with pytest.raises(Panic):
+        failure.reraise()
+    work.close()
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "restart"])

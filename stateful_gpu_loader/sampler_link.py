@@ -1,0 +1,62 @@
+"""What a loader and its sampler of this package tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+
+from stateful_gpu_loader.engine.requests import Division
+from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+
+OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)
+
+
+def division_of(
+    sampler: Any, *, batch_size: int | None, drop_last: bool, num_replicas: int | str | None
+) -> Division:
+    """Steps and ranks as the sampler has them, or torch.distributed for ``"auto"``."""
+    replicas, rank = 1, 0
+    if isinstance(sampler, DistributedShuffledSampler):
+        replicas, rank = sampler.num_replicas, sampler.rank
+    if num_replicas == "auto" and torch.distributed.is_initialized():
+        replicas, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return Division(
+        batch_size=batch_size or 1,
+        drop_last=drop_last,
+        rank=int(rank),
+        num_replicas=int(replicas),
+    )
+
+
+def seed_of(sampler: Any) -> int | None:
+    """The seed that was given to the sampler."""
+    seed: int | None = sampler.seed if isinstance(sampler, OWN_SAMPLERS) else None
+    return seed
+
+
+def take_requested_epoch(sampler: Any) -> int | None:
+    """What ``sampler.set_epoch()`` asked for since the last call: it counts as the loader's."""
+    if not isinstance(sampler, OWN_SAMPLERS):
+        return None
+    requested, sampler.requested_epoch = sampler.requested_epoch, None
+    return requested
+
+
+def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:
+    """Let the sampler, iterated by itself, yield what this pass delivers.
+
+    Raises:
+        ValueError: a state was loaded into the sampler, which the loader cannot go on from.
+    """
+    if not isinstance(sampler, OWN_SAMPLERS):
+        return
+    if sampler.resume_at is not None:
+        raise ValueError(
+            f"a state was loaded into the loader's sampler, {sampler.state_dict()}, whose "
+            "position counts for the sampler alone. Remedy: load the loader's state into the "
+            "loader"
+        )
+    sampler.seed, sampler.epoch = seed, epoch
+    if isinstance(sampler, DistributedShuffledSampler):
+        sampler.set_ranks(division.num_replicas, division.rank)

@@ -1,4 +1,4 @@
-"""Grey, contrast and saturation: torchvision's, made independent of threads.
+"""Grey, brightness, contrast and saturation: torchvision's, made independent of threads.
 
 torch computes ``a.add(b, alpha=w)`` with one rounding where it has whole vectors of pixels and
 with two at the ends of each thread's share, and sums an image in as many parts as there are
@@ -30,9 +30,17 @@ def to_grey(image: Tensor) -> Tensor:
     channels = _checked_channels(image)
     if channels == 1:
         return image.clone()
-    red, green, blue = image.unbind(0)
+    red, green, blue = _as_float(image).unbind(0)
     grey = _fused_add(_fused_add(red.mul(_RED), green, _GREEN), blue, _BLUE)
     return grey.to(image.dtype).unsqueeze(0)
+
+
+def adjust_brightness(image: Tensor, factor: float) -> Tensor:
+    """Multiply by the factor, up to the brightest value that the dtype has."""
+    if image.is_floating_point():
+        return image.mul(factor).clamp_(0, 1)
+    brightest = torch.iinfo(image.dtype).max
+    return _as_float(image).mul_(factor).clamp_(0, brightest).to(image.dtype)
 
 
 def adjust_contrast(image: Tensor, factor: float) -> Tensor:
@@ -58,8 +66,13 @@ def adjust_saturation(image: Tensor, factor: float) -> Tensor:
 def _blend(image: Tensor, other: Tensor, factor: float) -> Tensor:
     is_float = image.is_floating_point()
     brightest = 1 if is_float else torch.iinfo(image.dtype).max
-    blended = _fused_add(image.mul(factor), other, 1.0 - factor).clamp_(0, brightest)
+    blended = _fused_add(_as_float(image).mul(factor), other, 1.0 - factor).clamp_(0, brightest)
     return blended if is_float else blended.to(image.dtype)
+
+
+def _as_float(image: Tensor) -> Tensor:
+    """float32, where torch by itself would take the default dtype of the process."""
+    return image if image.is_floating_point() else image.to(torch.float32)
 
 
 def _fused_add(pixels: Tensor, other: Tensor, weight: float) -> Tensor:
@@ -68,7 +81,7 @@ def _fused_add(pixels: Tensor, other: Tensor, weight: float) -> Tensor:
     The product of two float32 is exact in float64, so only the sum is rounded, in effect once.
     ``pixels`` may be overwritten.
     """
-    rounded_weight = torch.tensor(weight, dtype=pixels.dtype).item()
+    rounded_weight = torch.tensor(weight, dtype=pixels.dtype, device="cpu").item()
     return pixels.double().add_(other.double() * rounded_weight).to(pixels.dtype)
 
 

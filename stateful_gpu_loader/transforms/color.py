@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.adjustments import (
+    adjust_brightness,
     adjust_contrast,
     adjust_saturation,
     to_grey,
@@ -22,7 +22,7 @@ from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
 _ADJUSTMENTS: tuple[Callable[[Tensor, float], Tensor], ...] = (
-    F.adjust_brightness_image,
+    adjust_brightness,
     adjust_contrast,
     adjust_saturation,
     adjust_hue,

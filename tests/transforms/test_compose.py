@@ -181,3 +181,17 @@ def test_wrong_room_in_the_batch_is_refused() -> None:
     for out in (torch.empty(3, 8, 8), torch.empty(3, 9, 9, dtype=torch.uint8)):
         with pytest.raises(ValueError, match="has room for"):
             crop.apply_into(image, rows, out)
+
+
+def test_the_default_dtype_of_the_process_changes_no_pixel() -> None:
+    """Law 1: a spawned worker has another one than the user's process."""
+    recipes = T.Compose([T.ColorJitter(0.5, 0.5, 0.5, 0.2), T.RandomGrayscale(0.5)])
+    image = decoded("coffee")[:, :64, :64]
+    drawn = recipes.draw(1, 0, np.arange(20), sizes_of([image] * 20))
+    wanted = [recipes.apply(image, drawn.sample(i)) for i in range(20)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        for i in range(20):
+            assert torch.equal(recipes.apply(image, drawn.sample(i)), wanted[i])
+    finally:
+        torch.set_default_dtype(torch.float32)

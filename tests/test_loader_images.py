@@ -145,6 +145,7 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
     images, targets = batch
     assert (images.dtype, images.shape) == (torch.float32, (4, 3, 20, 30))
     assert images.is_contiguous()
+    assert not images.is_inference()
     assert (targets.dtype, targets.tolist()) == (torch.int64, source.targets[:4].tolist())
     decoder = make_decoder("auto")
     for i in range(4):

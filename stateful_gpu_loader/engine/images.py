@@ -63,19 +63,29 @@ class RecipeExecutor:
         drawn = self._recipes.draw(request.seed, request.epoch, request.positions, sizes)
         targets = [sample.target for sample in encoded]
         rows = self._rows(drawn.sizes, keys)
-        images = []
-        for i, (sample, header, key) in enumerate(zip(encoded, headers, keys, strict=True)):
-            check()
-            image = decode(self._decoder, sample, header, key)
-            numbers = drawn.sample(i)
-            if rows is None:
-                images.append(self._recipes.apply(image, numbers).contiguous())
-            else:
-                self._recipes.apply_into(image, numbers, rows[i])
-        if rows is not None:
-            return [rows, default_collate(targets)]
-        samples = list(zip(images, targets, strict=True))
-        return collate(request, samples, self._collate_fn, batched=self._batched)
+        decoded = (
+            (self._decoded(sample, header, key, check), drawn.sample(i))
+            for i, (sample, header, key) in enumerate(zip(encoded, headers, keys, strict=True))
+        )
+        if rows is None:
+            images = [self._recipes.apply(image, row).contiguous() for image, row in decoded]
+            samples = list(zip(images, targets, strict=True))
+            return collate(request, samples, self._collate_fn, batched=self._batched)
+        # Nothing made in this mode is delivered: the batch was allocated outside.
+        with torch.inference_mode():
+            for out, (image, row) in zip(rows.unbind(0), decoded, strict=True):
+                self._recipes.apply_into(image, row, out)
+        return [rows, default_collate(targets)]
+
+    def _decoded(
+        self,
+        sample: EncodedSample,
+        header: ImageHeader,
+        key: SampleKey,
+        check: Callable[[], None],
+    ) -> torch.Tensor:
+        check()
+        return decode(self._decoder, sample, header, key)
 
     def _rows(self, sizes: Any, keys: list[SampleKey]) -> torch.Tensor | None:
         if not self._stacked:

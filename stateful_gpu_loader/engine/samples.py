@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from torch.utils.data import (
     ConcatDataset,
     StackDataset,
@@ -18,6 +19,7 @@ from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_gen
 from stateful_gpu_loader.records import Request, SampleKey
 
 _DRAWS_NOTHING = (default_collate, default_convert)
+_SEEDS = 1024
 
 
 class SampleExecutor:
@@ -51,6 +53,7 @@ class SampleExecutor:
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(_sample_seed_setters(dataset))
+        self._seeds = _SeedBlock()
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         fetch = self._native_batch if self._native else self._items
@@ -63,7 +66,7 @@ class SampleExecutor:
 
     def _items(self, request: Request, check: Callable[[], None]) -> list[Any]:
         samples = []
-        for key, seed in zip(request.keys(), _seeds(request), strict=True):
+        for key, seed in zip(request.keys(), self._seeds.of(request), strict=True):
             check()
             with noting_sample(key):
                 self._seed(seed)
@@ -77,7 +80,7 @@ class SampleExecutor:
         if self._transform is None:
             return samples
         transformed = []
-        for key, seed, sample in zip(request.keys(), _seeds(request), samples, strict=True):
+        for key, seed, sample in zip(request.keys(), self._seeds.of(request), samples, strict=True):
             check()
             with noting_sample(key):
                 self._seed(seed)
@@ -137,5 +140,26 @@ def _parts(dataset: Any) -> list[Any]:
     return []
 
 
-def _seeds(request: Request) -> list[int]:
-    return sample_seeds(request.seed, request.epoch, request.positions, Stream.SAMPLE_GENERATORS)
+class _SeedBlock:
+    """Seeds of neighbouring positions, drawn in one call: a call costs as much as 300 seeds."""
+
+    def __init__(self) -> None:
+        self._key: tuple[int, int, int] | None = None
+        self._seeds: list[int] = []
+
+    def of(self, request: Request) -> list[int]:
+        """One seed for each of the request's positions."""
+        seeds = []
+        for position in request.positions.tolist():
+            number, offset = divmod(position, _SEEDS)
+            key = (request.seed, request.epoch, number)
+            if key != self._key:
+                self._draw(key)
+            seeds.append(self._seeds[offset])
+        return seeds
+
+    def _draw(self, key: tuple[int, int, int]) -> None:
+        seed, epoch, number = key
+        positions = number * _SEEDS + np.arange(_SEEDS, dtype=np.int64)
+        self._seeds = sample_seeds(seed, epoch, positions, Stream.SAMPLE_GENERATORS)
+        self._key = key

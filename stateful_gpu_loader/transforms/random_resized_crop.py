@@ -17,7 +17,7 @@ from stateful_gpu_loader.transforms.arguments import (
     as_size,
 )
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
-from stateful_gpu_loader.transforms.resampling import INTERPOLATIONS, crop, resize
+from stateful_gpu_loader.transforms.resampling import INTERPOLATIONS, resized_crop
 
 _NUM_ATTEMPTS = 10
 _HALVINGS = 8
@@ -80,8 +80,8 @@ class RandomResizedCrop(Recipe):
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         top, left, height, width = numbers
-        box = crop(image, int(top), int(left), int(height), int(width))
-        return resize(box, self.size, self.interpolation, self.antialias)
+        box = int(top), int(left), int(height), int(width)
+        return resized_crop(image, box, self.size, self.interpolation, self.antialias)
 
     def _attempts(
         self, uniforms: FloatArray, sizes: IndexArray

@@ -1,0 +1,42 @@
+"""All benchmarks, then the tables and the picture: ``python -m benchmarks``.
+
+Each runs in a Python process of its own, so that none inherits another's threads and memory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks import results, table
+from benchmarks.arguments import parse_options
+
+BENCHMARKS = ("throughput", "state", "overhead")
+
+
+def main() -> None:
+    """Run everything; a smoke run leaves committed results, README and picture alone."""
+    arguments = parse_options(__doc__, given=None)
+    options = ["--output", str(arguments.output), "--data", str(arguments.data)]
+    if arguments.rounds is not None:
+        options += ["--rounds", str(arguments.rounds)]
+    if arguments.quick:
+        options += ["--quick"]
+    for benchmark in BENCHMARKS:
+        print(f"== {benchmark}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.bench_{benchmark}", *options]
+        subprocess.run(command, check=True)
+    if arguments.output == results.FOLDER:
+        table.main([])
+    else:
+        table.main(
+            [
+                f"--results={arguments.output}",
+                f"--readme={arguments.output / 'README.md'}",
+                f"--picture={arguments.output / 'throughput.png'}",
+            ]
+        )
+
+
+if __name__ == "__main__":
+    main()

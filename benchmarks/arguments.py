@@ -1,0 +1,60 @@
+"""The command line that the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import photographs, results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """How much to measure, and where things lie."""
+
+    rounds: int
+    quick: bool
+    """Whether all is done once, on next to nothing, to see that it runs."""
+    output: Path
+    """The folder of the JSON files."""
+    data: Path
+    """The folder of the photographs."""
+
+    @property
+    def warm_up_rounds(self) -> int:
+        """Rounds that do not count."""
+        return 0 if self.quick else 1
+
+
+def parse(description: str | None, rounds: int, given: Sequence[str] | None) -> Arguments:
+    """Read the command line of one benchmark.
+
+    Args:
+        description: of the program; its first line is shown.
+        rounds: unless told otherwise.
+        given: instead of ``sys.argv``.
+    """
+    found = parse_options(description, given)
+    return Arguments(
+        rounds=1 if found.quick else found.rounds or rounds,
+        quick=found.quick,
+        output=found.output,
+        data=found.data,
+    )
+
+
+def parse_options(description: str | None, given: Sequence[str] | None) -> argparse.Namespace:
+    """The options alone; ``rounds`` is None where it was not given."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, help="measurements of each, instead of the usual")
+    parser.add_argument("--quick", action="store_true", help="one round, few files: a smoke run")
+    parser.add_argument("--output", type=Path, default=results.FOLDER, help="folder of the JSON")
+    parser.add_argument("--data", type=Path, default=photographs.FOLDER, help="folder of the files")
+    found = parser.parse_args(given)
+    if found.rounds is not None and found.rounds < 1:
+        parser.error(f"--rounds {found.rounds}: there must be at least one")
+    if found.quick and found.output == results.FOLDER:
+        parser.error("--quick needs --output: the committed results are not for smoke runs")
+    return found

@@ -1,0 +1,223 @@
+"""What the loader itself costs a batch, beside torch's DataLoader and StatefulDataLoader.
+
+All get the same map-style dataset, shuffled, in batches of 16, with no workers and with two
+processes. Once a sample costs 1 ms of computing, as real ones do; once nothing, so that the
+loader is all there is. There the cost of seeding the three global generators for each sample,
+which is what makes any dataset's randomness resume, is measured by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.datasets import BusyNumbers, Numbers, turns_of
+from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.summary import ratio, summarise
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.randomness import (
+    Stream,
+    caller_generators_restored,
+    sample_seeds,
+    seed_global_generators,
+)
+
+BATCH_SIZE = 16
+NUM_WORKERS = (0, 2)
+BUSY, TRIVIAL = "busy", "trivial"
+SECONDS_A_SAMPLE = 1e-3
+TORCH, TORCHDATA, OURS, SEEDING = "torch", "torchdata", "ours", "seeding"
+LABELS = {
+    TORCH: "torch DataLoader",
+    TORCHDATA: "StatefulDataLoader",
+    OURS: "StatefulGPULoader",
+    SEEDING: "of it: seeding the generators",
+}
+AIM = 1.05
+
+_WARM_UP, _SPARE = 4, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One dataset and number of workers."""
+
+    dataset: str
+    num_workers: int
+    timed: int
+    """Batches."""
+    turns: int
+    """Of the busy loop, a sample."""
+
+    def batches(self, loader: str) -> Iterator[Any]:
+        """One pass of the loader of this name."""
+        n = BATCH_SIZE * (_WARM_UP + self.timed + _SPARE)
+        dataset = BusyNumbers(n, self.turns) if self.dataset == BUSY else Numbers(n)
+        if loader == TORCH:
+            return iter(DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=self.num_workers))
+        if loader == TORCHDATA:
+            return iter(
+                StatefulDataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=self.num_workers)
+            )
+        return iter(
+            StatefulGPULoader(
+                dataset, BATCH_SIZE, shuffle=True, num_workers=self.num_workers, seed=42
+            )
+        )
+
+    def name(self, loader: str) -> str:
+        """Key of a measurement."""
+        return measurement_name(loader, self.dataset, self.num_workers)
+
+    def label(self, loader: str) -> str:
+        """The same for a reader."""
+        cost = "1 ms a sample" if self.dataset == BUSY else "trivial samples"
+        return f"{LABELS[loader]}, {cost}, {self.num_workers} workers"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``overhead.json``."""
+    arguments = parse(__doc__, rounds=15, given=given)
+    before = load_average()
+    quieten_peers()
+    settings = _settings(arguments)
+    contestants = [
+        Contestant(
+            name=setting.name(loader),
+            label=setting.label(loader),
+            measure=functools.partial(_microseconds_a_batch, setting, loader),
+        )
+        for setting in settings
+        for loader in (TORCH, TORCHDATA, OURS)
+    ]
+    contestants += [
+        Contestant(
+            name=setting.name(SEEDING),
+            label=setting.label(SEEDING),
+            measure=functools.partial(_microseconds_of_seeding, setting),
+        )
+        for setting in settings
+        if setting.dataset == TRIVIAL
+    ]
+    values = alternate(
+        contestants,
+        rounds=arguments.rounds,
+        title="overhead",
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+    results = _results(arguments, settings, contestants, values, before)
+    path = results.write(arguments.output)
+    for measurement in results.measurements:
+        median = summarise(measurement.values).median
+        print(f"{measurement.label:60} {median:10.1f} us a batch")
+    for found in results.comparisons:
+        interval = f"[{found.ratio.low:.3f}, {found.ratio.high:.3f}]"
+        print(f"{found.of} / {found.to}: {found.ratio.median:.3f}, 95% {interval}")
+    print(f"wrote {path.name}")
+
+
+def measurement_name(loader: str, dataset: str, num_workers: int) -> str:
+    """Key of a measurement in the JSON."""
+    return f"{loader} {dataset} workers={num_workers}"
+
+
+def _settings(arguments: Arguments) -> list[Setting]:
+    timed = {BUSY: 2, TRIVIAL: 8} if arguments.quick else {BUSY: 100, TRIVIAL: 2000}
+    turns = turns_of(SECONDS_A_SAMPLE)
+    return [
+        Setting(dataset=dataset, num_workers=num_workers, timed=timed[dataset], turns=turns)
+        for dataset in (BUSY, TRIVIAL)
+        for num_workers in NUM_WORKERS
+    ]
+
+
+def _microseconds_a_batch(setting: Setting, loader: str) -> float:
+    batches = setting.batches(loader)
+    return seconds_a_batch(batches, warm_up=_WARM_UP, timed=setting.timed) * 1e6
+
+
+def _microseconds_of_seeding(setting: Setting) -> float:
+    """All that the loader does for the global generators, for one batch after the other.
+
+    Two workers share the work of the batches between them.
+    """
+    positions = np.arange(BATCH_SIZE, dtype=np.int64)
+    with caller_generators_restored():
+        started = time.perf_counter()
+        for batch in range(setting.timed):
+            if setting.num_workers == 0:
+                with caller_generators_restored():
+                    _seed(positions + BATCH_SIZE * batch)
+            else:
+                _seed(positions + BATCH_SIZE * batch)
+        seconds = time.perf_counter() - started
+    return seconds / setting.timed / max(1, setting.num_workers) * 1e6
+
+
+def _seed(positions: Any) -> None:
+    for seed in sample_seeds(42, 0, positions, Stream.SAMPLE_GENERATORS):
+        seed_global_generators(seed)
+
+
+def _results(
+    arguments: Arguments,
+    settings: Sequence[Setting],
+    contestants: Sequence[Contestant],
+    values: Mapping[str, list[float]],
+    before: float,
+) -> Results:
+    comparisons = [
+        Comparison(
+            of=setting.name(loader),
+            to=setting.name(TORCH),
+            ratio=ratio(values[setting.name(loader)], values[setting.name(TORCH)]),
+        )
+        for setting in settings
+        for loader in (OURS, TORCHDATA)
+    ]
+    busy = {setting.name(OURS): setting for setting in settings if setting.dataset == BUSY}
+    return Results(
+        benchmark="overhead",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "batch_size": BATCH_SIZE,
+            "seconds_a_sample": SECONDS_A_SAMPLE,
+            "turns_a_sample": settings[0].turns,
+        },
+        measurements=[
+            Measurement(
+                name=contestant.name,
+                label=contestant.label,
+                unit="us a batch",
+                values=values[contestant.name],
+            )
+            for contestant in contestants
+        ],
+        comparisons=comparisons,
+        aims=[
+            Aim(
+                what=f"time of torch's DataLoader, 1 ms a sample, {setting.num_workers} workers",
+                aim=f"<= {AIM:g} times",
+                reached=f"{found.ratio.median:.3f} [{found.ratio.low:.3f}, {found.ratio.high:.3f}]",
+                met=found.ratio.median <= AIM,
+            )
+            for found in comparisons
+            for setting in [busy.get(found.of)]
+            if setting is not None
+        ],
+        load_average=before,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Contestants measured in turn: interleaved rounds in rotating order, fresh processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from benchmarks.progress import progress_bar
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """Something that can be measured again and again."""
+
+    name: str
+    """Its key in the JSON."""
+    label: str
+    """What a reader of the table sees."""
+    measure: Callable[[], float]
+    """One measurement, from scratch, in the unit of the benchmark."""
+
+
+def alternate(
+    contestants: Sequence[Contestant], *, rounds: int, title: str, warm_up_rounds: int = 1
+) -> dict[str, list[float]]:
+    """Measure every contestant once a round, so that a noisy minute meets all of them.
+
+    The order is rotated from round to round, and every second one runs backwards, so that none
+    always follows the same neighbour.
+
+    Args:
+        contestants: with different names.
+        rounds: measurements of each.
+        title: of the progress bar.
+        warm_up_rounds: rounds before those, which fill caches and do not count.
+
+    Returns:
+        The measurements of each name, in the order of the rounds.
+    """
+    values: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    total = (rounds + warm_up_rounds) * len(contestants)
+    with progress_bar(title, total, unit="run") as progress:
+        for number in range(-warm_up_rounds, rounds):
+            for contestant in _rotated(contestants, number):
+                progress.set_postfix_str(contestant.label, refresh=sys.stderr.isatty())
+                gc.collect()
+                value = contestant.measure()
+                if number >= 0:
+                    values[contestant.name].append(value)
+                progress.update()
+    return values
+
+
+def seconds_a_batch(batches: Iterator[Any], *, warm_up: int, timed: int) -> float:
+    """Seconds between batches in the middle of a pass.
+
+    The clock starts when the last batch of the warm-up is delivered, so neither the start of
+    workers nor the first batch counts. Make ``warm_up`` a multiple of the number of workers,
+    which deliver their batches in bunches of that size, and the pass longer than the timed
+    part, so that all workers are busy to its end.
+    """
+    for _ in range(warm_up):
+        batch = next(batches)
+    started = time.perf_counter()
+    for _ in range(timed):
+        batch = next(batches)
+    seconds = time.perf_counter() - started
+    del batch
+    return seconds / timed
+
+
+def in_fresh_process(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+    """What the function returns in a Python process that has done nothing else.
+
+    The function and all that travels must be picklable; the process may start workers, in the
+    way that Python starts them by default.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        return pool.submit(_as_by_default, function, *arguments).result()
+
+
+def quieten_peers() -> None:
+    """Silence what peers say of themselves at every start or call, in this process and its forks.
+
+    torchvision's decoders are deprecated, and still the fastest that its users have;
+    StatefulDataLoader's constructor calls what torch deprecates.
+    """
+    warnings.filterwarnings("ignore", message=".*TorchVision are deprecated")
+    warnings.filterwarnings("ignore", message=".*set_vital.*")
+
+
+def _as_by_default(function: Callable[..., _Result], /, *arguments: Any) -> _Result:
+    """A spawned process spawns its own children too, unless it is told not to."""
+    multiprocessing.set_start_method(None, force=True)
+    quieten_peers()
+    return function(*arguments)
+
+
+def _rotated(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
+    shift = number // 2 % len(contestants)
+    order = [*contestants[shift:], *contestants[:shift]]
+    return order if number % 2 == 0 else order[::-1]

@@ -1,0 +1,156 @@
+"""The loaders of the throughput benchmark: the same files, the same batches.
+
+Each function starts one pass over the files and returns its batches: float32
+[batch_size, 3, 224, 224], a random crop of each image, resized, flipped every other time and
+normalised; and int64 [batch_size], the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.transforms import v2
+
+from benchmarks.photographs import PhotographFolder
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+
+SIZE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What every contestant is asked to do."""
+
+    folder: PhotographFolder
+    batch_size: int
+    num_batches: int
+    num_workers: int
+    """Processes, or threads."""
+
+    @property
+    def files(self) -> list[str]:
+        """As many paths as there are images in the pass: the folder, over and over."""
+        return self._over_and_over([str(file) for file in self.folder.files])
+
+    @property
+    def targets(self) -> list[int]:
+        """The class of each of ``files``."""
+        return self._over_and_over(list(self.folder.targets))
+
+    def _over_and_over(self, values: list[Any]) -> list[Any]:
+        num_images = self.batch_size * self.num_batches
+        return (values * (num_images // len(values) + 1))[:num_images]
+
+
+def torch_with_pillow(work: Pass) -> Iterator[Any]:
+    """torch's DataLoader as most code has it: Pillow decodes and crops, v2 does the rest."""
+    steps = [*_crop_and_flip(), v2.ToImage(), *_to_float()]
+    dataset = _Photographs(work.files, work.targets, _read_with_pillow, v2.Compose(steps))
+    return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
+
+
+def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
+    """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
+    steps = [*_crop_and_flip(), *_to_float()]
+    dataset = _Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    return iter(
+        StatefulDataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers)
+    )
+
+
+def dali(work: Pass) -> Iterator[Any]:
+    """DALI's CPU pipeline: as its ImageNet example, in its default execution mode."""
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    def graph() -> Any:
+        encoded, targets = fn.readers.file(
+            files=work.files, labels=work.targets, random_shuffle=True, name="reader"
+        )
+        images = fn.decoders.image_random_crop(
+            encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
+        )
+        images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT,
+            output_layout="CHW",
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+            mirror=fn.random.coin_flip(probability=0.5),
+        )
+        return images, targets
+
+    pipeline = pipeline_def(graph)(
+        batch_size=work.batch_size, num_threads=work.num_workers, device_id=None, seed=1
+    )
+    for (batch,) in DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader"):
+        yield [batch["images"], batch["targets"].squeeze(1).long()]
+
+
+def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
+    """This package's loader."""
+    source = FolderSource.from_paths(work.files, work.targets, work.folder.root)
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        source,
+        batch_size=work.batch_size,
+        shuffle=True,
+        num_workers=work.num_workers,
+        seed=42,
+        decoder=decoder,
+        worker_type=worker_type,
+        transform=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+    )
+    return iter(loader)
+
+
+class _Photographs(Dataset[tuple[torch.Tensor, int]]):
+    """What a user of torch's loaders writes for a list of files."""
+
+    def __init__(
+        self,
+        files: list[str],
+        targets: list[int],
+        read: Callable[[str], Any],
+        transform: Callable[[Any], torch.Tensor],
+    ) -> None:
+        self._files = files
+        self._targets = targets
+        self._read = read
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._transform(self._read(self._files[index])), self._targets[index]
+
+
+def _read_with_pillow(file: str) -> Image.Image:
+    """As ``torchvision.datasets.ImageFolder`` does it."""
+    with open(file, "rb") as opened:
+        return Image.open(opened).convert("RGB")
+
+
+def _read_with_torchvision(file: str) -> torch.Tensor:
+    decoded: torch.Tensor = torchvision.io.decode_jpeg(
+        torchvision.io.read_file(file), torchvision.io.ImageReadMode.RGB
+    )
+    return decoded
+
+
+def _crop_and_flip() -> list[Any]:
+    return [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+
+
+def _to_float() -> list[Any]:
+    return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]

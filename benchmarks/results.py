@@ -1,0 +1,153 @@
+"""Results as JSON: raw values, versions and the machine, and nothing that names a place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.summary import Ratio, summarise
+
+FOLDER = Path(__file__).parent / "results"
+"""Where committed results lie, and where the table looks for them."""
+
+_PACKAGES = {
+    "stateful_gpu_loader": "stateful_gpu_loader",
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "torchdata": "torchdata",
+    "torchcodec": "torchcodec",
+    "DALI": "nvidia-dali-cuda120",
+    "NumPy": "numpy",
+    "Pillow": "pillow",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The values of one contestant, one a round."""
+
+    name: str
+    label: str
+    unit: str
+    values: Sequence[float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """With median and quartiles."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "unit": self.unit,
+            **dataclasses.asdict(summarise(self.values)),
+            "values": list(self.values),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How one contestant stands to another."""
+
+    of: str
+    """Name of a measurement."""
+    to: str
+    """Name of another, the reference."""
+    ratio: Ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What was hoped for and what was reached."""
+
+    what: str
+    aim: str
+    reached: str
+    met: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All that one benchmark has to say."""
+
+    benchmark: str
+    """Name of the JSON file, and of the module without ``bench_``."""
+    rounds: int
+    quick: bool
+    settings: dict[str, Any]
+    measurements: Sequence[Measurement]
+    comparisons: Sequence[Comparison] = ()
+    aims: Sequence[Aim] = ()
+    notes: Sequence[str] = ()
+    load_average: float | None = None
+    """Runnable processes of the machine in the minute before the first round."""
+
+    def write(self, folder: Path) -> Path:
+        """Write ``folder/BENCHMARK.json`` and return its path."""
+        quick = " --quick" if self.quick else f" --rounds {self.rounds}"
+        content = {
+            "benchmark": self.benchmark,
+            "command": f"python -m benchmarks.bench_{self.benchmark}{quick}",
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "rounds": self.rounds,
+            "quick": self.quick,
+            "machine": {**machine(), "load_average_before": self.load_average},
+            "versions": versions(),
+            "settings": self.settings,
+            "measurements": [measurement.to_dict() for measurement in self.measurements],
+            "comparisons": [dataclasses.asdict(comparison) for comparison in self.comparisons],
+            "aims": [dataclasses.asdict(aim) for aim in self.aims],
+            "notes": list(self.notes),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.benchmark}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return path
+
+
+def read_results(folder: Path, benchmark: str) -> dict[str, Any] | None:
+    """What :meth:`Results.write` wrote, or None where it wrote nothing."""
+    path = folder / f"{benchmark}.json"
+    if not path.is_file():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def machine() -> dict[str, Any]:
+    """The processor and its memory, without the machine's name."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package that takes part; missing ones are left out."""
+    found = {"Python": platform.python_version()}
+    for name, package in _PACKAGES.items():
+        try:
+            found[name] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def load_average() -> float:
+    """Runnable processes in the last minute: near 0 on a quiet machine."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

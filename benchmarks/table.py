@@ -1,0 +1,200 @@
+"""The README's tables, drawn from the JSON files alone: ``python -m benchmarks.table``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import bench_overhead, bench_state, bench_throughput, results
+from benchmarks.picture import draw_throughput
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "throughput.png"
+START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
+
+Content = dict[str, Any]
+"""What :func:`benchmarks.results.read_results` gives."""
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Redraw the tables and the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder of the JSON")
+    parser.add_argument("--readme", type=Path, default=README, help="file with the two markers")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the picture goes")
+    arguments = parser.parse_args(given)
+    throughput = results.read_results(arguments.results, "throughput")
+    if throughput is not None:
+        draw_throughput(throughput, arguments.picture)
+        print(f"drew {arguments.picture.name}")
+    link = os.path.relpath(arguments.picture, arguments.readme.parent)
+    print(put_into(arguments.readme, markdown(arguments.results, link)))
+
+
+def markdown(folder: Path, picture: str) -> str:
+    """All tables for which there are results, as Markdown.
+
+    Args:
+        folder: of the JSON files.
+        picture: where the text looks for the picture of the throughput.
+    """
+    parts, where = [], []
+    for benchmark, section in (
+        ("throughput", throughput_section),
+        ("state", state_section),
+        ("overhead", overhead_section),
+    ):
+        content = results.read_results(folder, benchmark)
+        if content is not None:
+            if benchmark == "throughput":
+                parts.append(f"![images per second of every loader]({picture})")
+            parts += [section(content), _origin(content)]
+            where.append(_machine_and_versions(content))
+    return "\n\n".join([*parts, *dict.fromkeys(where)])
+
+
+def put_into(readme: Path, text: str) -> str:
+    """Put the text between the markers of a file; say what was done."""
+    if not readme.is_file():
+        return f"no tables drawn: there is no {readme.name}"
+    before, start, rest = readme.read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    if not (start and end):
+        return f"no tables drawn: {readme.name} lacks the markers {START} and {END}"
+    readme.write_text(f"{before}{START}\n{text}\n{END}{after}", encoding="utf-8")
+    return f"drew the tables of {readme.name}"
+
+
+def throughput_section(content: Content) -> str:
+    """Images a second of every contestant, and how ours stands to it."""
+    settings, medians = content["settings"], _medians(content)
+    ceiling, ours = medians[settings["ceiling"]], bench_throughput.OURS
+    ratios = {found["to"]: found["ratio"] for found in _comparisons(content, ours)}
+    rows = []
+    for found in sorted(content["measurements"], key=lambda found: found["median"]):
+        name = found["name"]
+        label = f"**{found['label']}**" if name == ours else found["label"]
+        middle = f"{found['lower_quartile']:,.0f} to {found['upper_quartile']:,.0f}"
+        share = f"{found['median'] / ceiling:.0%}"
+        times = f"{ratios[name]['median']:.2f}x" if name in ratios else ""
+        rows.append([label, f"{found['median']:,.0f}", middle, share, times])
+    head = ["", "images/s", "middle half", "of the ceiling", "ours against it"]
+    introduction = (
+        f"**Throughput**: {settings['width']}x{settings['height']} JPEG files of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB on average, random crop resized to 224x224, flip, "
+        f"normalised float32, batches of {settings['batch_size']}, {settings['num_workers']} "
+        "workers (processes or threads). The ceiling is decoding and nothing else."
+    )
+    return f"{introduction}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+
+
+def state_section(content: Content) -> str:
+    """Size, times and memory, one column a loader and length."""
+    medians = _medians(content)
+    units = {found["name"]: found["unit"] for found in content["measurements"]}
+    whats = ["JSON size", "saved size", "state_dict()", "peak memory growth"]
+    whats += [
+        f"first batch, {num_workers} workers, {place:.0%}"
+        for num_workers in bench_state.NUM_WORKERS
+        for place in content["settings"]["places"]
+    ]
+    cases = [
+        bench_state.Case(loader=loader, n=n)
+        for loader, lengths in bench_state.LENGTHS.items()
+        for n in lengths
+        if bench_state.Case(loader=loader, n=n).name("saved size") in medians
+    ]
+    rows = []
+    for what in whats:
+        row = [bench_state.TITLES.get(what) or f"{what} of the epoch behind"]
+        for case in cases:
+            name = case.name(what)
+            row.append(f"{_short(medians[name])} {units[name]}" if name in medians else "")
+        rows.append(row)
+    head = ["", *(f"{bench_state.LABELS[case.loader]}, n = {_power(case.n)}" for case in cases)]
+    introduction = (
+        "**State**: a dataset of n items that cost nothing, shuffled, batches of "
+        f"{content['settings']['batch_size']}. The first batch is timed from `load_state_dict()`, "
+        "into a fresh loader."
+    )
+    notes = "".join(f" {note}" for note in content["notes"])
+    return f"{introduction}{notes}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+
+
+def overhead_section(content: Content) -> str:
+    """Time a batch and its ratio to torch's DataLoader, one column a setting."""
+    medians = _medians(content)
+    ratios = {found["of"]: found["ratio"] for found in content["comparisons"]}
+    settings = [
+        (dataset, num_workers)
+        for dataset in (bench_overhead.BUSY, bench_overhead.TRIVIAL)
+        for num_workers in bench_overhead.NUM_WORKERS
+    ]
+    rows = []
+    for loader, label in bench_overhead.LABELS.items():
+        row = [label]
+        for dataset, num_workers in settings:
+            name = bench_overhead.measurement_name(loader, dataset, num_workers)
+            cell = f"{_short(medians[name])} us" if name in medians else ""
+            if name in ratios:
+                found = ratios[name]
+                cell += f", {found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]"
+            row.append(cell)
+        rows.append(row)
+    costs = {bench_overhead.BUSY: "1 ms a sample", bench_overhead.TRIVIAL: "trivial samples"}
+    head = ["", *(f"{costs[dataset]}, {workers} workers" for dataset, workers in settings)]
+    introduction = (
+        f"**Overhead**: time a batch of {content['settings']['batch_size']}, and its ratio to "
+        "torch's DataLoader with the 95% interval."
+    )
+    return f"{introduction}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+
+
+def _origin(content: Content) -> str:
+    return (
+        f"<sub>`{content['command']}`, {content['date'][:10]}, medians of {content['rounds']} "
+        "alternating rounds.</sub>"
+    )
+
+
+def _machine_and_versions(content: Content) -> str:
+    machine = content["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return f"<sub>Measured on {machine['processor']}, {machine['cores']} cores: {versions}.</sub>"
+
+
+def _aims(content: Content) -> str:
+    rows = [
+        [aim["what"], aim["aim"], aim["reached"], "yes" if aim["met"] else "**no**"]
+        for aim in content["aims"]
+    ]
+    return _table(["aim", "", "reached", "met"], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def _medians(content: Content) -> dict[str, float]:
+    return {found["name"]: found["median"] for found in content["measurements"]}
+
+
+def _comparisons(content: Content, of: str) -> list[Any]:
+    return [found for found in content["comparisons"] if found["of"] == of]
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _power(n: int) -> str:
+    return f"10<sup>{len(str(n)) - 1}</sup>"
+
+
+if __name__ == "__main__":
+    main()

@@ -53,7 +53,7 @@ class SampleExecutor:
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(_sample_seed_setters(dataset))
-        self._seeds = _SeedBlock()
+        self._seeds = SeedBlock()
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         fetch = self._native_batch if self._native else self._items
@@ -140,7 +140,7 @@ def _parts(dataset: Any) -> list[Any]:
     return []
 
 
-class _SeedBlock:
+class SeedBlock:
     """Seeds of neighbouring positions, drawn in one call: a call costs as much as 300 seeds."""
 
     def __init__(self) -> None:

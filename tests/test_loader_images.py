@@ -17,6 +17,7 @@ from torchvision.transforms.v2 import functional as F
 from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources import Source
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
@@ -153,6 +154,25 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
         image = F.resize(decoder.decode(data, probe(data)), [20, 30], antialias=True)
         wanted = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
         assert (images[i] - wanted).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_image_is_augmented_by_the_draws_of_its_own_address(
+    photos: Path, num_workers: int
+) -> None:
+    """D5, law 1: recomputed one by one from (seed, epoch, position), in the second epoch too."""
+    source, recipes = FolderSource(photos), T.Compose(RECIPES)
+    loader = make_images(photos, num_workers=num_workers)
+    decoder = make_decoder("auto")
+    for epoch in range(2):
+        images = torch.cat([images for images, _ in loader])
+        order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
+        for position, index in enumerate(order.tolist()):
+            data = source.read(index).data
+            decoded = decoder.decode(data, probe(data))
+            sizes = np.array([decoded.shape[1:]])
+            drawn = recipes.draw(42, epoch, np.array([position]), sizes)
+            assert same(images[position], recipes.apply(decoded, drawn.sample(0)))
 
 
 def test_images_without_transform_are_delivered_as_decoded(tmp_path: Path) -> None:

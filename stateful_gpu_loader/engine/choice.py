@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, default_convert
 
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.engine.images import CallableExecutor, RecipeExecutor
@@ -16,7 +15,7 @@ from stateful_gpu_loader.engine.inline import InlinePipeline
 from stateful_gpu_loader.engine.memory import BatchMemory
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.processes import ProcessPipeline, empty_shared
-from stateful_gpu_loader.engine.samples import SampleExecutor
+from stateful_gpu_loader.engine.samples import DRAWS_NOTHING, SampleExecutor
 from stateful_gpu_loader.engine.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
@@ -175,7 +174,7 @@ def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
         return f"{name} is no Source, so its __getitem__ may draw from the global generators"
     if not (work.transform is None or isinstance(work.transform, Compose)):
         return "its transform is a callable, which may draw from the global generators"
-    if work.collate_fn not in (default_collate, default_convert):
+    if work.collate_fn not in DRAWS_NOTHING:
         return "its collate_fn may draw from the global generators"
     if workers.worker_init_fn is not None:
         return "worker_init_fn is called in worker processes"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
-from stateful_gpu_loader.engine.samples import SampleExecutor, collate
+from stateful_gpu_loader.engine.samples import DRAWS_NOTHING, SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
@@ -53,7 +53,7 @@ class RecipeExecutor:
         self._batched = batched
         self._allocate = allocate
         self._stacked = batched and collate_fn is default_collate
-        self.uses_global_generators = collate_fn not in (default_collate, default_convert)
+        self.uses_global_generators = collate_fn not in DRAWS_NOTHING
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
         keys = request.keys()

@@ -18,7 +18,9 @@ from stateful_gpu_loader.engine.pipeline import noting_sample
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
 
-_DRAWS_NOTHING = (default_collate, default_convert)
+DRAWS_NOTHING = (default_collate, default_convert)
+"""Collate functions that leave the global generators alone."""
+
 _SEEDS = 1024
 
 
@@ -97,7 +99,7 @@ def collate(
     request: Request, samples: Any, collate_fn: Callable[[Any], Any], *, batched: bool
 ) -> Any:
     """Collate under the batch's first position; torch's own functions draw nothing."""
-    if collate_fn not in _DRAWS_NOTHING:
+    if collate_fn not in DRAWS_NOTHING:
         seed_global_generators(batch_seed(request, Stream.COLLATE))
     return collate_fn(samples if batched else samples[0])
 

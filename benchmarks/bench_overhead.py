@@ -25,7 +25,7 @@ from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_b
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.samples import SeedBlock
+from stateful_gpu_loader.engine.executors.samples import SeedBlock
 from stateful_gpu_loader.randomness import caller_generators_restored, seed_global_generators
 from stateful_gpu_loader.records import Request
 

@@ -27,9 +27,9 @@ from stateful_gpu_loader.engine.choice import (
     make_pipeline,
 )
 from stateful_gpu_loader.engine.pipeline import Pipeline
-from stateful_gpu_loader.engine.processes import pin
-from stateful_gpu_loader.engine.requests import Division, Requests
+from stateful_gpu_loader.engine.pipelines.processes import pin
 from stateful_gpu_loader.engine.run import Begun, Run
+from stateful_gpu_loader.engine.streams.positions import Division, Requests
 from stateful_gpu_loader.identity import (
     check_fits,
     check_has_user_state,

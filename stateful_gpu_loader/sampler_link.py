@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed
 
-from stateful_gpu_loader.engine.requests import Division
+from stateful_gpu_loader.engine.streams.positions import Division
 from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
 
 OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)

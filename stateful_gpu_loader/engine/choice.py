@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.engine.images import CallableExecutor, RecipeExecutor
-from stateful_gpu_loader.engine.inline import InlinePipeline
-from stateful_gpu_loader.engine.memory import BatchMemory
+from stateful_gpu_loader.engine.executors.images import CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.engine.executors.memory import BatchMemory
+from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
-from stateful_gpu_loader.engine.processes import ProcessPipeline, empty_shared
-from stateful_gpu_loader.engine.samples import DRAWS_NOTHING, SampleExecutor
-from stateful_gpu_loader.engine.threads import ThreadPipeline
+from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
+from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline, empty_shared
+from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.sources.source import Source

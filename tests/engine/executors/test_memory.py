@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import torch
 
-from stateful_gpu_loader.engine.memory import BatchMemory
+from stateful_gpu_loader.engine.executors.memory import BatchMemory
 
 
 def test_memory_is_not_reused_while_anything_holds_it() -> None:

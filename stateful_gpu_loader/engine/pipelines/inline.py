@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.intraop import single_threaded
 from stateful_gpu_loader.engine.pipeline import Executor, Failure, never_stopped
+from stateful_gpu_loader.engine.pipelines.intraop import single_threaded
 from stateful_gpu_loader.randomness import caller_generators_restored
 from stateful_gpu_loader.records import Request
 

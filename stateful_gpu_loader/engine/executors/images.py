@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
-from stateful_gpu_loader.engine.samples import DRAWS_NOTHING, SampleExecutor, collate
+from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import Failure
-from stateful_gpu_loader.engine.threads import ThreadPipeline
+from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.records import Request
 
 

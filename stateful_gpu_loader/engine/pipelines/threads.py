@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from stateful_gpu_loader.engine.intraop import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Executor, Failure, Stopped
+from stateful_gpu_loader.engine.pipelines.intraop import limit_this_thread
 from stateful_gpu_loader.records import Request
 
 _JOIN_SECONDS = 5.0

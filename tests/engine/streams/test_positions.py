@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler
 
-from stateful_gpu_loader.engine.requests import Division, Requests
+from stateful_gpu_loader.engine.streams.positions import Division, Requests
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder

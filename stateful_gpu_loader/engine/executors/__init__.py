@@ -1,0 +1,1 @@
+"""What makes a batch of a request: anywhere, at any time."""

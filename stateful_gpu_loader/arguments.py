@@ -7,6 +7,7 @@ from typing import Any
 
 from stateful_gpu_loader.decoders import DECODERS
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
+from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.samplers import (
     DistributedShuffledSampler,
     PositionOrder,
@@ -27,6 +28,9 @@ def check_arguments(
     worker_type: Any,
     on_epoch_boundary: Any,
     decoder: Any,
+    on_bad_sample: Any,
+    max_worker_restarts: Any,
+    snapshot_every_n_steps: Any,
 ) -> None:
     """Check each argument that torch does not check, or too late, by itself.
 
@@ -40,6 +44,11 @@ def check_arguments(
     _check_choice("worker_type", worker_type, WORKER_TYPES)
     _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
     _check_choice("decoder", decoder, ("auto", *DECODERS))
+    _check_choice("on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
+    if not _is_int_from(0, max_worker_restarts):
+        raise ValueError(f"{max_worker_restarts = } must be an int from 0")
+    if snapshot_every_n_steps is not None and not _is_int_from(0, snapshot_every_n_steps):
+        raise ValueError(f"{snapshot_every_n_steps = } must be an int from 0, or None")
 
 
 def _check_seed(seed: Any) -> None:
@@ -99,22 +108,18 @@ def check_own_sampler(
             )
 
 
-def check_inherited(
-    *, order: PositionOrder | None, source: Any, transform: Any, num_replicas: int | str | None
-) -> None:
-    """What only a loader with an order of its own can do is refused elsewhere, not ignored."""
-    if order is not None:
-        return
-    given = [("transform", transform), ("num_replicas", num_replicas)]
-    if source is not None:
-        given.append(("dataset", type(source).__name__))
-    for name, value in given:
-        if value is not None:
-            raise ValueError(
-                f"{name}={value!r} needs a map-style dataset without state of its own, in the "
-                "loader's own order. Remedy: leave out sampler and batch_sampler, or do it in the "
-                "dataset"
-            )
+def check_division(order: PositionOrder | None, num_replicas: int | str | None) -> None:
+    """What the user's own sampler or iterable yields is never divided again, and nothing ignored.
+
+    Raises:
+        ValueError: ``num_replicas`` is given.
+    """
+    if order is None and num_replicas is not None:
+        raise ValueError(
+            f"{num_replicas = } divides the loader's own order, and this loader iterates a "
+            "sampler of yours or an iterable dataset, which divide themselves. Remedy: leave out "
+            "num_replicas and rank, or the sampler"
+        )
 
 
 def check_accept(accept: Any) -> None:

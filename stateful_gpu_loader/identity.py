@@ -19,19 +19,26 @@ def fingerprint_of(
     *,
     dataset: Any,
     order: PositionOrder | None,
+    sampler: Any,
+    length: int | None,
     drop_last: bool,
     transform: Any,
     decoder: Decoder | None,
 ) -> Fingerprint:
     """Describe all that decides what the batches are, and nothing that does not.
 
-    A dataset is known by its own ``fingerprint()``; without one it is not compared.
+    A dataset is known by its own ``fingerprint()``; without one it is not compared. A user's
+    sampler is known by its class, an iterable dataset (no order, no sampler) by being one.
     """
     has_content_id = callable(getattr(dataset, "fingerprint", None))
+    if order is not None:
+        algorithm = order.algorithm
+    else:
+        algorithm = "iterable" if sampler is None else f"sampler {type(sampler).__qualname__}"
     return Fingerprint(
         dataset=describe(dataset) if has_content_id else None,
-        length=None if order is None else order.num_positions,
-        order="torchdata" if order is None else order.algorithm,
+        length=length,
+        order=algorithm,
         shuffle=isinstance(order, ShuffledOrder),
         drop_last=drop_last,
         transform="none" if transform is None else describe(transform),
@@ -41,13 +48,15 @@ def fingerprint_of(
 
 
 def check_fits(
-    state: LoaderState, *, seed: int | None, num_positions: int, accept: Collection[str]
+    state: LoaderState, *, seed: int | None, num_positions: int | None, accept: Collection[str]
 ) -> None:
     """Compare what the fingerprint does not hold.
 
+    Args:
+        num_positions: of a loader with its own order; other positions cannot be checked here.
+
     Raises:
-        StateMismatch: another explicit seed, a position outside the epoch, or a field that this
-            loader has nothing to do with.
+        StateMismatch: another explicit seed, or a position outside the epoch.
     """
     if seed not in (None, state.seed) and "seed" not in accept:
         raise StateMismatch(
@@ -57,35 +66,12 @@ def check_fits(
             remedy="pass seed=None, which takes the state's, or the saved seed, or "
             'load_state_dict(state, accept={"seed"})',
         )
-    if state.position > num_positions:
+    if num_positions is not None and state.position > num_positions:
         raise StateMismatch(
             "position",
             saved=state.position,
             present=f"an epoch of {num_positions} samples",
             remedy="load the state into a loader of the dataset that it was saved with",
-        )
-    for field in ("index_digest", "ahead", "bad_samples", "user"):
-        if getattr(state, field) is not None:
-            raise StateMismatch(
-                field,
-                saved=getattr(state, field),
-                present=None,
-                remedy="build the loader with the sampler and the arguments of the saved one",
-            )
-
-
-def check_has_user_state(state: LoaderState) -> None:
-    """A loader that iterates as torchdata does has torchdata's state, under ``user``.
-
-    Raises:
-        StateMismatch: there is none.
-    """
-    if not isinstance(state.user, dict):
-        raise StateMismatch(
-            "user",
-            saved=state.user,
-            present="the state of torchdata's iterator",
-            remedy="load a state of a loader with the same kind of dataset and sampler",
         )
 
 
@@ -103,7 +89,7 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
             logger.warning("accepted another %s: %r instead of %r", field, now, before)
 
 
-def report_batch_size(state: LoaderState, present: int) -> None:
+def report_batch_size(state: LoaderState, present: int | None) -> None:
     """Another one is free to come (B4), and worth a line in the log."""
     if state.global_batch_size != present:
         logger.info("global batch size changed from %s to %s", state.global_batch_size, present)

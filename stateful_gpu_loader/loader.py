@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -14,30 +15,33 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from stateful_gpu_loader.arguments import (
     check_accept,
     check_arguments,
-    check_inherited,
+    check_division,
     check_own_sampler,
     check_shuffle,
 )
-from stateful_gpu_loader.decoders import Decoder, make_decoder
-from stateful_gpu_loader.engine.choice import (
-    Work,
-    Workers,
-    as_transform,
-    check_worker_type,
-    make_pipeline,
+from stateful_gpu_loader.assembly import (
+    own_sampler_of,
+    sampler_use_of,
+    stream_of,
+    work_of,
+    workers_of,
 )
+from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
+from stateful_gpu_loader.decoders import Decoder, make_decoder
+from stateful_gpu_loader.engine.choice import Work, as_transform, check_worker_type, make_pipeline
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.pipelines.processes import pin
-from stateful_gpu_loader.engine.run import Begun, Run
-from stateful_gpu_loader.engine.streams.positions import Division, Requests
+from stateful_gpu_loader.engine.run import Begun, Conduct, Run
+from stateful_gpu_loader.engine.streams.positions import Division
+from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.identity import (
     check_fits,
-    check_has_user_state,
     fingerprint_of,
     report_batch_size,
     report_changes,
 )
 from stateful_gpu_loader.passes import Address, Passes
+from stateful_gpu_loader.resumption import place_of, put_sampler, states_as_built
 from stateful_gpu_loader.sampler_link import (
     OWN_SAMPLERS,
     division_of,
@@ -45,10 +49,12 @@ from stateful_gpu_loader.sampler_link import (
     seed_of,
     take_requested_epoch,
 )
-from stateful_gpu_loader.samplers import default_sampler, is_plain_map, order_of
+from stateful_gpu_loader.samplers import default_sampler, is_map, order_of
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
+from stateful_gpu_loader.torchdata_resume import from_torchdata
+from stateful_gpu_loader.torchdata_states import is_torchdata_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -75,6 +81,11 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             on the image of a Source, on the whole sample of another dataset.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads where all work is done
             by recipes on a Source, processes elsewhere.
+        on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
+            ``"drop"``. Only bytes make a sample bad: an OSError is tried again, then raised.
+        max_worker_restarts: how often lost worker processes are replaced without a batch delivered
+            in between. The default of 3 tells one request that always kills its worker from
+            workers that die for reasons outside it; a batch delivered starts the count anew.
         on_epoch_boundary: what a state taken between an epoch's last batch and its end resumes
             to: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next one.
 
@@ -118,6 +129,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         decoder: str = "auto",
         transform: Any = None,
         worker_type: str = "auto",
+        on_bad_sample: str = "raise",
+        max_worker_restarts: int = 3,
         on_epoch_boundary: str = "empty",
     ) -> None:
         check_arguments(
@@ -128,9 +141,12 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             worker_type=worker_type,
             on_epoch_boundary=on_epoch_boundary,
             decoder=decoder,
+            on_bad_sample=on_bad_sample,
+            max_worker_restarts=max_worker_restarts,
+            snapshot_every_n_steps=snapshot_every_n_steps,
         )
         inherited_shuffle = shuffle
-        if sampler is None and batch_sampler is None and is_plain_map(dataset):
+        if sampler is None and batch_sampler is None and is_map(dataset):
             check_shuffle(shuffle)
             sampler = default_sampler(
                 dataset,
@@ -165,9 +181,10 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 pin_memory_device=pin_memory_device,
-                in_order=in_order,
+                in_order=True,  # else torchdata warns of a state that it cannot keep
                 snapshot_every_n_steps=snapshot_every_n_steps,
             )
+        self.in_order = in_order
         self.shuffle = shuffle
         self.seed = seed
         self.rank = rank
@@ -175,18 +192,18 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self.decoder = decoder
         self.transform = transform
         self.worker_type = worker_type
+        self.on_bad_sample = on_bad_sample
+        self.max_worker_restarts = max_worker_restarts
         self.on_epoch_boundary = on_epoch_boundary
 
-        has_order = batch_sampler is None and is_plain_map(dataset)
+        has_order = batch_sampler is None and is_map(dataset)
         self._order = order_of(self.sampler) if has_order else None
+        check_division(self._order, num_replicas)
+        self._memory: SamplerMemory | None = None
+        if self._order is None and is_map(dataset):
+            self._memory = SamplerMemory(own_sampler_of(self)[0])
         self._transform = as_transform(transform)
         self._source = as_source(dataset)
-        check_inherited(
-            order=self._order,
-            source=self._source,
-            transform=transform,
-            num_replicas=num_replicas,
-        )
         self._image_decoder = None if self._source is None else make_decoder(decoder)
         self._seed = SettledSeed(
             seed_of(self.sampler) if seed is None else seed,
@@ -194,28 +211,52 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             sharded=num_replicas is not None,
         )
         self._passes = Passes()
+        self._bad_samples = BadSamples()
+        self._worker_restarts = 0
         self._fingerprint: tuple[int | None, str] | None = None
         self._idle_pipeline: Pipeline | None = None
-        if self._order is not None and num_workers > 0:
-            check_worker_type(self._work(), self._workers())
+        if num_workers > 0:
+            check_worker_type(self._work(), workers_of(self))
 
     def __iter__(self) -> Any:
         """A new pass; it begins at its first ``next()``."""
-        if self._order is None:
-            return super().__iter__()
         if self.pin_memory and not torch.accelerator.is_available():
             warnings.warn(
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used.",
                 stacklevel=2,
             )
-        return Run(self._passes, self._begin_pass, self._finish, self.__len__)
+        return Run(
+            self._passes,
+            Conduct(
+                begin=self._begin_pass,
+                rebuild=self._new_workers,
+                release=self._release,
+                finish=self._finish,
+                note_bad=self._note_bad,
+                note_restart=self._note_restart,
+                length=self.__len__,
+                max_worker_restarts=self.max_worker_restarts,
+                in_flight=workers_of(self).in_flight,
+                skips_empty_rest=self.on_epoch_boundary == "next_epoch",
+            ),
+        )
 
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
         if self._order is None:
             return int(super().__len__())
         return self._division().num_steps(self._order.num_positions)
+
+    @property
+    def worker_restarts(self) -> int:
+        """How often lost workers were replaced since the loader was built."""
+        return self._worker_restarts
+
+    @property
+    def bad_samples(self) -> BadSamples:
+        """The record of samples that could not be used."""
+        return self._bad_samples
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
@@ -232,7 +273,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         """The state after the last delivered batch, or after one of the 16 before it.
 
         Starts nothing and changes nothing; a fresh dictionary of a few hundred bytes, the same
-        on every rank.
+        on every rank. States of the user's own objects lie under ``user``.
 
         Args:
             batches_ago: for trainers that fetch ahead of the step they are in.
@@ -241,23 +282,34 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             ValueError: ``batches_ago`` reaches further back than the loader remembers.
         """
         batches_ago = as_int("batches_ago", batches_ago)
-        if self._order is None:
-            return self._inherited_state(batches_ago)
         self._take_requested_epoch()
         address = self._passes.address(batches_ago)
+        user = address.user
+        if user is None and address == Address(address.epoch, 0):
+            user = states_as_built(self, self._memory, self._seed)
+        if batches_ago and user is not None and user.is_live:
+            raise ValueError(
+                f"{batches_ago = }: with num_workers=0 the state of your own objects is that of "
+                "now. Remedy: num_workers=1 keeps the last 16"
+            )
         return LoaderState(
             seed=self._seed.value,
             epoch=address.epoch,
             position=address.position,
             fingerprint=self._fingerprint_text(),
-            global_batch_size=self._division().global_batch_size,
+            global_batch_size=self._global_batch_size(),
+            index_digest=address.index_digest,
+            ahead=json.dumps(address.ahead) if address.ahead else None,
+            bad_samples=self._bad_samples.to_text(),
+            user=None if user is None else user.to_dict(),
         ).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from a state, on any number of workers and ranks, with any batch size.
 
         It acts on the next iterator, and on those that have delivered nothing. Everything is
-        checked before anything is changed.
+        checked before anything is changed. What ``StatefulDataLoader.state_dict()`` of torchdata
+        returned finishes its epoch.
 
         Args:
             state_dict: what ``state_dict()`` returned.
@@ -269,56 +321,81 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             ValueError: ``accept`` names no such field.
         """
         check_accept(accept)
-        state = LoaderState.from_dict(state_dict)
+        if is_torchdata_state(state_dict):
+            state = from_torchdata(
+                self,
+                state_dict,
+                seed=self._seed.value,
+                fingerprint=self._make_fingerprint(self._image_decoder),
+                global_batch_size=self._global_batch_size(),
+            )
+        else:
+            state = LoaderState.from_dict(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
         decoder = self._decoder_for(saved)
         present = self._make_fingerprint(decoder)
         present.check(saved, accept=accept, position=state.position)
-        if self._order is None:
-            check_has_user_state(state)
-            super().load_state_dict(state.user)
-            return
-        num_positions = self._order.num_positions
-        check_fits(state, seed=self.seed, num_positions=num_positions, accept=accept)
+        check_fits(state, seed=self.seed, num_positions=self._num_positions(), accept=accept)
+        place = place_of(self, state, self._memory, global_batch_size=self._global_batch_size())
+        bad_samples = BadSamples.from_text(state.bad_samples)
 
         report_changes(saved, present)
-        report_batch_size(state, self._division().global_batch_size)
+        report_batch_size(state, self._global_batch_size())
         if decoder is not self._image_decoder:
             self._image_decoder = decoder
             self._fingerprint = None
             self._keep_idle(None)
+        if self._work().has_worker_states:
+            self._keep_idle(None)
         if "seed" not in accept or self.seed is None:
             self._seed.load(state.seed)
+        self._bad_samples = bad_samples
         self._take_requested_epoch()
-        self._passes.load(Address(state.epoch, state.position))
+        self._passes.load(place)
+        if self._memory is not None:
+            put_sampler(self._memory, place)
 
     def _begin_pass(self) -> Begun:
-        if self._order is None:
-            raise TypeError("this loader iterates as torchdata does")
-        division, n = self._division(), self._order.num_positions
         self._take_requested_epoch()
         seed = self._seed.draw()
-        current = self._passes.begin(
-            is_over=(lambda position: not division.num_steps(n - position))
-            if self.on_epoch_boundary == "next_epoch"
-            else None
-        )
-        epoch = current.start.epoch
-        follow_pass(self.sampler, seed=seed, epoch=epoch, division=division)
+        division = self._division() if self._order is not None else None
+        is_over = None
+        if division is not None and self.on_epoch_boundary == "next_epoch":
+            is_over = partial(_is_over, division, self._num_positions() or 0)
+        current = self._passes.begin(is_over=is_over)
+        work = self._work()
         pipeline, self._idle_pipeline = self._idle_pipeline, None
         if pipeline is None:
-            pipeline = make_pipeline(self._work(), self._workers(), seed, current.start)
-        indices = self._order.of_epoch(seed, epoch)
-        pipeline.start(Requests(current.start, seed=seed, indices=indices, division=division))
-        release = partial(self._release_pipeline, pipeline, self._image_decoder)
-        return Begun(current, pipeline, release)
+            pipeline = make_pipeline(work, workers_of(self), seed, current.start)
+        stream = stream_of(
+            self,
+            current,
+            seed=seed,
+            order=self._order,
+            division=division,
+            sampler=None if self._memory is None else sampler_use_of(self, self._memory),
+            has_worker_states=work.has_worker_states,
+            live=getattr(pipeline, "snapshot", None),
+        )
+        if division is not None:
+            follow_pass(self.sampler, seed=seed, epoch=current.start.epoch, division=division)
+        return Begun(current, stream, pipeline, decoder=self._image_decoder)
 
-    def _release_pipeline(self, pipeline: Pipeline, decoder: Decoder | None) -> None:
-        """Keep persistent workers for the next pass, unless a load has changed their decoder."""
-        if self.persistent_workers and decoder is self._image_decoder:
-            self._keep_idle(pipeline)
+    def _new_workers(self, begun: Begun) -> Pipeline:
+        return make_pipeline(self._work(), workers_of(self), self._seed.value, begun.current.place)
+
+    def _release(self, begun: Begun) -> None:
+        """Keep persistent workers for the next pass, unless they are ahead of it or outdated."""
+        is_current = begun.current.generation == self._passes.generation
+        work = self._work()
+        if self.persistent_workers and (
+            begun.ended and is_current
+            if work.has_worker_states
+            else begun.decoder is self._image_decoder
+        ):
+            self._keep_idle(begun.pipeline)
         else:
-            pipeline.close()
+            begun.pipeline.close()
 
     def _keep_idle(self, pipeline: Pipeline | None) -> None:
         before, self._idle_pipeline = self._idle_pipeline, pipeline
@@ -330,25 +407,20 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             return pin(batch)
         return batch
 
-    def _work(self) -> Work:
-        return Work(
-            dataset=self.dataset,
-            transform=self._transform,
-            collate_fn=self.collate_fn,
-            batched=self.batch_sampler is not None,
-            source=self._source,
-            decoder=self._image_decoder,
-        )
+    def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
+        self._bad_samples.add(found)
 
-    def _workers(self) -> Workers:
-        return Workers(
-            num_workers=self.num_workers,
-            worker_type=self.worker_type,
-            prefetch_factor=self.prefetch_factor,
-            timeout=self.timeout,
-            worker_init_fn=self.worker_init_fn,
-            multiprocessing_context=self.multiprocessing_context,
-            persistent_workers=self.persistent_workers,
+    def _note_restart(self) -> None:
+        self._worker_restarts += 1
+
+    def _work(self) -> Work:
+        return work_of(
+            self,
+            order=self._order,
+            source=self._source,
+            transform=self._transform,
+            decoder=self._image_decoder,
+            known_bad=self._bad_samples.known,
         )
 
     def _division(self) -> Division:
@@ -359,13 +431,19 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             num_replicas=self.num_replicas,
         )
 
+    def _global_batch_size(self) -> int | None:
+        return self.batch_size if self._order is None else self._division().global_batch_size
+
+    def _num_positions(self) -> int | None:
+        return None if self._order is None else self._order.num_positions
+
     def _take_requested_epoch(self) -> None:
         requested = take_requested_epoch(self.sampler)
         if requested is not None:
             self._passes.request_epoch(requested)
 
     def _fingerprint_text(self) -> str:
-        length = None if self._order is None else self._order.num_positions
+        length = self._num_positions()
         if self._fingerprint is None or self._fingerprint[0] != length:
             text = self._make_fingerprint(self._image_decoder).to_text()
             self._fingerprint = length, text
@@ -375,6 +453,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         return fingerprint_of(
             dataset=self.dataset if self._source is None else self._source,
             order=self._order,
+            sampler=None if self._memory is None else own_sampler_of(self)[0],
+            length=self._num_positions(),
             drop_last=self.drop_last,
             transform=self._transform,
             decoder=decoder,
@@ -387,14 +467,6 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             return present
         return make_decoder(self.decoder, prefer=saved.decoder)
 
-    def _inherited_state(self, batches_ago: int) -> dict[str, Any]:
-        if batches_ago:
-            raise ValueError(f"{batches_ago = } needs a sampler of this package")
-        return LoaderState(
-            seed=self.seed or 0,
-            epoch=0,
-            position=0,
-            fingerprint=self._fingerprint_text(),
-            global_batch_size=None,
-            user=super().state_dict(),
-        ).to_dict()
+
+def _is_over(division: Division, num_positions: int, place: Address) -> bool:
+    return not division.num_steps(num_positions - place.position)

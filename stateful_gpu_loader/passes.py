@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 HISTORY = 16
 """``state_dict(batches_ago=)`` reaches this far back."""
@@ -21,6 +22,14 @@ class Address:
 
     epoch: int
     position: int
+    """Of the oldest sample that was not delivered. Under a user's sampler it counts that
+    sampler's own indices, over an iterable dataset the batches."""
+    ahead: tuple[int, ...] = field(default=(), repr=False)
+    """Positions of the batches that were delivered before an older one (``in_order=False``)."""
+    index_digest: str | None = field(default=None, repr=False)
+    """Of the indices before ``position``, where a sampler without state has to skip them."""
+    user: Any = field(default=None, repr=False)
+    """States of the user's own objects, a :class:`~stateful_gpu_loader.user_states.UserStates`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +42,10 @@ class Pass:
     """Passes of one loader are numbered as they begin."""
     generation: int
     """The number of loads before it."""
-    position: int
+    place: Address
     """Of the next sample to deliver."""
+    resumed: bool
+    """Whether it goes on from a loaded state."""
     delivered: bool = False
     """Whether a batch of it has reached the user."""
 
@@ -48,10 +59,10 @@ class Passes:
 
     >>> passes = Passes()
     >>> first = passes.begin()
-    >>> passes.deliver(first, 8)
+    >>> passes.deliver(first, Address(epoch=0, position=8))
     >>> passes.address()
     Address(epoch=0, position=8)
-    >>> passes.end(first)
+    >>> passes.end(first, Address(epoch=1, position=0))
     >>> passes.address()
     Address(epoch=1, position=0)
     """
@@ -66,15 +77,15 @@ class Passes:
         self._last_to_move = 0
         self.generation = 0
 
-    def begin(self, *, is_over: Callable[[int], bool] | None = None) -> Pass:
+    def begin(self, *, is_over: Callable[[Address], bool] | None = None) -> Pass:
         """A new pass; nothing counts before it delivers or ends.
 
         Args:
-            is_over: whether nothing is left of an epoch from a position; a pass that was loaded
+            is_over: whether nothing is left of an epoch from a place; a pass that was loaded
                 there then is one of the next epoch instead of an empty one.
         """
         start = self._upcoming()
-        if self._loaded and is_over is not None and is_over(start.position):
+        if self._loaded and is_over is not None and is_over(start):
             start = Address(start.epoch + 1, 0)
         if self._loaded and self._requested not in (None, start.epoch):
             warnings.warn(
@@ -87,24 +98,25 @@ class Passes:
             start=start,
             number=self._begun,
             generation=self.generation,
-            position=start.position,
+            place=start,
+            resumed=self._loaded,
         )
 
-    def deliver(self, current: Pass, end: int) -> None:
-        """A batch of ``current`` reached the user; its next one starts at position ``end``."""
-        before = Address(current.start.epoch, current.position)
+    def deliver(self, current: Pass, place: Address) -> None:
+        """A batch of ``current`` reached the user; its next one starts at ``place``."""
+        before = current.place
         self._take_over(current)
-        current.position = end
+        current.place = place
         current.delivered = True
         if self._current is current:
             self._history.append(before)
 
-    def end(self, current: Pass) -> None:
-        """``current`` has nothing more to deliver: the next pass is the next epoch."""
+    def end(self, current: Pass, following: Address) -> None:
+        """``current`` has nothing more to deliver: the next pass starts at ``following``."""
         self._take_over(current)
         if self._current is current:
             self._current = None
-            self._next = Address(current.start.epoch + 1, 0)
+            self._next = following
 
     def load(self, address: Address) -> None:
         """The next pass, and every one that has delivered nothing, begins at ``address``."""
@@ -127,9 +139,7 @@ class Passes:
                 more than the last 16 are asked for.
         """
         if batches_ago == 0:
-            if self._current is not None:
-                return Address(self._current.start.epoch, self._current.position)
-            return self._upcoming()
+            return self._upcoming() if self._current is None else self._current.place
         if not 0 < batches_ago <= len(self._history):
             raise ValueError(
                 f"{batches_ago = } is out of reach: {len(self._history)} of the last {HISTORY} "
@@ -144,7 +154,7 @@ class Passes:
             following = self._next
         if self._requested is None or self._loaded:
             return following
-        return Address(self._requested, 0)
+        return Address(self._requested, 0, user=following.user)
 
     def _take_over(self, current: Pass) -> None:
         """The state speaks of the pass that began last; a load leaves older ones behind."""

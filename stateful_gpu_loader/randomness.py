@@ -68,6 +68,8 @@ class Stream(IntEnum):
     """Which position takes the place of a bad sample's."""
     WORKERS = 11
     """What worker processes are seeded with before they serve a pass."""
+    DATAPIPES = 12
+    """What the graph of a DataPipe is seeded with, the same in all workers and ranks."""
     RECIPES = 64
     """The first recipe of a pipeline."""
 

@@ -26,8 +26,8 @@ class SampleKey:
     """The pass over the dataset, counted from 0."""
     position: int
     """Ordinal in the epoch's global order, all ranks together."""
-    index: int
-    """``dataset[index]`` is the sample."""
+    index: Any
+    """``dataset[index]`` is the sample; an int, or whatever a user's sampler yields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,56 @@ class Request:
     """Position of the first sample."""
     step: int
     """Distance between the positions of neighbours: the number of ranks."""
-    indices: IndexArray
-    """int64 [n]: the dataset's indices."""
+    indices: IndexArray | list[Any]
+    """int64 [n]: the dataset's indices; a list of whatever a user's sampler yields."""
     end: int
     """The epoch's position once every rank delivered this request."""
+    worker: int | None = None
+    """Who must serve it, where workers keep state; None leaves it to the pipeline."""
+    snapshot: bool = False
+    """Whether the worker's state travels back with the batch."""
 
     @property
     def positions(self) -> IndexArray:
         """int64 [n]: positions in the epoch's global order."""
         return self.start + self.step * np.arange(len(self.indices), dtype=np.int64)
 
+    def index_list(self) -> list[Any]:
+        """The n indices as the dataset gets them: Python's ints, or the sampler's own objects."""
+        return self.indices if isinstance(self.indices, list) else self.indices.tolist()
+
     def keys(self) -> list[SampleKey]:
         """The n keys, spelled out."""
         return [
             SampleKey(self.seed, self.epoch, position, index)
-            for position, index in zip(self.positions.tolist(), self.indices.tolist(), strict=True)
+            for position, index in zip(self.positions.tolist(), self.index_list(), strict=True)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one batch of an iterable dataset is made from: the next fetch of a worker's iterator."""
+
+    ordinal: int
+    """Number of the turn within its pass; answers are delivered in this order."""
+    worker: int | None
+    """Whose iterator is asked; None for anybody's."""
+    snapshot: bool
+    """Whether the worker's state travels back with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What a worker that keeps state is told before its first request of a pass."""
+
+    seed: int
+    epoch: int
+    place: int
+    """Key of ``iter(dataset)``; that of the worker's fetch i, from 1, is ``place + stride * i``."""
+    stride: int
+    """Iterators of all workers and ranks together."""
+    state: bytes | None
+    """Frozen state to go on from; None begins anew."""
 
 
 @dataclass(frozen=True, slots=True)

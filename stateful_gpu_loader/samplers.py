@@ -13,7 +13,6 @@ import numpy as np
 from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
-    MapDataPipe,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -23,7 +22,7 @@ from stateful_gpu_loader import order
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.state import Stateful, as_epoch
+from stateful_gpu_loader.state import as_epoch
 
 _BLOCK = 4096
 
@@ -70,6 +69,24 @@ class Identity:
 
     def __call__(self, positions: IndexArray) -> IndexArray:
         return positions
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """An order that is written down, as an EpochOrder.
+
+    >>> Listed(np.array([2, 0, 1]))(np.array([1, 2])).tolist()
+    [0, 1]
+    """
+
+    indices: IndexArray
+
+    @property
+    def n(self) -> int:
+        return len(self.indices)
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        return self.indices[positions]
 
 
 class SequentialOrder:
@@ -260,9 +277,9 @@ def default_sampler(
     return ShuffledSampler(dataset, seed=seed) if shuffle else SequentialSampler(dataset)
 
 
-def is_plain_map(dataset: Any) -> bool:
-    """Whether a dataset is map-style and keeps no state of its own."""
-    return not isinstance(dataset, (IterableDataset, MapDataPipe, Stateful))
+def is_map(dataset: Any) -> bool:
+    """Whether a dataset is map-style."""
+    return not isinstance(dataset, IterableDataset)
 
 
 def order_of(sampler: Any) -> PositionOrder | None:

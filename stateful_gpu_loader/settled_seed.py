@@ -41,6 +41,11 @@ class SettledSeed:
             self._value = _draw(copy)
         return self._value
 
+    @property
+    def owing(self) -> torch.Generator | None:
+        """The caller's generator, if the first pass will draw from it."""
+        return self._generator if self._owes_draw else None
+
     def draw(self) -> int:
         """The seed, for the pass that begins now."""
         value = self.value
@@ -53,6 +58,14 @@ class SettledSeed:
         """Take the seed of a state."""
         self._value = value
         self._owes_draw = False
+
+
+def after_the_draw(generator: torch.Generator) -> torch.Tensor:
+    """The state that a generator will have once the seed was drawn from it."""
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    _draw(copy)
+    return copy.get_state()
 
 
 def _draw(generator: torch.Generator | None) -> int:

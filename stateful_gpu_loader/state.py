@@ -133,8 +133,8 @@ class Fingerprint:
     length: int | None
     """Number of samples of a map-style dataset."""
     order: str
-    """Algorithm and version that maps positions to indices, or "torchdata" where its iterator
-    is at work."""
+    """Algorithm and version that maps positions to indices, "sampler" and the class of a user's,
+    or "iterable"."""
     shuffle: bool
     drop_last: bool
     transform: str

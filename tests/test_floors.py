@@ -16,6 +16,9 @@ FLOORS = {
     "demo": 6,
     "__main__": 7,
     "loader": 4,
+    "resumption": 3,
+    "torchdata_resume": 3,
+    "assembly": 3,
     "arguments": 3,
     "identity": 3,
     "sampler_link": 3,
@@ -24,6 +27,11 @@ FLOORS = {
     "sources": 2,
     "decoders": 2,
     "transforms": 2,
+    "bad_samples": 1,
+    "torchdata_states": 1,
+    "generator_text": 0,
+    "user_states": 1,
+    "frozen": 0,
     "rng": 1,
     "records": 1,
     "order": 1,
@@ -40,6 +48,12 @@ NEIGHBOURS = {
     ("order", "records"): "value types belong to all",
     ("sampler_link", "engine"): "a division belongs to the requests",
     ("arguments", "engine"): "the engine knows its worker types",
+    ("assembly", "engine"): "what it puts together",
+    ("resumption", "engine"): "a sampler's memory belongs to its stream",
+    ("resumption", "assembly"): "both ask which sampler is the user's",
+    ("torchdata_resume", "assembly"): "both ask which sampler is the user's",
+    ("generator_text", "errors"): "every room raises errors",
+    ("frozen", "errors"): "every room raises errors",
 }
 
 
@@ -74,7 +88,7 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
 
 
 def test_private_names_of_torch_are_touched_in_one_file() -> None:
-    """DESIGN.md: ``engine/processes.py``."""
+    """DESIGN.md: the team of worker processes."""
     files = {
         path.name
         for path in PACKAGE.rglob("*.py")
@@ -83,7 +97,7 @@ def test_private_names_of_torch_are_touched_in_one_file() -> None:
             for name in _imports(path)
         )
     }
-    assert files <= {"processes.py"}
+    assert files <= {"team.py"}
 
 
 def _room(path: Path) -> str:

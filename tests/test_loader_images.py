@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
@@ -276,9 +276,16 @@ def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None
     StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
 
 
-def test_a_source_in_an_order_of_the_users_is_refused_not_left_undecoded(photos: Path) -> None:
-    with pytest.raises(ValueError, match="dataset='FolderSource' needs"):
-        make_images(photos, transform=None, shuffle=None, seed=None, sampler=[3, 1])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_type: str) -> None:
+    """A12: a user's sampler decides the order, the image stage does the rest."""
+
+    def build(**arguments: Any) -> StatefulGPULoader[Any]:
+        sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
+        return make_images(photos, shuffle=None, sampler=sampler, **arguments)
+
+    other = {"num_workers": 2, "worker_type": worker_type}
+    assert_exact_resume(build, other=({}, other), every=2)
 
 
 def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:

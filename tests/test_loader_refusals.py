@@ -66,7 +66,7 @@ def test_a_wrong_epoch_is_refused(epoch: Any) -> None:
         ({"num_workers": 1, "prefetch_factor": 0}, ValueError, "prefetch_factor = 0 must be"),
         ({"decoder": "photoshop"}, ValueError, "decoder='photoshop' must be one of"),
         ({"sampler": [0], "shuffle": True}, ValueError, "mutually exclusive"),
-        ({"sampler": [0], "num_replicas": 2, "rank": 0}, ValueError, "num_replicas=2 needs"),
+        ({"sampler": [0], "num_replicas": 2, "rank": 0}, ValueError, "num_replicas = 2 divides"),
     ],
 )
 def test_a_wrong_argument_is_refused_at_once(

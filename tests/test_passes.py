@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stateful_gpu_loader.passes import HISTORY, Address, Passes
+from stateful_gpu_loader.passes import HISTORY, Address, Pass, Passes
+
+
+def deliver(passes: Passes, current: Pass, position: int) -> None:
+    passes.deliver(current, Address(current.start.epoch, position))
+
+
+def end(passes: Passes, current: Pass) -> None:
+    passes.end(current, Address(current.start.epoch + 1, 0))
 
 
 def test_a_pass_that_delivered_nothing_changes_nothing() -> None:
@@ -17,7 +25,7 @@ def test_a_pass_that_delivered_nothing_changes_nothing() -> None:
 def test_a_broken_pass_counts() -> None:
     passes = Passes()
     broken = passes.begin()
-    passes.deliver(broken, 4)
+    deliver(passes, broken, 4)
     assert passes.address() == Address(0, 4)
     assert passes.begin().start == Address(1, 0)
 
@@ -25,9 +33,9 @@ def test_a_broken_pass_counts() -> None:
 def test_the_state_after_the_end_is_the_next_epoch() -> None:
     passes = Passes()
     current = passes.begin()
-    passes.deliver(current, 10)
+    deliver(passes, current, 10)
     assert passes.address() == Address(0, 10)
-    passes.end(current)
+    end(passes, current)
     assert passes.address() == Address(1, 0)
 
 
@@ -36,16 +44,16 @@ def test_an_empty_resumed_pass_leads_to_the_next_epoch() -> None:
     passes.load(Address(3, 10))
     empty = passes.begin()
     assert empty.start == Address(3, 10)
-    passes.end(empty)
+    end(passes, empty)
     assert passes.begin().start == Address(4, 0)
 
 
 def test_a_pass_resumed_at_the_end_can_be_one_of_the_next_epoch() -> None:
     passes = Passes()
     passes.load(Address(3, 10))
-    assert passes.begin(is_over=lambda position: position > 9).start == Address(4, 0)
+    assert passes.begin(is_over=lambda place: place.position > 9).start == Address(4, 0)
     passes.load(Address(3, 9))
-    assert passes.begin(is_over=lambda position: position > 9).start == Address(3, 9)
+    assert passes.begin(is_over=lambda place: place.position > 9).start == Address(3, 9)
 
 
 def test_a_requested_epoch_is_taken_once() -> None:
@@ -53,21 +61,21 @@ def test_a_requested_epoch_is_taken_once() -> None:
     passes.request_epoch(7)
     assert passes.address() == Address(7, 0)
     current = passes.begin()
-    passes.deliver(current, 2)
+    deliver(passes, current, 2)
     assert passes.address() == Address(7, 2)
-    passes.end(current)
+    end(passes, current)
     assert passes.address() == Address(8, 0)
 
 
 def test_an_epoch_requested_during_a_pass_is_for_the_next() -> None:
     passes = Passes()
     current = passes.begin()
-    passes.deliver(current, 2)
+    deliver(passes, current, 2)
     passes.request_epoch(5)
-    passes.deliver(current, 4)
+    deliver(passes, current, 4)
     assert passes.address() == Address(0, 4)
     assert passes.begin().start == Address(5, 0)
-    passes.end(current)
+    end(passes, current)
     assert passes.address() == Address(5, 0)
 
 
@@ -79,7 +87,7 @@ def test_a_resumed_pass_keeps_its_epoch_and_warns_of_another() -> None:
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) after load_state_dict\(\) of epoch 3"):
         current = passes.begin()
     assert current.start == Address(3, 4)
-    passes.end(current)
+    end(passes, current)
     assert passes.begin().start == Address(4, 0)
 
 
@@ -93,11 +101,11 @@ def test_requesting_the_resumed_epoch_is_silent() -> None:
 def test_a_load_leaves_older_passes_behind() -> None:
     passes = Passes()
     old = passes.begin()
-    passes.deliver(old, 4)
+    deliver(passes, old, 4)
     passes.load(Address(9, 8))
-    passes.deliver(old, 6)
+    deliver(passes, old, 6)
     assert passes.address() == Address(9, 8)
-    passes.end(old)
+    end(passes, old)
     assert passes.address() == Address(9, 8)
     assert passes.begin().start == Address(9, 8)
 
@@ -105,31 +113,31 @@ def test_a_load_leaves_older_passes_behind() -> None:
 def test_the_state_follows_the_pass_that_began_last() -> None:
     passes = Passes()
     first = passes.begin()
-    passes.deliver(first, 4)
+    deliver(passes, first, 4)
     second = passes.begin()
-    passes.deliver(second, 2)
-    passes.deliver(first, 6)
+    deliver(passes, second, 2)
+    deliver(passes, first, 6)
     assert passes.address() == Address(1, 2)
-    passes.end(first)
+    end(passes, first)
     assert passes.address() == Address(1, 2)
 
 
 def test_a_pass_that_began_earlier_does_not_take_the_state_back() -> None:
     passes = Passes()
     failed_at_first, later = passes.begin(), passes.begin()
-    passes.deliver(later, 12)
-    passes.deliver(failed_at_first, 8)
+    deliver(passes, later, 12)
+    deliver(passes, failed_at_first, 8)
     assert passes.address() == Address(0, 12)
 
 
 def test_history_reaches_over_epochs_and_not_beyond_what_was_delivered() -> None:
     passes = Passes()
     current = passes.begin()
-    passes.deliver(current, 4)
-    passes.deliver(current, 8)
-    passes.end(current)
+    deliver(passes, current, 4)
+    deliver(passes, current, 8)
+    end(passes, current)
     following = passes.begin()
-    passes.deliver(following, 4)
+    deliver(passes, following, 4)
     assert [passes.address(k) for k in range(4)] == [
         Address(1, 4),
         Address(1, 0),
@@ -145,7 +153,7 @@ def test_history_is_bounded_and_forgotten_by_a_load() -> None:
     passes = Passes()
     current = passes.begin()
     for end in range(1, 40):
-        passes.deliver(current, end)
+        deliver(passes, current, end)
     assert passes.address(HISTORY) == Address(0, 39 - HISTORY)
     with pytest.raises(ValueError, match="17"):
         passes.address(HISTORY + 1)

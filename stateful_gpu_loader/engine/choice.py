@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.engine.executors.images import CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor
+from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
 from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline, empty_shared
@@ -20,6 +24,7 @@ from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.transforms import Compose, Recipe
 
 WORKER_TYPES = ("auto", "thread", "process")
@@ -36,11 +41,25 @@ class Work:
     transform: Any
     """None, a Compose, or a callable; see :func:`as_transform`."""
     collate_fn: Callable[[Any], Any]
+    batch_size: int | None
+    """None where samples are not collated, or a user's batch sampler decides it."""
     batched: bool
+    """Whether ``collate_fn`` gets a list of samples."""
+    drop_last: bool
     source: Source | None
     """The dataset, or what stands for it, if it holds encoded images."""
     decoder: Decoder | None
     """Of the source's images."""
+    bad_samples: BadSamplePolicy
+
+    @property
+    def is_iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def has_worker_states(self) -> bool:
+        """Whether what the workers do depends on what they did before."""
+        return self.is_iterable or isinstance(self.dataset, Stateful)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +73,12 @@ class Workers:
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
     persistent_workers: bool
+    in_order: bool
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that they may be ahead of the user."""
+        return self.num_workers * (self.prefetch_factor or 2)
 
 
 def as_transform(transform: Any) -> Any:
@@ -115,15 +140,15 @@ def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pi
     """A pipeline that is ready to be started, first on the pass that begins at ``start``."""
     if workers.num_workers == 0:
         return InlinePipeline(_executor(work, BatchMemory(_BATCHES_WITH_THE_USER).empty))
-    prefetch_factor = 2 if workers.prefetch_factor is None else workers.prefetch_factor
+    prefetch_factor = workers.prefetch_factor or 2
     if runs_in_threads(work, workers):
-        in_flight = workers.num_workers * prefetch_factor
-        memory = BatchMemory(in_flight + _BATCHES_WITH_THE_USER)
+        memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
         return ThreadPipeline(
             _executor(work, memory.empty),
             num_workers=workers.num_workers,
             prefetch_factor=prefetch_factor,
             timeout=workers.timeout,
+            in_order=workers.in_order,
         )
     place = np.array([start.position])
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
@@ -137,10 +162,28 @@ def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pi
         worker_init_fn=workers.worker_init_fn,
         multiprocessing_context=workers.multiprocessing_context,
         persistent_workers=workers.persistent_workers,
+        in_order=workers.in_order,
     )
 
 
 def _executor(
+    work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+) -> Executor:
+    if work.is_iterable:
+        return IterableExecutor(
+            work.dataset,
+            batch_size=work.batch_size,
+            drop_last=work.drop_last,
+            transform=work.transform,
+            collate_fn=work.collate_fn,
+        )
+    executor = _map_executor(work, allocate)
+    if work.has_worker_states:
+        return DatasetStateExecutor(work.dataset, executor)
+    return executor
+
+
+def _map_executor(
     work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 ) -> Executor:
     if work.source is None or work.decoder is None:
@@ -149,6 +192,7 @@ def _executor(
             transform=work.transform,
             collate_fn=work.collate_fn,
             batched=work.batched,
+            policy=work.bad_samples,
         )
     if work.transform is None or isinstance(work.transform, Compose):
         return RecipeExecutor(
@@ -157,6 +201,7 @@ def _executor(
             recipes=work.transform or Compose([]),
             collate_fn=work.collate_fn,
             batched=work.batched,
+            policy=work.bad_samples,
             allocate=allocate,
         )
     return CallableExecutor(
@@ -165,11 +210,14 @@ def _executor(
         transform=work.transform,
         collate_fn=work.collate_fn,
         batched=work.batched,
+        policy=work.bad_samples,
     )
 
 
 def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
     name = type(work.dataset).__name__
+    if work.has_worker_states:
+        return f"{name} is iterated, or has state, in each worker by itself"
     if work.source is None:
         return f"{name} is no Source, so its __getitem__ may draw from the global generators"
     if not (work.transform is None or isinstance(work.transform, Compose)):

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from stateful_gpu_loader.records import Request, SampleKey
+from stateful_gpu_loader.bad_samples import FoundBad
+from stateful_gpu_loader.records import Request, SampleKey, Turn, WorkerStart
 
 
 class Stopped(Exception):
     """Raised in a worker thread whose work nobody waits for any more."""
+
+
+class WorkersDied(Exception):
+    """A pipeline lost its workers, or gave them up: it can only be closed.
+
+    Args:
+        what: what happened, for a person: pids with signals or exit codes, or a time that ran out.
+        oldest: the oldest request that was not answered, if it is known.
+    """
+
+    def __init__(self, what: str, oldest: Request | Turn | None) -> None:
+        self.what = what
+        self.oldest = oldest
+        super().__init__(what)
 
 
 class Executor(Protocol):
@@ -19,25 +36,112 @@ class Executor(Protocol):
     uses_global_generators: bool
     """Whether it seeds and draws from the process's global generators."""
 
-    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        """The batch; ``check`` is called between samples and may raise :class:`Stopped`."""
+    def __call__(self, request: Any, check: Callable[[], None]) -> Any:
+        """The batch, or an :class:`Answer` where there is more to say.
+
+        ``check`` is called between samples and may raise :class:`Stopped`.
+        """
         ...
+
+
+class StatefulExecutor(Executor, Protocol):
+    """An executor over a user's object that carries state: one in each worker, in its order."""
+
+    def begin(self, start: WorkerStart) -> None:
+        """A pass begins for this worker."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The frozen state, as it is now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A batch about which there is more to say."""
+
+    payload: Any
+    """The batch, its :class:`Failure`, or :data:`NOTHING`."""
+    worker: int = 0
+    """Who made it."""
+    snapshot: bytes | None = None
+    """The worker's frozen state behind it."""
+    bad: tuple[FoundBad, ...] = ()
+    """Samples that could not be used."""
+
+
+class _Nothing:
+    """The payload of a worker whose iterator has ended."""
+
+    def __reduce__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING = _Nothing()
 
 
 class Pipeline(Protocol):
-    """Runs requests ahead of the user and answers them in order."""
+    """Runs requests ahead of the user and answers them, in order unless it was told otherwise."""
 
-    def start(self, requests: Iterator[Request]) -> None:
-        """Begin a pass; requests of an earlier one are abandoned."""
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        """Begin a pass; requests of an earlier one are abandoned.
+
+        Args:
+            requests: an exception of theirs is raised at its turn, and they are asked again.
+            starts: for each worker what :meth:`StatefulExecutor.begin` is called with before its
+                first request; None for executors without state.
+            one_at_a_time: never have more than one request under way (and so find out which one
+                kills its worker).
+
+        Raises:
+            WorkersDied: they died while they started.
+        """
         ...
 
-    def __next__(self) -> tuple[Request, Any]:
-        """The next request and its batch, or its :class:`Failure`."""
+    def __next__(self) -> tuple[Any, Any]:
+        """The next request and its batch, its :class:`Failure`, or an :class:`Answer`.
+
+        Raises:
+            WorkersDied: a worker died or outlasted the timeout; nothing can be read any more.
+        """
         ...
 
     def close(self) -> None:
         """End the workers of the pass."""
         ...
+
+
+def execute(
+    executor: Executor,
+    request: Any,
+    check: Callable[[], None],
+    failed: Callable[[Exception], Any],
+    *,
+    worker: int = 0,
+) -> Any:
+    """Answer one request, its exception and the worker's state included; the one way to do it."""
+    try:
+        answer = executor(request, check)
+    except Stopped:
+        raise
+    except Exception as error:
+        answer = failed(error)
+    if not request.snapshot:
+        return answer
+    stateful: Any = executor
+    if not isinstance(answer, Answer):
+        answer = Answer(answer)
+    try:
+        snapshot = stateful.snapshot()
+    except Exception as error:
+        return Answer(failed(error), worker=worker)
+    return dataclasses.replace(answer, worker=worker, snapshot=snapshot)
 
 
 class Failure:
@@ -61,12 +165,15 @@ def never_stopped() -> None:
 
 @contextmanager
 def noting_sample(key: SampleKey) -> Iterator[None]:
-    """Add to an exception of the user's code which sample it came from (Python >= 3.11)."""
+    """Add to an exception of the user's code which sample it came from.
+
+    As a note; Python 3.10 does not print those, but the worker processes' tracebacks hold them.
+    """
     try:
         yield
     except Exception as error:
-        if not isinstance(error, Stopped) and hasattr(error, "add_note"):
-            error.add_note(
-                f"in dataset index {key.index} (position {key.position}, epoch {key.epoch})"
-            )
+        if not isinstance(error, Stopped):
+            note = f"in dataset index {key.index} (position {key.position}, epoch {key.epoch})"
+            noted: Any = error
+            noted.__notes__ = [*getattr(error, "__notes__", ()), note]
         raise

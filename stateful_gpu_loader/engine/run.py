@@ -3,50 +3,78 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Failure, Pipeline
+from stateful_gpu_loader.bad_samples import FoundBad
+from stateful_gpu_loader.engine.pipeline import (
+    NOTHING,
+    Answer,
+    Failure,
+    Pipeline,
+    WorkersDied,
+)
+from stateful_gpu_loader.engine.streams.stream import Stream
+from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.passes import Pass, Passes
 
 
-@dataclass(frozen=True)
+@dataclass
 class Begun:
     """A pass that has begun."""
 
     current: Pass
+    stream: Stream
     pipeline: Pipeline
-    """Started on the requests of the pass."""
-    release: Callable[[], None]
+    """Started on the requests of the stream."""
+    losses: int = 0
+    """How often workers were lost since a batch was delivered."""
+    alone: int = 0
+    """Batches that are still to be made one at a time."""
+    ended: bool = False
+    """Whether all its requests were answered."""
+    decoder: Any = None
+    """Of the images that its workers make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """What a run asks of its loader."""
+
+    begin: Callable[[], Begun]
+    """A new pass, its pipeline not started: at the first ``next()``, and again if a state is loaded
+    before the first batch is delivered."""
+    rebuild: Callable[[Begun], Pipeline]
+    """A pipeline with new workers, not started, for a pass that has lost its own."""
+    release: Callable[[Begun], None]
     """Takes the pipeline back."""
+    finish: Callable[[Any], Any]
+    """The last step on a batch, in the user's thread."""
+    note_bad: Callable[[tuple[FoundBad, ...]], None]
+    """Samples of a delivered batch that could not be used."""
+    note_restart: Callable[[], None]
+    length: Callable[[], int]
+    """Of the iterator."""
+    max_worker_restarts: int
+    in_flight: int
+    """Batches that the workers may be ahead of the user."""
+    skips_empty_rest: bool
+    """Whether a pass that was resumed behind its last batch goes over into the next one."""
 
 
 class Run:
-    """Delivers the batches of one pass in order, and tells :class:`Passes` of each.
+    """Delivers the batches of one pass, and tells :class:`Passes` of each.
 
     Nothing happens before the first ``next()`` (law 7). An exception of one batch leaves the
-    others as they are: the next ``next()`` goes on behind it. Several threads may share a run.
-
-    Args:
-        passes: the loader's.
-        begin: called at the first ``next()``, and again if a state is loaded before the first
-            batch is delivered.
-        finish: the last step on a batch, in the user's thread.
-        length: of the iterator.
+    others as they are: the next ``next()`` goes on behind it. Lost workers are replaced from the
+    delivered place (law 5). Several threads may share a run.
     """
 
-    def __init__(
-        self,
-        passes: Passes,
-        begin: Callable[[], Begun],
-        finish: Callable[[Any], Any],
-        length: Callable[[], int],
-    ) -> None:
+    def __init__(self, passes: Passes, conduct: Conduct) -> None:
         self._passes = passes
-        self._begin = begin
-        self._finish = finish
-        self._length = length
+        self._conduct = conduct
         self._begun: Begun | None = None
         self._ended = False
         self._lock = threading.RLock()
@@ -55,28 +83,41 @@ class Run:
         return self
 
     def __len__(self) -> int:
-        return self._length()
+        return self._conduct.length()
 
     def __next__(self) -> Any:
         with self._lock:
-            if self._ended:
-                raise StopIteration
-            begun = self._started()
-            try:
-                request, answer = next(begun.pipeline)
-            except StopIteration:
-                self._ended = True
-                self._stop()
-                self._passes.end(begun.current)
-                raise
-            if isinstance(answer, Failure):
+            while not self._ended:
+                begun = self._started()
                 try:
-                    answer.reraise()
-                finally:
-                    del self, begun, answer  # the traceback would keep the workers alive
-            batch = self._finish(answer)
-            self._passes.deliver(begun.current, request.end)
-            return batch
+                    request, answer = next(begun.pipeline)
+                except WorkersDied as loss:
+                    self._recover(begun, loss)
+                    continue
+                except StopIteration:
+                    self._end(begun)
+                    continue
+                said = answer if isinstance(answer, Answer) else None
+                payload = answer if said is None else said.payload
+                is_replay = begun.stream.is_replay(request)
+                if is_replay or payload is NOTHING:
+                    begun.stream.deliver(request, said)
+                    continue
+                if isinstance(payload, Failure):
+                    self._fail(begun, request, said)
+                    try:
+                        payload.reraise()
+                    finally:
+                        del self, begun, answer, said, payload  # a traceback keeps no worker alive
+                batch = self._conduct.finish(payload)
+                if said is not None and said.bad:
+                    self._conduct.note_bad(said.bad)
+                self._passes.deliver(begun.current, begun.stream.deliver(request, said))
+                begun.losses = 0
+                if begun.alone:
+                    self._leave_alone_mode(begun)
+                return batch
+            raise StopIteration
 
     def __del__(self) -> None:
         self._stop()
@@ -93,10 +134,83 @@ class Run:
             if current.delivered or current.generation == self._passes.generation:
                 return begun
             self._stop()
-        self._begun = self._begin()
-        return self._begun
+        self._begun = begun = self._conduct.begin()
+        self._start(begun)
+        return begun
+
+    def _start(self, begun: Begun) -> None:
+        try:
+            begun.pipeline.start(
+                begun.stream.requests(), begun.stream.starts(), one_at_a_time=begun.alone > 0
+            )
+        except WorkersDied as loss:
+            self._recover(begun, loss)
+
+    def _leave_alone_mode(self, begun: Begun) -> None:
+        begun.alone -= 1
+        if not begun.alone:
+            begun.pipeline.close()
+            begun.pipeline = self._conduct.rebuild(begun)
+            self._start(begun)
+
+    def _fail(self, begun: Begun, request: Any, said: Answer | None) -> None:
+        place = begun.stream.fail(request, said)
+        begun.losses = 0
+        if place is not None:
+            self._passes.deliver(begun.current, place)
+
+    def _end(self, begun: Begun) -> None:
+        begun.ended = True
+        is_empty_rest = begun.current.resumed and not begun.current.delivered
+        self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
+        following = begun.stream.end()
+        self._stop()
+        self._passes.end(begun.current, following)
+
+    def _recover(self, begun: Begun, loss: WorkersDied) -> None:
+        """Law 5: recovery is resume.
+
+        The second loss at one place lets requests go to the workers one at a time, so that the
+        one that kills them is found, and those before it are delivered.
+        """
+        begun.losses += 1
+        self._conduct.note_restart()
+        begun.pipeline.close()
+        place = begun.current.place
+        where = f"epoch {place.epoch}, position {place.position}"
+        at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
+        limit = self._conduct.max_worker_restarts
+        if begun.losses > limit:
+            self._begun = None
+            if begun.current.delivered:
+                self._passes.load(place)
+            raise WorkerLost(
+                f"{loss.what}. Workers were lost {begun.losses} times at {where}{at}, and "
+                f"max_worker_restarts is {limit}. Remedy: look for what ends them (memory, a "
+                "crash in native code); the state is intact, and a new iterator goes on from it"
+            ) from loss
+        warnings.warn(
+            f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
+            f"(restart {begun.losses} of at most {limit} without a batch between them)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        if begun.losses > 1:
+            begun.alone = self._conduct.in_flight
+        begun.pipeline = self._conduct.rebuild(begun)
+        self._start(begun)
 
     def _stop(self) -> None:
         begun, self._begun = getattr(self, "_begun", None), None
         if begun is not None:
-            begun.release()
+            self._conduct.release(begun)
+
+
+def _described(request: Any) -> str:
+    """A request for a person: which samples it is made from."""
+    indices = getattr(request, "indices", None)
+    if indices is None:
+        return f"at the turn of worker {request.worker}"
+    listed = request.index_list()
+    shown = ", ".join(map(repr, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return f"at the batch of dataset indices {shown}"

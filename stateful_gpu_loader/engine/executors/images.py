@@ -6,6 +6,8 @@ Law 1: routing and numbers are functions of the bytes and the keys alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,15 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
+from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
 from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
+from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """An uninitialised CPU tensor of a shape and dtype."""
@@ -34,6 +40,7 @@ class RecipeExecutor:
             ``[images, targets]``; another one gets the samples ``(image, target)`` one by one.
         batched: False for ``batch_size=None``.
         allocate: where finished batches lie.
+        policy: what is done about bad samples; None raises.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class RecipeExecutor:
         collate_fn: Callable[[Any], Any],
         batched: bool,
         allocate: Allocate,
+        policy: BadSamplePolicy | None = None,
     ) -> None:
         self._source = source
         self._decoder = decoder
@@ -53,9 +61,12 @@ class RecipeExecutor:
         self._batched = batched
         self._allocate = allocate
         self._stacked = batched and collate_fn is default_collate
+        self._policy = policy if policy is not None and policy.is_active else None
         self.uses_global_generators = collate_fn not in DRAWS_NOTHING
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._policy is not None:
+            return self._salvaged(self._policy, request, check)
         keys = request.keys()
         encoded = [read(self._source, key) for key in keys]
         headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
@@ -87,19 +98,104 @@ class RecipeExecutor:
         check()
         return decode(self._decoder, sample, header, key)
 
-    def _rows(self, sizes: Any, keys: list[SampleKey]) -> torch.Tensor | None:
+    def _rows(self, sizes: IndexArray, keys: list[SampleKey]) -> torch.Tensor | None:
         if not self._stacked:
             return None
+        _check_one_size(sizes, keys)
         height, width = sizes[0].tolist()
-        if (sizes != sizes[0]).any():
-            other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
-            raise ValueError(
-                f"the images of one batch differ in size: index {keys[0].index} gives "
-                f"{height}x{width}, index {keys[other].index} gives "
-                f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). Remedy: end the recipes "
-                "with one that fixes the size, such as RandomResizedCrop(224), or pass collate_fn"
-            )
         return self._allocate((len(keys), 3, height, width), self._recipes.output_dtype)
+
+    def _salvaged(
+        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
+    ) -> Any:
+        salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
+        salvage.settle(self._open)
+        try:
+            images, targets = self._filled(salvage, request, check)
+        except BadSample:
+            raise
+        except ValueError:
+            # The recipes refuse a size, and it may be what a damaged header says: what can be
+            # decoded at all is settled first. Elsewhere that happens on the way, image by image.
+            salvage.settle(partial(self._judge, check))
+            images, targets = self._filled(salvage, request, check)
+        if isinstance(images, torch.Tensor):
+            return salvage.answer([images, default_collate(targets)])
+        samples = list(zip(images, targets, strict=True))
+        return salvage.answer(collate(request, samples, self._collate_fn, batched=self._batched))
+
+    def _filled(
+        self, salvage: Salvage, request: Request, check: Callable[[], None]
+    ) -> tuple[torch.Tensor | list[torch.Tensor], list[Any]]:
+        """The images and targets of all that can be decoded."""
+        kept = salvage.kept
+        keys = [slot.key for slot in kept]
+        drawn = self._draw(request, kept)
+        rows = self._rows(drawn.sizes, keys)
+        places = [] if rows is None else rows.unbind(0)
+        images: list[torch.Tensor] = []
+        targets: list[Any] = []
+        decode = partial(self._decode, check)
+        for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
+            if not salvage.fill(slot, decode):
+                continue
+            numbers = drawn.sample(i)
+            if slot.key is not key:
+                # Only its own numbers change: they depend on its position and size alone.
+                # If the recipes make another size of it, apply_into refuses.
+                numbers = self._draw(request, [slot]).sample(0)
+            image, slot.sample.pixels = slot.sample.pixels, None
+            if rows is None:
+                images.append(self._recipes.apply(image, numbers).contiguous())
+            else:
+                with torch.inference_mode():
+                    self._recipes.apply_into(image, numbers, places[len(targets)])
+            targets.append(slot.sample.encoded.target)
+        if not targets:
+            salvage.settle(partial(self._judge, check))
+            return self._filled(salvage, request, check)
+        return images if rows is None else rows[: len(targets)], targets
+
+    def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
+        positions = np.array([slot.key.position for slot in slots], dtype=np.int64)
+        headers = [slot.sample.header for slot in slots]
+        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+        return self._recipes.draw(request.seed, request.epoch, positions, sizes)
+
+    def _open(self, slot: Slot) -> None:
+        if slot.sample is None:
+            encoded = read(self._source, slot.key)
+            slot.sample = _Opened(encoded, header_of(encoded, slot.key))
+
+    def _decode(self, check: Callable[[], None], slot: Slot) -> None:
+        self._open(slot)
+        opened = slot.sample
+        opened.pixels = self._decoded(opened.encoded, opened.header, slot.key, check)
+
+    def _judge(self, check: Callable[[], None], slot: Slot) -> None:
+        self._decode(check, slot)
+        slot.sample.pixels = None  # a whole batch of decoded images would need much memory
+
+
+@dataclass
+class _Opened:
+    """An image that was read, and perhaps decoded."""
+
+    encoded: EncodedSample
+    header: ImageHeader
+    pixels: torch.Tensor | None = None
+    """uint8 [3, height, width], until they are in the batch."""
+
+
+def _check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:
+    if (sizes != sizes[0]).any():
+        other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
+        raise ValueError(
+            f"the images of one batch differ in size: index {keys[0].index} gives "
+            f"{sizes[0, 0]}x{sizes[0, 1]}, index {keys[other].index} gives "
+            f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). Remedy: end the recipes "
+            "with one that fixes the size, such as RandomResizedCrop(224), or pass collate_fn"
+        )
 
 
 class CallableExecutor(SampleExecutor):
@@ -107,6 +203,8 @@ class CallableExecutor(SampleExecutor):
 
     ``transform`` sees the decoded image, uint8 [3, H, W], and not its target.
     """
+
+    is_bad = staticmethod(is_bad_encoding)
 
     def __init__(
         self,
@@ -116,8 +214,11 @@ class CallableExecutor(SampleExecutor):
         transform: Callable[[torch.Tensor], Any],
         collate_fn: Callable[[Any], Any],
         batched: bool,
+        policy: BadSamplePolicy | None = None,
     ) -> None:
-        super().__init__(source, transform=None, collate_fn=collate_fn, batched=batched)
+        super().__init__(
+            source, transform=None, collate_fn=collate_fn, batched=batched, policy=policy
+        )
         self._native = False
         self._source = source
         self._decoder = decoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from torch.utils.data import (
     default_convert,
 )
 
+from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
 from stateful_gpu_loader.engine.pipeline import noting_sample
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
@@ -37,9 +41,12 @@ class SampleExecutor:
         transform: a callable on one whole sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
         batched: False gives each request's only sample to ``collate_fn``, as ``batch_size=None``.
+        policy: what is done about bad samples; None raises.
     """
 
     uses_global_generators = True
+    is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
+    """Whether an exception is a bad sample's."""
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class SampleExecutor:
         transform: Callable[[Any], Any] | None,
         collate_fn: Callable[[Any], Any],
         batched: bool,
+        policy: BadSamplePolicy | None = None,
     ) -> None:
         self._dataset = dataset
         self._transform = transform
@@ -56,8 +64,11 @@ class SampleExecutor:
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(_sample_seed_setters(dataset))
         self._seeds = SeedBlock()
+        self._policy = policy if policy is not None and policy.is_active else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._policy is not None:
+            return self._salvaged(self._policy, request, check)
         fetch = self._native_batch if self._native else self._items
         samples = fetch(request, check)
         return collate(request, samples, self._collate_fn, batched=self._batched)
@@ -70,24 +81,108 @@ class SampleExecutor:
         samples = []
         for key, seed in zip(request.keys(), self._seeds.of(request), strict=True):
             check()
-            with noting_sample(key):
-                self._seed(seed)
-                sample = self.fetch(key)
-                samples.append(sample if self._transform is None else self._transform(sample))
+            samples.append(self._sample(key, seed))
         return samples
 
+    def _sample(self, key: SampleKey, seed: int) -> Any:
+        try:
+            self._seed(seed)
+            sample = self.fetch(key)
+            return sample if self._transform is None else self._transform(sample)
+        except Exception:
+            # Entered here only: it costs more than all else that is ours in a sample.
+            with noting_sample(key):
+                raise
+
     def _native_batch(self, request: Request, check: Callable[[], None]) -> Any:
+        samples = self._native_samples(request, request.index_list())
+        if self._transform is None:
+            return samples
+        return self._transformed(samples, request.keys(), self._seeds.of(request), check)
+
+    def _native_samples(self, request: Request, indices: list[Any]) -> Any:
         self._seed(batch_seed(request, Stream.GETITEMS))
-        samples = self._dataset.__getitems__(request.indices.tolist())
+        return self._dataset.__getitems__(indices)
+
+    def _transformed(
+        self, samples: Any, keys: list[SampleKey], seeds: list[int], check: Callable[[], None]
+    ) -> Any:
         if self._transform is None:
             return samples
         transformed = []
-        for key, seed, sample in zip(request.keys(), self._seeds.of(request), samples, strict=True):
+        for key, seed, sample in zip(keys, seeds, samples, strict=True):
             check()
             with noting_sample(key):
                 self._seed(seed)
                 transformed.append(self._transform(sample))
         return transformed
+
+    def _salvaged(
+        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
+    ) -> Any:
+        seeds = self._seeds.of(request)
+        first_seeds = seeds
+        if self._native:
+            first_seeds = [batch_seed(request, Stream.GETITEMS)] * len(seeds)
+        salvage = Salvage(
+            policy,
+            request,
+            is_bad=self.is_bad,
+            has_drawn=lambda slot: self._has_drawn(first_seeds[slot.number]),
+        )
+
+        def alone(slot: Slot) -> None:
+            check()
+            if not self._native:
+                slot.sample = self._sample(slot.key, seeds[slot.number])
+                return
+            samples = self._native_samples(request, [slot.key.index])
+            self._transformed(samples, [slot.key], [seeds[slot.number]], check)
+
+        samples: Any
+        if self._native:
+            samples = self._salvaged_native(salvage, request, seeds, alone, check)
+        else:
+            samples = [slot.sample for slot in salvage.settle(alone)]
+        batch = collate(request, samples, self._collate_fn, batched=self._batched)
+        return salvage.answer(batch)
+
+    def _salvaged_native(
+        self,
+        salvage: Salvage,
+        request: Request,
+        seeds: list[int],
+        alone: Callable[[Slot], None],
+        check: Callable[[], None],
+    ) -> Any:
+        """One call for the batch; if it fails, each sample alone, and one call for the sound ones.
+
+        With a sample that is known to be bad the first call would fail, and so it is left out.
+        The last one is made anew because a batch may draw for all of its samples together.
+        """
+        if not salvage.knows_any():
+            try:
+                return retried(partial(self._native_batch, request, check), is_bad=self.is_bad)
+            except Exception as error:
+                if not self.is_bad(error):
+                    raise
+        slots = salvage.settle(alone)
+
+        def together() -> Any:
+            samples = self._native_samples(request, [slot.key.index for slot in slots])
+            keys, own_seeds = [slot.key for slot in slots], [seeds[slot.number] for slot in slots]
+            return self._transformed(samples, keys, own_seeds, check)
+
+        return retried(together, is_bad=self.is_bad)
+
+    def _has_drawn(self, seed: int) -> bool:
+        """Whether anything may have been drawn since the generators were seeded with ``seed``.
+
+        Of a dataset's own generators nothing is known.
+        """
+        following = next_draws()
+        seed_global_generators(seed)
+        return bool(self._set_sample_seeds) or next_draws() != following
 
     def _seed(self, seed: int) -> None:
         seed_global_generators(seed)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, never_stopped
+from stateful_gpu_loader.engine.pipeline import Executor, Failure, execute, never_stopped
 from stateful_gpu_loader.engine.pipelines.intraop import single_threaded
 from stateful_gpu_loader.randomness import caller_generators_restored
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.records import WorkerStart
 
 _ONE_AT_A_TIME = threading.RLock()
 """The global generators and the number of threads belong to the whole process."""
@@ -23,31 +23,53 @@ class InlinePipeline:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._requests: Iterator[Request] = iter(())
-        self._interrupted: Request | None = None
+        self._requests: Iterator[Any] = iter(())
+        self._start: WorkerStart | None = None
+        self._interrupted: Any = None
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
         self._requests = requests
+        self._start = starts[0] if starts else None
         self._interrupted = None
 
-    def __next__(self) -> tuple[Request, Any]:
-        request = self._interrupted or next(self._requests)
+    def __next__(self) -> tuple[Any, Any]:
+        request = next(self._requests) if self._interrupted is None else self._interrupted
         # Offered again after a KeyboardInterrupt: nothing is lost by it.
         self._interrupted = request
         with _ONE_AT_A_TIME, ExitStack() as surroundings:
             _enter_a_workers_surroundings(surroundings)
             if self._executor.uses_global_generators:
                 surroundings.enter_context(caller_generators_restored())
-            try:
-                answer = self._executor(request, never_stopped)
-            except Exception as error:
-                answer = Failure(error)
+            answer = self._answer(request)
         self._interrupted = None
         return request, answer
 
+    def snapshot(self) -> bytes:
+        """The frozen state of the executor's objects, as it is now."""
+        stateful: Any = self._executor
+        frozen: bytes = stateful.snapshot()
+        return frozen
+
     def close(self) -> None:
         self._requests = iter(())
+        self._start = None
         self._interrupted = None
+
+    def _answer(self, request: Any) -> Any:
+        if self._start is not None:
+            stateful: Any = self._executor
+            try:
+                stateful.begin(self._start)
+            except Exception as error:
+                return Failure(error)  # and the next request tries again
+            self._start = None
+        return execute(self._executor, request, never_stopped, Failure)
 
 
 def _enter_a_workers_surroundings(stack: ExitStack) -> None:

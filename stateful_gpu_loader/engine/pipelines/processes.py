@@ -1,35 +1,36 @@
-"""Requests executed by worker processes, through an inner torch DataLoader.
-
-The one file that touches private names of torch.
-"""
+"""Requests executed by worker processes, any of which may die at any time."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections import deque
-from collections.abc import Callable, Iterator
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
-from torch.utils.data._utils import pin_memory as torch_pin_memory
+from stateful_gpu_loader.engine.pipeline import Answer, Executor, Failure, WorkersDied
+from stateful_gpu_loader.engine.pipelines.answer_pipe import WritersLost
+from stateful_gpu_loader.engine.pipelines.dispatch import Dispatch
+from stateful_gpu_loader.engine.pipelines.remote_failure import RemoteFailure
+from stateful_gpu_loader.engine.pipelines.team import InnerLoader, Team, empty_shared, pin
+from stateful_gpu_loader.engine.pipelines.worker_side import Errand
+from stateful_gpu_loader.records import WorkerStart
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, never_stopped
-from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.records import Request
+__all__ = ["ProcessPipeline", "empty_shared", "pin"]
 
 
 class ProcessPipeline:
-    """Worker processes as torch starts them, fed with requests instead of indices.
+    """Worker processes that are fed with requests instead of indices.
+
+    When a worker dies, or outlasts the timeout, its companions are ended too, whatever was
+    answered before is still delivered, and then :class:`WorkersDied` is raised: by ``start()``
+    or ``next()``, never in the user's own code (law 7), and nothing waits for ever.
 
     Args:
         executor: pickled to the workers; runs there.
         dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
         base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
-            persistent_workers: as for DataLoader.
+            persistent_workers, in_order: as for DataLoader.
     """
 
     def __init__(
@@ -44,132 +45,132 @@ class ProcessPipeline:
         worker_init_fn: Callable[[int], None] | None,
         multiprocessing_context: Any,
         persistent_workers: bool,
+        in_order: bool = True,
     ) -> None:
-        self._requests = _Requests()
-        generator = torch.Generator()
-        generator.manual_seed(base_seed)
-        self._loader = _InnerLoader(
-            _Answers(executor),
-            batch_size=None,
-            sampler=self._requests,
-            collate_fn=_identity,
+        self._loader = InnerLoader(
+            executor,
+            dataset=dataset,
+            base_seed=base_seed,
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             timeout=timeout,
-            worker_init_fn=functools.partial(_start_worker, dataset, worker_init_fn),
+            worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             persistent_workers=persistent_workers,
-            generator=generator,
         )
-        self._iterator: Any = None
+        self._num_workers = num_workers
+        self._limit = num_workers * prefetch_factor
+        self._persistent = persistent_workers
+        self._in_order = in_order
+        self._numbers = itertools.count()
+        self._dispatch = self._nothing_to_do()
+        self._team: Team | None = None
+        self._is_torn = False
+        """An interrupt came where requests or answers are lost by it."""
 
-    def start(self, requests: Iterator[Request]) -> None:
-        self._requests.give(requests)
-        self._iterator = iter(self._loader)
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        self._dispatch = self._nothing_to_do()
+        if not self._persistent or self._is_torn:
+            self.close()
+        if self._team is None:
+            self._team = self._loader.launch()
+        elif self._team.watch.has_lost():
+            raise WorkersDied(self._team.watch.verdict(), None)
+        self._dispatch = Dispatch(
+            requests,
+            starts,
+            num_workers=self._num_workers,
+            limit=1 if one_at_a_time else self._limit,
+            in_order=self._in_order,
+        )
+        self._send(self._team)
 
-    def __next__(self) -> tuple[Request, Any]:
-        ordinal, answer = next(self._iterator)
-        if isinstance(answer, _RemoteFailure):
-            answer = Failure(answer.rebuild())
-        issued = self._requests.issued
-        while issued[0].ordinal != ordinal:
-            issued.popleft()  # its answer was an exception of the machinery, raised at its turn
-        return issued.popleft(), answer
+    def __next__(self) -> tuple[Any, Any]:
+        team, dispatch = self._team, self._dispatch
+        if team is None:
+            raise StopIteration
+        while not dispatch.is_ready():
+            if not dispatch.num_under_way:
+                self._send(team)
+            if dispatch.num_under_way:
+                self._receive(team)
+                continue
+            try:
+                dispatch.end()
+            except StopIteration:
+                if not self._persistent:
+                    self.close()
+                raise
+        # Before the answer is taken: whatever the requests raise, it is not lost.
+        self._send(team, spare=1)
+        request, answer = dispatch.deliver()
+        return request, _with_failure_rebuilt(answer)
 
     def close(self) -> None:
-        iterator, self._iterator, self._loader._iterator = self._iterator, None, None
-        if iterator is not None:
-            iterator._shutdown_workers()
+        team, self._team = self._team, None
+        self._dispatch = self._nothing_to_do()
+        self._is_torn = False
+        if team is not None:
+            team.end()
 
     @property
     def workers(self) -> list[Any]:
         """The worker processes."""
-        return [] if self._iterator is None else list(self._iterator._workers)
+        return [] if self._team is None else self._team.workers
 
+    def _send(self, team: Team, spare: int = 0) -> None:
+        """Keep as many requests under way as there is room for."""
+        dispatch = self._dispatch
+        while True:
+            number = next(self._numbers)
+            issued = dispatch.issue(number, spare=spare)
+            if issued is None:
+                return
+            self._is_torn = True
+            worker, request, start = issued
+            team.send(worker, number, Errand(request, start))
+            self._is_torn = False
 
-def pin(batch: Any) -> Any:
-    """Copy the batch's tensors to page-locked memory, as DataLoader's ``pin_memory`` does."""
-    return torch_pin_memory.pin_memory(batch)
+    def _receive(self, team: Team) -> None:
+        """Take in one answer.
 
-
-def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor in shared memory, which a worker sends without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(num_bytes, device="cpu")
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
-
-
-class _Requests(Sampler[Request]):
-    """A sampler of requests that can be told anew for every pass."""
-
-    def __init__(self) -> None:
-        self.issued: deque[Request] = deque()
-        self._requests: Iterator[Request] = iter(())
-
-    def give(self, requests: Iterator[Request]) -> None:
-        self.issued = deque()
-        self._requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        issued = self.issued
-        for request in self._requests:
-            issued.append(request)
-            yield request
-
-
-class _Answers(Dataset[Any]):
-    """A dataset whose items are answers to requests."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def __getitem__(self, request: Request) -> tuple[int, Any]:
+        Raises:
+            WorkersDied: no answer will come any more.
+        """
+        if self._is_torn:
+            raise WorkersDied(
+                "DataLoader was interrupted between a worker and the main process",
+                self._dispatch.oldest,
+            )
         try:
-            return request.ordinal, self._executor(request, never_stopped)
-        except Exception as error:
-            worker = get_worker_info()
-            where = f"in DataLoader worker process {worker.id if worker else 0}"
-            return request.ordinal, _RemoteFailure(error, where)
+            with team.watch.waiting():
+                team.wait()
+                self._is_torn = True
+                number, answer = team.receive()
+        except WritersLost:
+            team.watch.has_lost(_SECONDS_TO_BE_TOLD)
+            self._is_torn = False
+            raise WorkersDied(team.watch.verdict(), self._dispatch.oldest) from None
+        self._dispatch.answer(number, answer)
+        self._is_torn = False
+
+    def _nothing_to_do(self) -> Dispatch:
+        return Dispatch(iter(()), None, num_workers=self._num_workers, limit=1, in_order=True)
 
 
-class _RemoteFailure:
-    """An exception of a worker process, its traceback as text.
-
-    This package's own errors travel whole; of others torch rebuilds the type around a message
-    that holds the traceback, as its DataLoader does.
-    """
-
-    def __init__(self, error: Exception, where: str) -> None:
-        self._own = error if isinstance(error, LoaderError) else None
-        self._wrapper = ExceptionWrapper(where=where)
-
-    def rebuild(self) -> BaseException:
-        if self._own is not None:
-            self._own.__cause__ = LoaderError(f"Original {self._wrapper.exc_msg}")
-            return self._own
-        try:
-            self._wrapper.reraise()
-        except BaseException as error:
-            return error.with_traceback(None)
-        raise LoaderError("torch did not reraise what it had wrapped")
+_SECONDS_TO_BE_TOLD = 10.0
+"""The pipe of dead workers ends a little before the watch knows whose death it was."""
 
 
-class _InnerLoader(DataLoader[Any]):
-    """Warns of nothing: the loader around it has already been checked."""
-
-    def check_worker_number_rationality(self) -> None:
-        pass
-
-
-def _identity(answer: Any) -> Any:
+def _with_failure_rebuilt(answer: Any) -> Any:
+    if isinstance(answer, RemoteFailure):
+        return Failure(answer.rebuild())
+    if isinstance(answer, Answer) and isinstance(answer.payload, RemoteFailure):
+        return dataclasses.replace(answer, payload=Failure(answer.payload.rebuild()))
     return answer
-
-
-def _start_worker(
-    dataset: Any, worker_init_fn: Callable[[int], None] | None, worker_id: int
-) -> None:
-    worker = get_worker_info()
-    if worker is not None:
-        object.__setattr__(worker, "dataset", dataset)  # WorkerInfo refuses assignment
-    if worker_init_fn is not None:
-        worker_init_fn(worker_id)

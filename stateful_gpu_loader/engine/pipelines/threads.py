@@ -7,12 +7,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, Stopped
+from stateful_gpu_loader.engine.pipeline import Executor, Failure, Stopped, WorkersDied, execute
 from stateful_gpu_loader.engine.pipelines.intraop import limit_this_thread
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.records import WorkerStart
 
 _JOIN_SECONDS = 5.0
 
@@ -21,25 +21,41 @@ class ThreadPipeline:
     """A fixed number of daemon threads that keep a bounded number of batches ahead.
 
     Args:
-        executor: shared by the threads; must not use the global generators.
+        executor: shared by the threads; has no state, and does not use the global generators.
         num_workers: threads.
         prefetch_factor: batches in flight for each thread.
         timeout: seconds that ``next()`` waits at most; 0 waits for ever.
+        in_order: deliver in the order of the requests, or else of the answers.
     """
 
     def __init__(
-        self, executor: Executor, *, num_workers: int, prefetch_factor: int, timeout: float
+        self,
+        executor: Executor,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        timeout: float,
+        in_order: bool = True,
     ) -> None:
         self._executor = executor
         self._num_workers = num_workers
         self._limit = num_workers * prefetch_factor
         self._timeout = timeout
+        self._in_order = in_order
         self._exchange: _Exchange | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def start(self, requests: Iterator[Request]) -> None:
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        if starts is not None:
+            raise ValueError("threads share one executor, which therefore cannot have state")
         self.close()
-        exchange = _Exchange(requests, self._limit)
+        exchange = _Exchange(requests, 1 if one_at_a_time else self._limit, self._in_order)
         threads = [
             threading.Thread(
                 target=_work,
@@ -53,8 +69,9 @@ class ThreadPipeline:
         self._end = weakref.finalize(self, _end_threads, exchange, threads, os.getpid())
         for thread in threads:
             thread.start()
+        exchange.fill()
 
-    def __next__(self) -> tuple[Request, Any]:
+    def __next__(self) -> tuple[Any, Any]:
         if self._exchange is None:
             raise StopIteration
         return self._exchange.next_answer(self._timeout)
@@ -67,52 +84,81 @@ class ThreadPipeline:
 class _Exchange:
     """Where threads take requests and leave their answers; knows nothing of the pipeline."""
 
-    def __init__(self, requests: Iterator[Request], limit: int) -> None:
+    def __init__(self, requests: Iterator[Any], limit: int, in_order: bool) -> None:
         self._requests = requests
         self._limit = limit
-        self._issued: deque[Request] = deque()
+        self._in_order = in_order
+        self._issued: dict[int, Any] = {}
+        """By ordinal, as all below: requests that were not delivered, the oldest first."""
         self._answers: dict[int, Any] = {}
+        """The oldest answer first."""
+        self._at_work: dict[int, threading.Thread] = {}
+        self._hung: frozenset[threading.Thread] = frozenset()
+        self._lost: WorkersDied | None = None
         self._exhausted = False
         self._order_failure: Exception | None = None
+        self._waiting: deque[Any] = deque()
+        """Issued, and taken by no thread."""
         # Re-entrant: the garbage collector may drop a run, and end its threads, within take().
         self._lock = threading.RLock()
-        self._room = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
         self.stopped = False
 
-    def take(self) -> Request | None:
-        """The next request as soon as there is room for its batch; None at the end."""
-        with self._lock:
-            while not self.stopped and not self._exhausted:
-                if len(self._issued) >= self._limit or self._order_failure is not None:
-                    self._room.wait()
-                    continue
-                try:
-                    request = next(self._requests)
-                except StopIteration:
-                    self._exhaust()
-                except Exception as error:
-                    self._order_failure = error
-                    self._answered.notify_all()
-                else:
-                    self._issued.append(request)
-                    return request
-        return None
+    def fill(self) -> None:
+        """Issue requests until enough batches are under way.
 
-    def answer(self, request: Request, answer: Any) -> None:
+        In the user's own thread: a sampler of the user's draws from the global generators there,
+        and nowhere else (DESIGN.md, Randomness).
+        """
+        while not self._exhausted and self._order_failure is None:
+            if len(self._issued) >= self._limit:
+                return
+            try:
+                request = next(self._requests)
+            except StopIteration:
+                with self._lock:
+                    self._exhaust()
+            except Exception as error:
+                self._order_failure = error
+            else:
+                with self._lock:
+                    self._issued[request.ordinal] = request
+                    self._waiting.append(request)
+                    self._work.notify()
+
+    def take(self) -> Any:
+        """The next request as soon as there is one; None at the end."""
         with self._lock:
+            while not self._waiting:
+                if self._exhausted:
+                    return None
+                self._work.wait()
+            request = self._waiting.popleft()
+            self._at_work[request.ordinal] = threading.current_thread()
+            return request
+
+    def answer(self, request: Any, answer: Any) -> None:
+        with self._lock:
+            self._at_work.pop(request.ordinal, None)
+            if request.ordinal not in self._issued:
+                return  # stopped meanwhile
             self._answers[request.ordinal] = answer
-            if self._issued and self._issued[0] is request:
+            if self._turn() in self._answers:
                 self._answered.notify_all()
 
-    def next_answer(self, timeout: float) -> tuple[Request, Any]:
+    def next_answer(self, timeout: float) -> tuple[Any, Any]:
+        self.fill()
         with self._lock:
-            if not self._answered.wait_for(self._is_ready, timeout or None):
-                raise RuntimeError(f"DataLoader timed out after {timeout} seconds")
-            self._room.notify_all()
+            if self._lost is not None or not self._answered.wait_for(
+                self._is_ready, timeout or None
+            ):
+                raise self._given_up(timeout)
             if self._issued:
-                request = self._issued.popleft()
-                return request, self._answers.pop(request.ordinal)
+                ordinal = self._turn()
+                answered = self._issued.pop(ordinal), self._answers.pop(ordinal)
+                self.fill()
+                return answered
             error, self._order_failure = self._order_failure, None
             if error is None:
                 raise StopIteration
@@ -124,19 +170,34 @@ class _Exchange:
             self._exhaust()
             self._answers.clear()
             self._issued.clear()
+            self._waiting.clear()
 
     def check(self) -> None:
         if self.stopped:
             raise Stopped
 
+    @property
+    def hung(self) -> frozenset[threading.Thread]:
+        """Those that were at work when the time ran out: nobody waits for them any more."""
+        return self._hung
+
+    def _given_up(self, timeout: float) -> WorkersDied:
+        oldest = next((self._issued[o] for o in self._issued if o not in self._answers), None)
+        self._hung |= frozenset(self._at_work.values())
+        self._lost = WorkersDied(f"DataLoader timed out after {timeout} seconds", oldest)
+        return self._lost
+
+    def _turn(self) -> Any:
+        return next(iter(self._issued if self._in_order else self._answers), None)
+
     def _is_ready(self) -> bool:
         if self._issued:
-            return self._issued[0].ordinal in self._answers
+            return self._turn() in self._answers
         return self._exhausted or self._order_failure is not None
 
     def _exhaust(self) -> None:
         self._exhausted = True
-        self._room.notify_all()
+        self._work.notify_all()
         self._answered.notify_all()
 
 
@@ -144,7 +205,7 @@ def _work(executor: Executor, exchange: _Exchange) -> None:
     limit_this_thread()
     while (request := exchange.take()) is not None:
         try:
-            answer = executor(request, exchange.check)
+            answer = execute(executor, request, exchange.check, Failure)
         except Stopped:
             return
         except BaseException as error:
@@ -155,7 +216,10 @@ def _work(executor: Executor, exchange: _Exchange) -> None:
 
 
 def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:
-    """Stop at the next sample, and wait: torch aborts if threads are left inside it at exit."""
+    """Stop at the next sample, and wait: torch aborts if threads are left inside it at exit.
+
+    A thread that outlasted the timeout is abandoned: nothing can end it.
+    """
     if os.getpid() != pid:
         return  # a forked child has the objects, and none of the threads
     exchange.stop()
@@ -163,4 +227,5 @@ def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int)
         return  # the garbage collector ran in one of them, and holds the lock the others need
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread not in exchange.hung:
+            thread.join(max(0.0, deadline - time.monotonic()))

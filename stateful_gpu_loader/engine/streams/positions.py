@@ -57,32 +57,46 @@ class Requests:
         self._seed, self._epoch = seed, address.epoch
         self._indices = indices
         self._division = division
-        self._start = address.position
+        self.position = address.position if address.user is None else address.user.base
         self._ordinal = 0
-        self._num_steps = division.num_steps(indices.n - address.position)
+        self._num_steps = division.num_steps(indices.n - self.position)
         self._block: IndexArray = np.empty(0, dtype=np.int64)
         self._next_block_size = 0
 
+    has_state = False
+
     def __iter__(self) -> Requests:
         return self
+
+    def mark(self) -> bytes:
+        raise TypeError("a position has no state beside itself")
+
+    def start_mark(self) -> None:
+        return None
+
+    def count(self, request: Request) -> None:
+        return None
+
+    def end_mark(self) -> None:
+        return None
 
     def __next__(self) -> Request:
         if self._ordinal == self._num_steps:
             raise StopIteration
         division, n = self._division, self._indices.n
         is_last = self._ordinal == self._num_steps - 1
-        count = min(division.batch_size, -(-(n - self._start) // division.num_replicas))
+        count = min(division.batch_size, -(-(n - self.position) // division.num_replicas))
         request = Request(
             ordinal=self._ordinal,
             seed=self._seed,
             epoch=self._epoch,
-            start=self._start + division.rank,
+            start=self.position + division.rank,
             step=division.num_replicas,
             indices=self._take(count),
-            end=n if is_last else self._start + division.global_batch_size,
+            end=n if is_last else self.position + division.global_batch_size,
         )
         self._ordinal += 1
-        self._start = request.end
+        self.position = request.end
         return request
 
     def _take(self, count: int) -> IndexArray:
@@ -90,7 +104,7 @@ class Requests:
         if len(self._block) < count:
             size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
             stride = self._division.num_replicas
-            first = self._start + self._division.rank + stride * len(self._block)
+            first = self.position + self._division.rank + stride * len(self._block)
             positions = first + stride * np.arange(size, dtype=np.int64)
             positions %= self._indices.n
             self._block = np.concatenate([self._block, self._indices(positions)])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.engine.pipeline import Failure
+from stateful_gpu_loader.engine.pipeline import Failure, WorkersDied
 from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.records import Request, WorkerStart
 
 
 def stream(count: int) -> Iterator[Request]:
@@ -51,9 +51,19 @@ class Gated:
 
 
 def pipeline(
-    executor: Gated, workers: int = 2, factor: int = 2, timeout: float = 0
+    executor: Gated,
+    workers: int = 2,
+    factor: int = 2,
+    timeout: float = 0,
+    in_order: bool = True,
 ) -> ThreadPipeline:
-    return ThreadPipeline(executor, num_workers=workers, prefetch_factor=factor, timeout=timeout)
+    return ThreadPipeline(
+        executor,
+        num_workers=workers,
+        prefetch_factor=factor,
+        timeout=timeout,
+        in_order=in_order,
+    )
 
 
 def live_threads() -> int:
@@ -160,13 +170,61 @@ def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
     assert live_threads() <= before
 
 
-def test_a_stuck_batch_is_found_by_timeout() -> None:
-    executor = Gated(2)
+def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypatch: Any) -> None:
+    """G2: nothing can end a thread, so that nobody waits for it."""
+    monkeypatch.setattr("stateful_gpu_loader.engine.pipelines.threads._JOIN_SECONDS", 10**6)
+
+    class Stuck(Gated):
+        def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+            if request.ordinal == 1:
+                self.gates[1].wait()
+            return super().__call__(request, check)
+
+    executor = Stuck(4)
     work = pipeline(executor, timeout=0.05)
-    work.start(stream(2))
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.05 seconds"):
-        next(work)
+    work.start(stream(4))
     executor.gates[0].set()
-    executor.gates[1].set()
     assert next(work)[1] == 0
+    with pytest.raises(WorkersDied, match=r"^DataLoader timed out after 0\.05 seconds$") as died:
+        next(work)
+    assert died.value.oldest is not None
+    assert died.value.oldest.ordinal == 1
+    with pytest.raises(WorkersDied):
+        next(work)
     work.close()
+    for gate in executor.gates:
+        gate.set()
+
+
+def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
+    """A11."""
+    executor = Gated(8)
+    work = pipeline(executor, in_order=False)
+    work.start(stream(8))
+    for gate in executor.gates[1:]:
+        gate.set()
+    early = [next(work)[0].ordinal for _ in range(7)]
+    assert early == list(range(1, 8))
+    executor.gates[0].set()
+    assert next(work) == (next(stream(1)), 0)
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+def test_one_at_a_time_means_one() -> None:
+    executor = Gated(3)
+    work = pipeline(executor, workers=2, factor=2)
+    work.start(stream(3), one_at_a_time=True)
+    assert executor.begun[0].wait(10)
+    assert not executor.begun[1].wait(0.05)
+    for gate in executor.gates:
+        gate.set()
+    assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
+    work.close()
+
+
+def test_workers_that_share_an_executor_cannot_begin_with_a_state() -> None:
+    work = pipeline(Gated(1))
+    start = WorkerStart(seed=0, epoch=0, place=0, stride=1, state=None)
+    with pytest.raises(ValueError, match="cannot have state"):
+        work.start(stream(1), [start])

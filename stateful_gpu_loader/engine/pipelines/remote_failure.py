@@ -1,0 +1,78 @@
+"""Exceptions that travel from one process to another, or wait for their turn, as text."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+from stateful_gpu_loader.errors import LoaderError
+
+
+class RemoteFailure:
+    """An exception of another process, its traceback as text.
+
+    This package's own errors travel whole; of others the type is rebuilt around a message that
+    holds the traceback, as torch's DataLoader does. Where the type cannot be pickled, a class
+    within a function say, its nearest base that can stands in.
+    """
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        text = as_text(error)
+        self._message = f"Caught {type(error).__name__} {where}.\nOriginal {text}"
+        self._type = next(base for base in type(error).__mro__ if _can_be_sent(base))
+        self._own: LoaderError | None = None
+        if isinstance(error, LoaderError) and _can_be_sent(error):
+            self._own = error
+
+    def rebuild(self) -> BaseException:
+        """The exception, for the process that reports it."""
+        if self._own is not None:
+            self._own.__cause__ = LoaderError(self._message)
+            return self._own
+        kind: Any = self._type
+        # KeyError shows the repr of its argument, which would make one line of the traceback.
+        message = _Verbatim(self._message) if issubclass(kind, KeyError) else self._message
+        try:
+            error = kind(message=message) if getattr(kind, "message", None) else kind(message)
+        except Exception:  # it wants other arguments
+            error = None
+        return error if isinstance(error, BaseException) else RuntimeError(message)
+
+
+def as_text(error: BaseException) -> str:
+    """The exception with its traceback and all notes, which Python < 3.11 would leave out."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    notes = [str(note) for note in getattr(error, "__notes__", ())]
+    return text + "".join(f"{note}\n" for note in notes if note not in text)
+
+
+def without_frames(error: Exception) -> Exception:
+    """The exception to be kept for later, its traceback as a note.
+
+    A traceback holds the frames of all callers, and so their locals: the loader's workers would
+    live until the garbage collector finds the cycle (A8).
+    """
+    if hasattr(error, "add_note"):
+        error.add_note("Original " + "".join(traceback.format_exception(error)))
+    return error.with_traceback(None)
+
+
+class _Verbatim(str):
+    """Text that is its own repr."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _can_be_sent(what: Any) -> bool:
+    """Whether an exception, or its type, survives pickling."""
+    kind = what if isinstance(what, type) else type(what)
+    if not issubclass(kind, BaseException):
+        return False
+    try:
+        return isinstance(pickle.loads(pickle.dumps(what)), kind if kind is not what else type)
+    except Exception:
+        return False

@@ -1,0 +1,221 @@
+"""The watch over a set of worker processes: when one is lost, all are ended, so that nobody waits.
+
+A worker that is killed may hold a lock that the others need, or leave half a message behind:
+after a death the others cannot be trusted to go on, and whoever reads from them might wait for
+ever. Only public names of multiprocessing are used here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+_SECONDS_TO_DIE = 5.0
+"""How long a process that got SIGKILL may take; longer only if the kernel itself hangs in it."""
+_SECONDS_TO_BE_REAPED = 1.0
+_LONGEST_PERIOD = 1.0
+_SHORTEST_PERIOD = 0.02
+
+
+class Watch:
+    """Ends all workers as soon as one of them ends, or as the main process waits too long.
+
+    A daemon thread does it. It holds neither the workers' pipeline nor this object, so that both
+    can be dropped (A8).
+
+    Args:
+        processes: the workers, started.
+        timeout: seconds that the main process may wait, see :meth:`waiting`; 0 is for ever.
+    """
+
+    def __init__(self, processes: Sequence[BaseProcess], timeout: float) -> None:
+        self._processes = list(processes)
+        self._timeout = timeout
+        self._state = _State()
+        self._owner = os.getpid()
+        self._ours, theirs = socket.socketpair()
+        self._thread = threading.Thread(
+            target=_watch,
+            args=(self._state, [_Exit(process) for process in processes], theirs, timeout),
+            name="stateful_gpu_loader watch",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Of a socket that becomes readable when all workers were ended."""
+        return self._ours.fileno()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The main process waits for workers, and no longer than the timeout."""
+        if self._timeout > 0:
+            self._state.deadline = time.monotonic() + self._timeout
+        try:
+            yield
+        finally:
+            self._state.deadline = None
+
+    def has_lost(self, seconds: float = 0.0) -> bool:
+        """Whether the workers were lost, or are within so many seconds."""
+        return self._state.lost.wait(seconds)
+
+    def verdict(self) -> str:
+        """What happened, in the words of torch's DataLoader."""
+        if self._state.timed_out:
+            return f"DataLoader timed out after {self._timeout} seconds"
+        died = [process for process in self._processes if process.pid in self._state.died]
+        return " ".join(describe_exit(process) for process in died) or "DataLoader worker is lost"
+
+    def stop(self) -> None:
+        """Let the workers end from now on; the thread ends."""
+        if os.getpid() != self._owner or self._ours.fileno() < 0:
+            return  # a forked child has the object, and not the thread
+        with suppress(OSError):  # it has ended already
+            self._ours.send(b"s")
+        if threading.current_thread() is not self._thread:  # where garbage may be collected, too
+            self._thread.join()
+        self._ours.close()
+
+
+def describe_exit(process: BaseProcess) -> str:
+    """How a process ended, in the words of torch's DataLoader."""
+    reap(process)
+    code = process.exitcode
+    if code is None or code >= 0:
+        how = "" if code is None else f" with exit code {code}"
+        return f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly{how}."
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            " It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    name = signal.strsignal(-code) or f"signal {-code}"
+    return f"DataLoader worker (pid {process.pid}) is killed by signal: {name}.{hint}"
+
+
+def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
+    """Whether all processes end within so many seconds.
+
+    Not by ``join``: its sentinel is a pipe, which stays open as long as a child of the worker has
+    it, even when the worker is dead.
+    """
+    exits = [_Exit(process) for process in processes]
+    try:
+        return _wait_for_all(exits, seconds)
+    finally:
+        for one in exits:
+            one.close()
+
+
+def kill(processes: Iterable[BaseProcess]) -> None:
+    """End processes at once, and collect what is left of them."""
+    processes = list(processes)
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
+    have_ended(processes, _SECONDS_TO_DIE)
+    for process in processes:
+        reap(process)
+
+
+def reap(process: BaseProcess) -> None:
+    """Collect the exit code of a process that has ended."""
+    if process.exitcode is None:  # a forkserver tells it a little later
+        process.join(_SECONDS_TO_BE_REAPED)
+    process.join(0)
+
+
+@dataclass
+class _State:
+    """What the thread and the :class:`Watch` both know."""
+
+    lost: threading.Event = field(default_factory=threading.Event)
+    died: frozenset[int] = frozenset()
+    timed_out: bool = False
+    deadline: float | None = None
+
+
+class _Exit:
+    """The end of one process, to wait for, and to bring about; safe when its pid is used again."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self.pid = process.pid or 0
+        self._is_pidfd = True
+        try:
+            self.fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self.fd = _readable()  # gone, and collected by whoever is its parent
+        except (AttributeError, OSError):
+            self._is_pidfd = False
+            self.fd = os.dup(process.sentinel)
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            if self._is_pidfd:
+                signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+            elif not wait([self.fd], 0):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _readable() -> int:
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader
+
+
+def _wait_for_all(exits: Iterable[_Exit], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    pending = {one.fd for one in exits}
+    while pending:
+        ended = wait(pending, max(0.0, deadline - time.monotonic()))
+        if not ended:
+            return False
+        pending.difference_update(fd for fd in ended if isinstance(fd, int))
+    return True
+
+
+def _watch(state: _State, exits: list[_Exit], stop: socket.socket, timeout: float) -> None:
+    try:
+        if not _something_is_wrong(state, exits, stop, timeout):
+            return
+        for one in exits:
+            one.kill()
+        _wait_for_all(exits, _SECONDS_TO_DIE)
+        state.lost.set()
+        with suppress(OSError):
+            stop.send(b"l")
+    finally:
+        stop.close()
+        for one in exits:
+            one.close()
+
+
+def _something_is_wrong(
+    state: _State, exits: list[_Exit], stop: socket.socket, timeout: float
+) -> bool:
+    """Wait until a worker is lost (True) or the watch is over (False)."""
+    period = min(max(timeout / 10, _SHORTEST_PERIOD), _LONGEST_PERIOD) if timeout > 0 else None
+    while True:
+        ready = wait([stop, *(one.fd for one in exits)], period)
+        if stop in ready:
+            return False
+        if ready:
+            state.died = frozenset(one.pid for one in exits if one.fd in ready)
+            return True
+        deadline = state.deadline
+        if deadline is not None and time.monotonic() > deadline:
+            state.timed_out = True
+            return True

@@ -1,0 +1,291 @@
+"""A pass over a map-style dataset: requests from an order or a sampler, places behind them.
+
+Places move when batches are delivered (law 2). Requests that were issued and not delivered are
+kept, so that lost workers cost no draw of the order (law 5).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
+from stateful_gpu_loader.passes import Address
+from stateful_gpu_loader.records import Request, WorkerStart
+from stateful_gpu_loader.user_states import Frozen, UserStates, frozen
+
+
+class Feed(Protocol):
+    """New requests, in the pass's order; asked again after an exception."""
+
+    position: int
+    """Where the next request begins."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it goes on from marks; False where a position is enough."""
+        ...
+
+    def __next__(self) -> Request: ...
+
+    def mark(self) -> bytes:
+        """Frozen state as of the last request, of a feed that has state."""
+        ...
+
+    def start_mark(self) -> bytes | None:
+        """From where the feed began, the same over the pass; None for as built."""
+        ...
+
+    def count(self, request: Request) -> str | None:
+        """This request was delivered; returns the digest of all up to it."""
+        ...
+
+    def end_mark(self) -> bytes | None:
+        """From where the next pass begins."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Issued:
+    request: Request
+    begin: int
+    """Position before it."""
+    mark: Frozen | None
+    """Of the feed, behind it."""
+    is_boundary: bool
+    """Whether a snapshot is taken behind it."""
+    is_done: bool = False
+    """Whether it was delivered."""
+
+
+class MapStream:
+    """Requests of one pass, and the place behind each.
+
+    Args:
+        place: where the pass begins.
+        resumed: whether the workers' states have to be loaded: those of the pass before live on
+            otherwise.
+        feed: the requests from there on, or from ``place.user.base``.
+        seed: of the loader.
+        num_workers: of the loader; 0 works in the user's own thread.
+        in_order: False delivers whatever comes first.
+        interval: ``snapshot_every_n_steps``: of the sampler's and the workers' states.
+        worker_states: whether the dataset has state, which ties requests to workers.
+        live: freezes it whenever somebody asks, where ``num_workers`` is 0.
+        keeps_workers: whether the next pass goes on with the same dataset objects.
+    """
+
+    def __init__(
+        self,
+        place: Address,
+        *,
+        resumed: bool,
+        feed: Feed,
+        seed: int,
+        num_workers: int,
+        in_order: bool,
+        interval: int,
+        worker_states: bool,
+        live: Callable[[], bytes] | None,
+        keeps_workers: bool,
+    ) -> None:
+        user = place.user or UserStates(base=place.position)
+        self._epoch = place.epoch
+        self._seed = seed
+        self._feed = feed
+        self._num_workers = num_workers
+        self._in_order = in_order or num_workers == 0
+        self._has_states = worker_states
+        self._live = live
+        self._keeps_workers = keeps_workers
+        # What persistent workers carry into the next pass is known behind every batch, or never.
+        carries = keeps_workers and worker_states
+        every = carries or not self._in_order or num_workers == 0
+        self._interval = 1 if every else interval
+        self._ledger = WorkerLedger(
+            user.workers or (None,) * max(1, num_workers), interval=self._interval
+        )
+        everybody = range(len(self._ledger.states))
+        self._pending = set(everybody if resumed else user.pending)
+        """Workers that have not loaded their state yet."""
+        self._has_started = False
+        self._first_worker = self._next_worker = user.next_worker
+        self._permutation = user.permutation
+        self._position = place.position
+        self._base = user.base
+        self._mark: Frozen | None = user.sampler
+        self._digest = place.index_digest
+        self._to_skip = user.steps
+        self._ahead = set(place.ahead)
+        self._issued: OrderedDict[int, _Issued] = OrderedDict()
+        """Behind the snapshot, oldest first."""
+        self._drawn = 0
+        self._num_done = 0
+        """Of those."""
+        self._failed: list[_Issued] = []
+
+    def requests(self) -> Iterator[Request]:
+        self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
+        makes_done_again = self._has_states and self._in_order
+        again = [
+            issued.request
+            for issued in self._issued.values()
+            if makes_done_again or not issued.is_done
+        ]
+        return _Requests(again, self._draw)
+
+    def starts(self) -> Sequence[WorkerStart] | None:
+        if not self._has_states:
+            return None
+        states = self._ledger.states
+        if self._has_started:
+            self._pending = set(range(len(states)))  # others were lost, and had loaded theirs
+        self._has_started = True
+        return [
+            WorkerStart(
+                seed=self._seed,
+                epoch=self._epoch,
+                place=worker,
+                stride=len(states),
+                state=frozen(state) if state is not None and worker in self._pending else None,
+            )
+            for worker, state in enumerate(states)
+        ]
+
+    def is_replay(self, request: Request) -> bool:
+        return self._issued[request.ordinal].is_done
+
+    def deliver(self, request: Request, answer: Answer | None) -> Address:
+        issued = self._issued[request.ordinal]
+        if self._pending:
+            of_answer = 0 if answer is None else answer.worker
+            self._pending.discard(of_answer if request.worker is None else request.worker)
+        if not issued.is_done:
+            for each in (*self._failed, issued):
+                each.is_done = True
+                self._num_done += 1
+            self._failed.clear()
+            self._position = request.end
+        complete = issued.is_boundary
+        if self._has_states and self._live is None:
+            complete = self._ledger.deliver(request.ordinal, answer)
+        if not self._in_order:
+            while self._issued and next(iter(self._issued.values())).is_done:
+                self._move_base()
+            self._position = self._base
+        elif complete:
+            while self._issued and next(iter(self._issued)) <= request.ordinal:
+                self._move_base()
+        return self._place()
+
+    def fail(self, request: Request, answer: Answer | None) -> Address | None:
+        issued = self._issued[request.ordinal]
+        if self._has_states or issued.mark is not None:
+            # The user's objects have moved on.
+            return self.deliver(request, answer)
+        self._failed.append(issued)
+        return None
+
+    def end(self) -> Address:
+        sampler = self._feed.end_mark()
+        workers: tuple[Frozen | None, ...] | None = None
+        if self._has_states and self._keeps_workers:
+            workers = self._ledger.latest()
+            if self._live is not None and not self._pending:
+                workers = (self._live(),)
+        if sampler is None and workers is None:
+            return Address(self._epoch + 1, 0)
+        user = UserStates(
+            sampler=sampler,
+            num_workers=None if workers is None else self._num_workers,
+            workers=workers,
+            pending=frozenset(self._pending),
+        )
+        return Address(self._epoch + 1, 0, user=user)
+
+    def _draw(self) -> Request | None:
+        """The next request; None if nobody has to make it again."""
+        begin, ordinal = self._feed.position, self._drawn
+        request = next(self._feed)
+        self._drawn += 1
+        is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
+        mark: Frozen | None = self._feed.start_mark()
+        if not self._feed.has_state:
+            is_boundary = True
+        elif self._num_workers == 0:
+            mark = self._feed.mark
+        elif is_boundary:
+            mark = self._feed.mark()
+        if self._mark is None:
+            self._mark = self._feed.start_mark()
+        if self._has_states and self._live is None:
+            request = replace(
+                request,
+                worker=self._worker_of(ordinal) if self._in_order else None,
+                snapshot=self._ledger.wants_snapshot(ordinal),
+            )
+        issued = _Issued(request, begin, mark, is_boundary)
+        self._issued[ordinal] = issued
+        was_delivered = self._to_skip > 0
+        self._to_skip -= was_delivered
+        is_ahead = begin in self._ahead
+        if was_delivered or is_ahead:
+            issued.is_done = True
+            self._num_done += 1
+        return None if is_ahead or (was_delivered and not self._has_states) else request
+
+    def _worker_of(self, ordinal: int) -> int:
+        return (self._first_worker + ordinal) % len(self._ledger.states)
+
+    def _move_base(self) -> None:
+        ordinal, issued = self._issued.popitem(last=False)
+        self._num_done -= issued.is_done
+        self._base, self._mark = issued.request.end, issued.mark
+        self._digest = self._feed.count(issued.request)
+        self._next_worker = self._worker_of(ordinal + 1)
+
+    def _place(self) -> Address:
+        ahead: tuple[int, ...] = ()
+        steps = self._num_done
+        if not self._in_order:
+            ahead = tuple(issued.begin for issued in self._issued.values() if issued.is_done)
+            steps = 0
+        user = None
+        if self._has_states or self._mark is not None or self._permutation is not None or steps:
+            user = self._user(steps)
+        return Address(self._epoch, self._position, ahead, self._digest, user)
+
+    def _user(self, steps: int) -> UserStates:
+        workers: tuple[Frozen | None, ...] | None = None
+        if self._has_states:
+            workers = self._ledger.states if self._live is None else (self._live,)
+        return UserStates(
+            sampler=self._mark,
+            permutation=self._permutation,
+            num_workers=None if workers is None else self._num_workers,
+            workers=workers,
+            next_worker=self._next_worker if self._has_states else 0,
+            base=self._base,
+            steps=steps,
+        )
+
+
+class _Requests:
+    """Requests to be made again, then new ones; goes on after an exception of the order."""
+
+    def __init__(self, again: list[Request], draw: Callable[[], Request | None]) -> None:
+        self._again = deque(again)
+        self._draw = draw
+
+    def __iter__(self) -> _Requests:
+        return self
+
+    def __next__(self) -> Request:
+        if self._again:
+            return self._again.popleft()
+        while (request := self._draw()) is None:
+            pass
+        return request

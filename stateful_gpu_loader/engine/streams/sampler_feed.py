@@ -1,0 +1,341 @@
+"""Requests from a user's sampler, with state or without (A3, A12).
+
+A sampler with state goes on from it, in torchdata's order: the sampler's state, then ``iter()``,
+then the iterator's state. One without state is iterated again from its pass's start, and a
+digest of the indices that were skipped proves that they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.frozen import freeze, thaw
+from stateful_gpu_loader.passes import Address
+from stateful_gpu_loader.randomness import (
+    Stream,
+    caller_generators_restored,
+    sample_seeds,
+    seed_global_generators,
+)
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.user_states import frozen
+
+_SETTLED_AT_THE_START = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    StatefulDistributedSampler,
+    list,
+    tuple,
+    range,
+)
+"""Samplers, without subclasses, that draw from the global generators with their first index at the
+latest, and whose passes depend on nothing but those and what :class:`SamplerMemory` keeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerUse:
+    """How a loader uses a sampler."""
+
+    sampler: Any
+    """Yields indices, or whole batches of them."""
+    yields_batches: bool
+    batch_size: int
+    """Of a sampler that yields indices; 1 where samples are not collated."""
+    drop_last: bool
+    memory: SamplerMemory
+    rank: int
+    num_replicas: int
+    """Only keys differ between ranks: a user's sampler is never divided again."""
+
+
+class SamplerFeed:
+    """One pass over a sampler: an iterator of requests.
+
+    Args:
+        use: the sampler.
+        place: where the pass begins; its ``user`` may hold the sampler's state.
+        seed: of the loader.
+        resumed: whether ``place`` was loaded, so that the sampler has to be put there.
+    """
+
+    def __init__(self, use: SamplerUse, place: Address, *, seed: int, resumed: bool) -> None:
+        self._use = use
+        self._place = place
+        self._seed = seed
+        self._resumed = resumed
+        self._iterator: Iterator[Any] | None = None
+        self._has_state = has_own_state(use.sampler)
+        self._partial: list[Any] = []
+        self._dropped: list[Any] = []
+        self._exhausted = False
+        self._ordinal = 0
+        self._capture: dict[str, Any] = {"attributes": {}, "generators": {}}
+        self._start_mark: bytes | None = None
+        self._digest = hashlib.blake2b(digest_size=12)
+        self.position = place.position if place.user is None else place.user.base
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the sampler or its iterator has ``state_dict``; known once it was iterated."""
+        return self._has_state
+
+    def __iter__(self) -> SamplerFeed:
+        return self
+
+    def __next__(self) -> Request:
+        with self._keyed():
+            if self._iterator is None:
+                self._begin()
+            indices = self._draw()
+        step = self._use.num_replicas
+        request = Request(
+            ordinal=self._ordinal,
+            seed=self._seed,
+            epoch=self._place.epoch,
+            start=self.position * step + self._use.rank,
+            step=step,
+            indices=indices,
+            end=self.position + len(indices),
+        )
+        self._ordinal += 1
+        self.position = request.end
+        return request
+
+    def mark(self) -> bytes:
+        """The frozen state of the sampler and its iterator as of the last request."""
+        return self._frozen_state(self._capture, iterator=self._iterator)
+
+    def start_mark(self) -> bytes | None:
+        """From where the sampler was iterated; None where that is as it was built."""
+        return self._start_mark
+
+    def count(self, request: Request) -> str | None:
+        """A request was delivered: the digest of all indices up to it (B4: however batched)."""
+        if self._has_state:
+            return None
+        self._digest.update(_text(request.index_list()))
+        return self._digest.hexdigest()
+
+    def end_mark(self) -> bytes | None:
+        """From where the next pass goes on."""
+        if has_own_state(self._use.sampler):
+            return self._frozen_state({}, iterator=None)
+        if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
+            self._digest.update(_text(self._dropped))
+            passed = {
+                "epoch": self._place.epoch,
+                "indices": self.position + len(self._dropped),
+                "digest": self._digest.hexdigest(),
+            }
+            return self._frozen_capture(self._capture, passed=passed)
+        capture = self._use.memory.capture()
+        return self._frozen_capture(capture, passed=None) if any(capture.values()) else None
+
+    def _frozen_state(self, capture: dict[str, Any], *, iterator: Any) -> bytes:
+        """Of a sampler that keeps everything itself, or of its iterator since ``capture``."""
+        sampler = self._use.sampler
+        own = has_own_state(sampler)
+        state = {
+            "kind": "state",
+            "sampler": sampler.state_dict() if own else None,
+            "iterator": iterator.state_dict() if isinstance(iterator, Stateful) else None,
+            "exhausted": iterator is not None and self._exhausted,
+            **(self._use.memory.epochs() if own else capture),
+        }
+        return freeze(state, type(sampler).__name__)
+
+    def _frozen_capture(self, capture: dict[str, Any], *, passed: dict[str, Any] | None) -> bytes:
+        return freeze({"kind": "replay", "passed": passed, **capture}, "a sampler")
+
+    def _begin(self) -> None:
+        saved = None if self._place.user is None else self._place.user.sampler
+        if saved is None and self._resumed and self._place.position:
+            self._use.memory.put({"attributes": {}, "generators": {}})
+        if saved is None or not self._resumed:
+            self._begin_as_it_is()
+            return
+        state = thaw(frozen(saved))
+        if state["kind"] == "state":
+            self._restore(state)
+        else:
+            self._replay(state)
+
+    def _begin_as_it_is(self) -> None:
+        if has_own_state(self._use.sampler):
+            self._start_mark = self._frozen_state({}, iterator=None)
+        self._open_as_captured()
+
+    def _open_as_captured(self) -> None:
+        if not self._has_state:
+            self._seed_for(0, self._place.epoch)
+            self._capture = self._use.memory.capture()
+            if any(self._capture.values()):
+                self._start_mark = self._frozen_capture(self._capture, passed=None)
+        self._open()
+        if self._resumed and not self._has_state:
+            self._skip(self.position, self._place.index_digest, epoch=self._place.epoch)
+
+    def _open(self) -> None:
+        self._iterator = iter(self._use.sampler)
+        self._has_state = self._has_state or isinstance(self._iterator, Stateful)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
+        sampler = self._use.sampler
+        self._start_mark = freeze(state, type(sampler).__name__)
+        if self._place.position:
+            self._use.memory.put_in_the_middle(state)
+        if state["sampler"] is not None:
+            _check_takes_state(sampler)
+            sampler.load_state_dict(state["sampler"])
+        self._capture = {key: state[key] for key in ("attributes", "generators")}
+        self._open()
+        if state["iterator"] is not None:
+            _check_takes_state(self._iterator)
+            iterator: Any = self._iterator
+            iterator.load_state_dict(state["iterator"])
+        self._exhausted = state["exhausted"]
+
+    def _replay(self, state: dict[str, Any]) -> None:
+        if has_own_state(self._use.sampler):
+            raise _unlike("a sampler without state", type(self._use.sampler).__name__)
+        if state["passed"] is not None:
+            self._replay_the_pass_before(state)
+        elif self._place.position:
+            self._use.memory.put_in_the_middle(state)
+        self._open_as_captured()
+
+    def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
+        """Nothing else tells whether this sampler is where that one was."""
+        passed = state["passed"]
+        told = self._use.memory.told()
+        self._use.memory.put(state)
+        self._seed_for(0, passed["epoch"])
+        self._iterator = iter(self._use.sampler)
+        self._skip(passed["indices"], passed["digest"], epoch=passed["epoch"])
+        if next(self._iterator, self) is not self:
+            raise _not_reproducible(passed["indices"], "more indices")
+        self._use.memory.tell(told)
+        self._digest = hashlib.blake2b(digest_size=12)
+
+    def _skip(self, count: int, digest: str | None, *, epoch: int) -> None:
+        iterator, skipped = self._iterator, 0
+        if iterator is None or not count:
+            return
+        settled = type(self._use.sampler) in _SETTLED_AT_THE_START
+        while skipped < count:
+            if skipped and not settled:
+                self._seed_for(skipped, epoch)
+            if self._use.yields_batches:
+                indices = list(next(iterator, ()))
+            else:
+                size = min(self._use.batch_size, count - skipped)
+                indices = _take(iterator, size, [])
+            if not indices:
+                raise _not_reproducible(count, f"an end after {skipped}")
+            skipped += len(indices)
+            self._digest.update(_text(indices))
+        if skipped != count or digest not in (None, self._digest.hexdigest()):
+            raise _not_reproducible(count, "other indices")
+        if not settled:
+            self._seed_for(count, epoch)
+
+    def _draw(self) -> list[Any]:
+        if self._exhausted or self._iterator is None:
+            raise StopIteration
+        if self._use.yields_batches:
+            try:
+                return list(next(self._iterator))
+            except StopIteration:
+                self._exhausted = True
+                raise
+        # Kept outside: an exception of the sampler loses none of those before it.
+        _take(self._iterator, self._use.batch_size - len(self._partial), self._partial)
+        indices, self._partial = self._partial, []
+        if len(indices) < self._use.batch_size:
+            self._exhausted = True
+            if not indices or self._use.drop_last:
+                self._dropped = indices
+                raise StopIteration
+        return indices
+
+    @contextmanager
+    def _keyed(self) -> Iterator[None]:
+        """The global generators belong to the sampler while it draws, and to the caller again."""
+        if self._iterator is not None and type(self._use.sampler) in _SETTLED_AT_THE_START:
+            yield
+            return
+        with caller_generators_restored():
+            self._seed_for(self.position, self._place.epoch)
+            yield
+
+    def _seed_for(self, position: int, epoch: int) -> None:
+        places = np.array([position], dtype=np.int64)
+        seed_global_generators(sample_seeds(self._seed, epoch, places, Stream.SAMPLER)[0])
+
+
+def has_own_state(sampler: Any) -> bool:
+    """Whether a sampler keeps its own state.
+
+    torchdata's StatefulDistributedSampler does not: between two epochs it tells the end of the
+    one before. It is iterated again, as the DistributedSampler that it is.
+    """
+    return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
+
+
+def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
+    """By ``next()`` alone, as torch does: ``iter()`` of an iterator may begin it anew."""
+    for _ in range(count):
+        try:
+            taken.append(next(iterator))
+        except StopIteration:
+            break
+    return taken
+
+
+def _text(indices: list[Any]) -> bytes:
+    return "".join(f"{index!r}," for index in indices).encode()
+
+
+def _check_takes_state(thing: Any) -> None:
+    if not isinstance(thing, Stateful):
+        raise _unlike("the state of a sampler or its iterator", type(thing).__name__)
+
+
+def _unlike(saved: str, present: str) -> StateMismatch:
+    return StateMismatch(
+        "sampler",
+        saved=saved,
+        present=present,
+        remedy="build the loader with the sampler that it was saved with",
+    )
+
+
+def _not_reproducible(count: int, found: str) -> StateMismatch:
+    return StateMismatch(
+        "sampler",
+        saved=f"the digest of {count} indices",
+        present=f"{found}: the sampler is not reproducible",
+        remedy="build it as it was, with the same batch size, or give it state_dict() and "
+        "load_state_dict()",
+    )

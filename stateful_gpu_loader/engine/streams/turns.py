@@ -1,0 +1,214 @@
+"""A pass over an iterable dataset: the workers' iterators take turns.
+
+The order is that of torch's DataLoader: round robin over the workers, those left out that have
+ended. It depends on no timing, so it goes on from the workers' states and whose turn it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
+from stateful_gpu_loader.frozen import freeze, thaw
+from stateful_gpu_loader.passes import Address
+from stateful_gpu_loader.records import Turn, WorkerStart
+from stateful_gpu_loader.user_states import Frozen, UserStates, frozen, worker_state
+
+
+class TurnStream:
+    """Turns of all workers until each has ended.
+
+    Args:
+        place: where the pass begins; its ``user`` holds the workers' states.
+        resumed: whether they have to be loaded: the workers of the pass before live on otherwise.
+        seed: of the loader.
+        num_workers: 0 for the user's own thread.
+        rank, num_replicas: only keys differ between ranks; the dataset divides itself.
+        interval: ``snapshot_every_n_steps``.
+        in_order: False delivers whatever comes first; each worker's own order stays.
+        live: freezes the only worker's state whenever somebody asks, where it is inline.
+        keeps_workers: whether the next pass goes on with the same objects.
+        length: what ``len(dataset)`` promised, if somebody asked.
+    """
+
+    def __init__(
+        self,
+        place: Address,
+        *,
+        resumed: bool,
+        seed: int,
+        num_workers: int,
+        rank: int,
+        num_replicas: int,
+        interval: int,
+        in_order: bool,
+        live: Callable[[], bytes] | None,
+        keeps_workers: bool,
+        length: Callable[[], int | None],
+    ) -> None:
+        self._seed, self._epoch = seed, place.epoch
+        self._num_workers = num_workers
+        self._workers = max(1, num_workers)
+        self._rank, self._num_replicas = rank, num_replicas
+        self._in_order = in_order
+        self._interval = 0 if live is not None else interval if in_order else 1
+        self._live = live
+        self._keeps_workers = keeps_workers
+        self._length = length
+        self._position = place.position
+        self._loads = resumed
+        user = place.user or UserStates()
+        states = user.workers or (None,) * self._workers
+        self._ledger = WorkerLedger(states, interval=self._interval)
+        self._next_worker = user.next_worker
+        self._ended: set[int] = set()
+        # Batches since the workers started: made, delivered by then, and made at the snapshot.
+        self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
+
+    def requests(self) -> Iterator[Turn]:
+        self._delivered = max(self._made, self._delivered) - self._at_snapshot
+        self._made = self._at_snapshot = 0
+        self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
+        self._ended = set()
+        kind = _Turns if self._in_order else _TurnsOfAnybody
+        return kind(self._workers, self._next_worker, self._ended, self._ledger)
+
+    def starts(self) -> Sequence[WorkerStart]:
+        loads, self._loads = self._loads, True
+        if loads:
+            _warn_of_reading_again(self._ledger.states)
+        stride = self._workers * self._num_replicas
+        return [
+            WorkerStart(
+                seed=self._seed,
+                epoch=self._epoch,
+                place=worker * self._num_replicas + self._rank,
+                stride=stride,
+                state=frozen(state) if loads and state is not None else None,
+            )
+            for worker, state in enumerate(self._ledger.states)
+        ]
+
+    def is_replay(self, request: Turn) -> bool:
+        return self._made < self._delivered
+
+    def deliver(self, request: Turn, answer: Answer | None) -> Address:
+        worker = request.worker
+        if worker is None:
+            worker = 0 if answer is None else answer.worker
+        if answer is not None and answer.payload is NOTHING:
+            self._ended.add(worker)
+        else:
+            if not self.is_replay(request):
+                self._position += 1
+                self._check_length()
+            self._made += 1
+        if self._ledger.deliver(request.ordinal, answer):
+            self._at_snapshot = self._made
+            self._next_worker = (worker + 1) % self._workers
+        return self._place()
+
+    def fail(self, request: Turn, answer: Answer | None) -> Address | None:
+        """An iterator has moved on, whatever it raised."""
+        return self.deliver(request, answer)
+
+    def end(self) -> Address:
+        states = self._ledger.latest() if self._live is None else (self._live(),)
+        between = tuple(map(_between_passes, states)) if self._keeps_workers else ()
+        if not any(between):
+            return Address(self._epoch + 1, 0)
+        user = UserStates(num_workers=self._num_workers, workers=between)
+        return Address(self._epoch + 1, 0, user=user)
+
+    def _place(self) -> Address:
+        if self._live is not None:
+            user = UserStates(num_workers=0, workers=(self._live,), base=self._position)
+        else:
+            steps = max(self._made, self._delivered) - self._at_snapshot
+            user = UserStates(
+                num_workers=self._num_workers,
+                workers=self._ledger.states,
+                next_worker=self._next_worker,
+                base=self._position - steps,
+                steps=steps,
+            )
+        return Address(self._epoch, self._position, user=user)
+
+    def _check_length(self) -> None:
+        promised = self._length()
+        if promised is not None and self._position > promised:
+            text = (
+                f"Length of IterableDataset was reported to be {promised} (when accessing "
+                f"len(dataloader)), but {self._position} samples have been fetched. "
+            )
+            if self._num_workers:
+                text += (
+                    "For multiprocessing data-loading, this could be caused by not properly "
+                    "configuring the IterableDataset replica at each worker. Please see "
+                    "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+                    "for examples."
+                )
+            warnings.warn(text, stacklevel=5)
+
+
+class _Turns:
+    """Round robin over the workers that have not ended, as far as is known when it is asked."""
+
+    def __init__(self, workers: int, first: int, ended: set[int], ledger: WorkerLedger) -> None:
+        self._workers = workers
+        self._next = first
+        self._ended = ended
+        self._ledger = ledger
+        self._ordinal = 0
+
+    def __iter__(self) -> _Turns:
+        return self
+
+    def __next__(self) -> Turn:
+        if len(self._ended) == self._workers:
+            raise StopIteration
+        worker = self._choose()
+        turn = Turn(self._ordinal, worker, self._ledger.wants_snapshot(self._ordinal))
+        self._ordinal += 1
+        return turn
+
+    def _choose(self) -> int | None:
+        while self._next in self._ended:
+            self._next = (self._next + 1) % self._workers
+        worker, self._next = self._next, (self._next + 1) % self._workers
+        return worker
+
+
+class _TurnsOfAnybody(_Turns):
+    """Turns for whoever has room: a slow worker holds back nobody (A11)."""
+
+    def is_open(self, worker: int) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return worker not in self._ended
+
+    def _choose(self) -> None:
+        return None
+
+
+def _between_passes(state: Frozen | None) -> bytes | None:
+    """Of a worker whose iterator has ended: what its dataset keeps for the next one."""
+    dataset = None if state is None else thaw(frozen(state))["dataset"]
+    return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
+
+
+def _warn_of_reading_again(states: Sequence[Frozen | None]) -> None:
+    """An iterator without state has to read what it has read before."""
+    samples = 0
+    for state in states:
+        worker = worker_state() if state is None else thaw(frozen(state))
+        if worker["dataset"] is None and worker["iterator"] is None and not worker["ended"]:
+            samples += worker["samples"]
+    if samples:
+        warnings.warn(
+            f"{samples} samples of the iterable dataset are read again to get to where the state "
+            "was saved. To avoid it, give the dataset, or its iterator, state_dict() and "
+            "load_state_dict()",
+            stacklevel=6,
+        )

@@ -1,0 +1,49 @@
+"""What is known of the workers' states: as of the batches delivered, every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.user_states import Frozen
+
+
+class WorkerLedger:
+    """Frozen states of the workers of one pass.
+
+    Workers send their state with those batches only after which a whole snapshot is taken: the
+    last one of each worker before it. Between two snapshots batches are counted, and made again
+    after a resume.
+
+    Args:
+        states: of each worker at the pass's start; None for one that begins anew.
+        interval: ``snapshot_every_n_steps``; 0 takes no snapshot after the first.
+
+    >>> ledger = WorkerLedger([None, None], interval=4)
+    >>> [ledger.wants_snapshot(ordinal) for ordinal in range(4)]
+    [False, False, True, True]
+    """
+
+    def __init__(self, states: Sequence[Frozen | None], *, interval: int) -> None:
+        self._latest = list(states)
+        self._interval = interval
+        self.states: tuple[Frozen | None, ...] = tuple(states)
+        """As of the last snapshot."""
+
+    def latest(self) -> tuple[Frozen | None, ...]:
+        """As of the last batch of each worker that had its state with it."""
+        return tuple(self._latest)
+
+    def wants_snapshot(self, ordinal: int) -> bool:
+        """Whether the worker's state must travel with this request's batch."""
+        interval = self._interval
+        return interval > 0 and ordinal % interval + len(self._latest) >= interval
+
+    def deliver(self, ordinal: int, answer: Answer | None) -> bool:
+        """A batch was delivered; returns whether a snapshot is complete behind it."""
+        if answer is not None and answer.snapshot is not None:
+            self._latest[answer.worker] = answer.snapshot
+        if self._interval == 0 or (ordinal + 1) % self._interval:
+            return False
+        self.states = tuple(self._latest)
+        return True

@@ -1,0 +1,187 @@
+"""Places and states: what a state says of the user's own objects, checked and put to use (A3)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stateful_gpu_loader.assembly import own_sampler_of
+from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
+from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.frozen import freeze, thaw
+from stateful_gpu_loader.passes import Address
+from stateful_gpu_loader.samplers import is_map
+from stateful_gpu_loader.settled_seed import SettledSeed
+from stateful_gpu_loader.state import LoaderState, Stateful
+from stateful_gpu_loader.user_states import UserStates, frozen, worker_state
+
+_REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
+_REMEDY_WORKERS = (
+    "build the loader with the saved num_workers: the state of each worker's own objects belongs "
+    "to one of as many"
+)
+_MARKS = {
+    "state": {"kind", "sampler", "iterator", "exhausted", "attributes", "generators"},
+    "replay": {"kind", "passed", "attributes", "generators"},
+}
+
+
+def states_as_built(
+    loader: Any, memory: SamplerMemory | None, seed: SettledSeed
+) -> UserStates | None:
+    """The user's objects before the first batch of all, or None where they have no state."""
+    sampler: dict[str, Any] | None = None
+    if memory is not None:
+        capture = memory.capture(owing=seed.owing)
+        own_sampler = own_sampler_of(loader)[0]
+        sampler_state = _state_if_any(own_sampler) if has_own_state(own_sampler) else None
+        if sampler_state is not None:
+            sampler = state_mark(sampler_state, memory)
+        elif any(capture.values()):
+            sampler = {"kind": "replay", "passed": None, **capture}
+    dataset = _state_if_any(loader.dataset) if loader.num_workers == 0 else None
+    if sampler is None and dataset is None:
+        return None
+    return UserStates(
+        sampler=None if sampler is None else freeze(sampler, "a sampler"),
+        num_workers=None if dataset is None else 0,
+        workers=None
+        if dataset is None
+        else (freeze(worker_state(dataset=dataset), type(loader.dataset).__name__),),
+    )
+
+
+def state_mark(sampler_state: Any, memory: SamplerMemory) -> dict[str, Any]:
+    """A mark of a sampler with state that was not iterated yet."""
+    return {
+        "kind": "state",
+        "sampler": sampler_state,
+        "iterator": None,
+        "exhausted": False,
+        **memory.epochs(),
+    }
+
+
+def place_of(
+    loader: Any,
+    state: LoaderState,
+    memory: SamplerMemory | None,
+    *,
+    global_batch_size: int | None,
+) -> Address:
+    """The place that a state describes.
+
+    Raises:
+        StateMismatch: it does not fit the loader's sampler, dataset or workers.
+    """
+    ahead = _positions_ahead(state)
+    user = None if state.user is None else UserStates.from_dict(state.user)
+    if memory is None:
+        _refuse_unless(state.index_digest is None, "index_digest", state.index_digest, None)
+    if user is not None:
+        _check_sampler(user, has_sampler=memory is not None)
+        _check_workers(user, loader)
+    steps = 0 if user is None else user.steps
+    if ahead or steps:
+        _check_same_batches(state, global_batch_size)
+    if steps and not loader.in_order and loader.num_workers:
+        raise StateMismatch(
+            "in_order",
+            saved=f"{steps} batches behind the last snapshot",
+            present="in_order=False, under which they would be others",
+            remedy="resume with in_order=True, or save with snapshot_every_n_steps=1",
+        )
+    return Address(state.epoch, state.position, ahead, state.index_digest, user)
+
+
+def put_sampler(memory: SamplerMemory, place: Address) -> None:
+    """Put a sampler where a pass begins; what it is told from now on counts for that pass.
+
+    In the middle of a pass this waits until the pass goes on, and what is told does not count.
+    """
+    saved = None if place.user is None else place.user.sampler
+    mark = {"attributes": {}, "generators": {}} if saved is None else thaw(frozen(saved))
+    if place.position == 0 and mark.get("passed") is None:
+        memory.put(mark)
+    memory.note_load()
+
+
+def _state_if_any(thing: Any) -> Any:
+    """Some objects have a state only once they were iterated; before that they are as built."""
+    try:
+        return thing.state_dict() if isinstance(thing, Stateful) else None
+    except AttributeError:
+        return None
+
+
+def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
+    if state.ahead is None:
+        return ()
+    try:
+        positions = json.loads(state.ahead)
+    except (ValueError, RecursionError):
+        positions = None
+    is_list = isinstance(positions, list) and all(
+        isinstance(position, int) and position > state.position for position in positions
+    )
+    if not is_list:
+        raise StateMismatch(
+            "ahead",
+            saved=state.ahead,
+            present=f"a JSON list of positions behind {state.position}",
+            remedy="load what StatefulGPULoader.state_dict() returned, unchanged",
+        )
+    return tuple(positions)
+
+
+def _check_sampler(user: UserStates, *, has_sampler: bool) -> None:
+    if user.sampler is None:
+        return
+    mark = thaw(frozen(user.sampler))
+    kind = mark.get("kind")
+    fields = _MARKS.get(kind) if isinstance(kind, str) else None
+    _refuse_unless(fields == set(mark), "user's sampler", sorted(map(str, mark)), sorted(_MARKS))
+    _refuse_unless(
+        has_sampler, "user's sampler", "the state of a sampler", "a loader with its own order"
+    )
+
+
+def _check_workers(user: UserStates, loader: Any) -> None:
+    if user.workers is None:
+        return
+    has_states = not is_map(loader.dataset) or isinstance(loader.dataset, Stateful)
+    name = type(loader.dataset).__name__
+    _refuse_unless(
+        has_states, "user's workers", "states of a dataset's", f"{name}, which has no state"
+    )
+    if user.num_workers != loader.num_workers:
+        raise StateMismatch(
+            "num_workers",
+            saved=user.num_workers,
+            present=loader.num_workers,
+            remedy=_REMEDY_WORKERS,
+        )
+    expected = max(1, loader.num_workers)
+    _refuse_unless(
+        len(user.workers) == expected and user.next_worker < expected,
+        "user's workers",
+        f"{len(user.workers)} states, the next of worker {user.next_worker}",
+        f"{expected} states",
+    )
+
+
+def _check_same_batches(state: LoaderState, present: int | None) -> None:
+    if state.global_batch_size != present:
+        raise StateMismatch(
+            "global_batch_size",
+            saved=state.global_batch_size,
+            present=present,
+            remedy="keep the batch size and the number of ranks: the state speaks of whole "
+            "batches (in_order=False, or snapshot_every_n_steps > 1)",
+        )
+
+
+def _refuse_unless(fits: bool, field: str, saved: Any, present: Any) -> None:
+    if not fits:
+        raise StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_SAME)

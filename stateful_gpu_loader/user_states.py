@@ -1,0 +1,158 @@
+"""The states of the user's own objects, as a place in a pass holds them (``user`` in the state).
+
+They are frozen, or live: a function that freezes them when somebody asks, where no worker is
+ahead of the user's loop and a copy for every batch would be wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.frozen import freeze, thaw
+
+Frozen = bytes | Callable[[], bytes]
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "sampler": (dict, type(None)),
+    "permutation": (str, type(None)),
+    "num_workers": (int, type(None)),
+    "workers": (list, tuple, type(None)),
+    "next_worker": (int,),
+    "base": (int,),
+    "steps": (int,),
+}
+_WORKER_FIELDS: dict[str, tuple[type, ...]] = {
+    "dataset": (object,),
+    "iterator": (object,),
+    "fetches": (int,),
+    "samples": (int,),
+    "ended": (bool,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UserStates:
+    """What goes on from a place beside its address.
+
+    >>> states = UserStates(num_workers=0, workers=(freeze(worker_state(dataset={"i": 3}), ""),))
+    >>> UserStates.from_dict(states.to_dict()).to_dict()["workers"][0]["dataset"]
+    {'i': 3}
+    """
+
+    sampler: Frozen | None = None
+    """A dictionary that the sampler's feed understands; None where it begins as it was built."""
+    permutation: str | None = None
+    """The generator that orders this epoch as torchdata would have done, as text."""
+    num_workers: int | None = None
+    """The loader's, if the workers have state."""
+    workers: tuple[Frozen | None, ...] | None = None
+    """Of each worker :func:`worker_state`; None for one that begins anew."""
+    next_worker: int = 0
+    """Whose turn it is at ``base``."""
+    base: int = 0
+    """Position at which all these states were taken."""
+    steps: int = 0
+    """Batches delivered since then: they are made again and not delivered again."""
+    pending: frozenset[int] = frozenset()
+    """Workers that still have to load their state, in this process; not saved."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it speaks of now, and of no earlier batch."""
+        return any(map(callable, (self.sampler, *(self.workers or ()))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dictionary, plain but for what the user's objects put in."""
+        return {
+            "sampler": _thawed(self.sampler),
+            "permutation": self.permutation,
+            "num_workers": self.num_workers,
+            "workers": None if self.workers is None else list(map(_thawed, self.workers)),
+            "next_worker": self.next_worker,
+            "base": self.base,
+            "steps": self.steps,
+        }
+
+    @classmethod
+    def from_dict(cls, user: Any) -> UserStates:
+        """Check and copy what :meth:`to_dict` returned.
+
+        Raises:
+            StateMismatch: a field is missing, unknown or of another type.
+        """
+        _check("user", user, _FIELDS)
+        workers = user["workers"]
+        for number, worker in enumerate(workers or ()):
+            if worker is not None:
+                _check(f"user's worker {number}", worker, _WORKER_FIELDS)
+        return cls(
+            sampler=None if user["sampler"] is None else freeze(user["sampler"], "a sampler"),
+            permutation=user["permutation"],
+            num_workers=user["num_workers"],
+            workers=None if workers is None else tuple(map(_frozen, workers)),
+            next_worker=user["next_worker"],
+            base=user["base"],
+            steps=user["steps"],
+        )
+
+
+def worker_state(
+    *,
+    dataset: Any = None,
+    iterator: Any = None,
+    fetches: int = 0,
+    samples: int = 0,
+    ended: bool = False,
+) -> dict[str, Any]:
+    """The state of one worker.
+
+    Args:
+        dataset: what ``dataset.state_dict()`` returned.
+        iterator: what ``iter(dataset).state_dict()`` returned.
+        fetches: batches that its iterator was asked for in this pass.
+        samples: samples that its iterator has given in this pass.
+        ended: whether its iterator has ended.
+    """
+    return {
+        "dataset": dataset,
+        "iterator": iterator,
+        "fetches": fetches,
+        "samples": samples,
+        "ended": ended,
+    }
+
+
+def frozen(state: Frozen) -> bytes:
+    """The bytes, now at the latest."""
+    return state if isinstance(state, bytes) else state()
+
+
+def _thawed(state: Frozen | None) -> Any:
+    return None if state is None else thaw(frozen(state))
+
+
+def _frozen(worker: dict[str, Any] | None) -> bytes | None:
+    return None if worker is None else freeze(worker, "a worker")
+
+
+def _check(name: str, value: Any, fields: dict[str, tuple[type, ...]]) -> None:
+    if not isinstance(value, dict) or set(value) != set(fields):
+        keys = sorted(map(str, value)) if isinstance(value, dict) else value
+        raise StateMismatch(name, saved=keys, present=f"a dict of {sorted(fields)}", remedy=_REMEDY)
+    for field, kinds in fields.items():
+        found = value[field]
+        is_bool_for_int = isinstance(found, bool) and int in kinds
+        negative = isinstance(found, int) and found < 0
+        if not isinstance(found, kinds) or is_bool_for_int or (negative and int in kinds):
+            raise StateMismatch(
+                f"{name}'s {field}",
+                saved=found,
+                present=" or ".join(kind.__name__ for kind in kinds),
+                remedy=_REMEDY,
+            )
+
+
+_REMEDY = "load what StatefulGPULoader.state_dict() returned, unchanged"

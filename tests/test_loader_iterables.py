@@ -1,0 +1,250 @@
+"""Iterable datasets, with state and without: A1, A3, A6, A7."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from tests.conformance import assert_exact_resume, same, uninterrupted
+from tests.user_objects import (
+    IterableWithStatefulIterator,
+    OwnIterator,
+    PlainIterable,
+    StatefulIterable,
+)
+
+UNEVEN = [3, 17, 9, 0, 6]
+KINDS: list[type[PlainIterable]] = [
+    PlainIterable,
+    StatefulIterable,
+    IterableWithStatefulIterator,
+    OwnIterator,
+]
+pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+
+
+def make(kind: type[PlainIterable], **arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(kind(UNEVEN), **{"batch_size": 4, "seed": 3, **arguments})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"batch_size": None},
+        {"drop_last": True},
+        {"num_workers": 2},
+        {"num_workers": 3, "drop_last": True, "persistent_workers": True},
+    ],
+    ids=str,
+)
+def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[str, Any]) -> None:
+    """A3, A6, A7: keyed generators make a shuffle buffer exact, too; uneven workers stay away."""
+    every = 7 if arguments.get("batch_size", 4) is None else 3
+    assert_exact_resume(partial(make, kind, **arguments), every=every)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("interval", [0, 3, 100])
+def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None:
+    """A3: what was delivered behind the last snapshot is made again, and not delivered again."""
+    arguments = {"num_workers": 2, "snapshot_every_n_steps": interval}
+    assert_exact_resume(partial(make, kind, **arguments), every=4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_are_those_of_data_loader(
+    num_workers: int, batch_size: int | None, drop_last: bool
+) -> None:
+    """A1: the samples and their order, workers of different lengths included."""
+
+    class Numbers(PlainIterable):
+        def __iter__(self) -> Any:
+            return iter(self.part())
+
+    if batch_size is None and drop_last:
+        return
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "drop_last": drop_last,
+    }
+    ours = list(StatefulGPULoader(Numbers(UNEVEN), **arguments))
+    assert same(ours, list(DataLoader(Numbers(UNEVEN), **arguments)))
+    assert same(ours, list(StatefulDataLoader(Numbers(UNEVEN), **arguments)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: int) -> None:
+    """A7: torchdata's second resume of a stateless iterable skips data."""
+    expected, states = uninterrupted(make(PlainIterable, num_workers=num_workers), 1)
+    state = states[0, 2]
+    for delivered in (2, 3, 4):
+        loader = make(PlainIterable, num_workers=num_workers)
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        with pytest.warns(UserWarning, match=f"{4 * delivered} samples of the iterable") as said:
+            batch = next(batches)
+        assert same(batch, expected[0][delivered])
+        assert len([w for w in said if "read again" in str(w.message)]) == 1
+        assert "state_dict()" in str(said[0].message)
+        state = loader.state_dict()
+
+
+@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_of_workers_is_refused_with_both(
+    kind: type[PlainIterable], saved: int, present: int
+) -> None:
+    """A3: the state of a worker's own objects belongs to one of as many."""
+    loader = make(kind, num_workers=saved)
+    batches = iter(loader)
+    next(batches)
+    other = make(kind, num_workers=present)
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match=f"has {saved}, expected was {present}") as refused:
+        other.load_state_dict(loader.state_dict())
+    assert refused.value.field == "num_workers"
+    assert other.state_dict() == before
+
+
+@pytest.mark.parametrize("kind", [PlainIterable, StatefulIterable])
+def test_between_passes_the_number_of_workers_is_free(kind: type[PlainIterable]) -> None:
+    """Nothing of the workers lives on: they are built anew for the next pass."""
+    loader = make(kind, num_workers=2)
+    list(loader)
+    other = make(kind, num_workers=3)
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) > 0
+
+
+def test_iterables_of_a_different_kind_are_refused() -> None:
+    loader = make(StatefulIterable)
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match="order differs"):
+        StatefulGPULoader(range(4)).load_state_dict(loader.state_dict())  # type: ignore[arg-type]
+    plain = make(PlainIterable)
+    plain.load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatch, match="PlainIterable, which has no load_state_dict"):
+        next(iter(plain))
+
+
+def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
+    """A1."""
+
+    class Liar(IterableDataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self) -> Any:
+            return iter(range(4))
+
+    loader = StatefulGPULoader(Liar(), batch_size=1)
+    assert len(loader) == 2
+    with pytest.warns(UserWarning, match="was reported to be 2"):
+        assert len(list(loader)) == 4
+
+
+def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
+    """G3: the iterator has moved on, and so has the state."""
+    loader = StatefulGPULoader(Failing(10, 5), batch_size=2)
+    batches = iter(loader)
+    assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(LookupError, match="no sample 5"):
+        next(batches)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    assert rest == [[6, 7], [8, 9]]
+    resumed = StatefulGPULoader(Failing(10, 5), batch_size=2)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_caught_exception_loses_no_batch(interval: int) -> None:
+    """FACTS.md: torchdata loses batches with snapshot_every_n_steps > 1."""
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 2,
+        "snapshot_every_n_steps": interval,
+    }
+    loader = StatefulGPULoader(Failing(20, 5), **arguments)
+    delivered, states = [], []
+    batches = iter(loader)
+    while True:
+        try:
+            delivered.append(next(batches).tolist())
+        except StopIteration:
+            break
+        except LookupError:
+            pass
+        states.append((len(delivered), loader.state_dict()))
+    for count, state in states:
+        resumed = StatefulGPULoader(Failing(20, 5), **arguments)
+        resumed.load_state_dict(state)
+        rest = []
+        again = iter(resumed)
+        while True:
+            try:
+                rest.append(next(again).tolist())
+            except StopIteration:
+                break
+            except LookupError:
+                pass
+        assert rest == delivered[count:], count
+
+
+class Failing(IterableDataset[int]):
+    """Raises for one of its samples, and goes on behind it."""
+
+    def __init__(self, length: int, failing: int) -> None:
+        self.length, self.failing, self.i = length, failing, 0
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> int:
+        if self.i >= self.length:
+            raise StopIteration
+        self.i += 1
+        if self.i - 1 == self.failing:
+            raise LookupError(f"no sample {self.failing}")
+        return self.i - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.i = state_dict["i"]
+
+
+def test_ranks_and_workers_draw_differently() -> None:
+    """A5: the key holds the worker; nobody shares another's draws."""
+
+    class Drawing(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            for _ in range(4):
+                yield torch.rand(())
+
+    drawn = torch.cat(list(StatefulGPULoader(Drawing(), num_workers=2, batch_size=4, seed=1)))
+    assert len(set(drawn.tolist())) == 8
+
+
+def test_no_warning_where_nothing_is_read_again() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loader = make(StatefulIterable, num_workers=2)
+        next(iter(loader))
+        resumed = make(StatefulIterable, num_workers=2)
+        resumed.load_state_dict(loader.state_dict())
+        list(resumed)

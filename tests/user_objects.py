@@ -1,0 +1,255 @@
+"""Samplers and datasets as users write them, with state and without; picklable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+
+def worker_of() -> tuple[int, int]:
+    """This worker's id, and how many there are; the user's own thread is the only one."""
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+
+class StatefulSampler(Sampler[int]):
+    """State on the sampler; every epoch another order; resets itself at its end."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.taken = 0
+        self.round = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.taken < self.length:
+            self.taken += 1
+            yield (self.taken * 7 + self.round) % self.length
+        self.taken = 0
+        self.round += 1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken, "round": self.round}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.taken, self.round = state_dict["taken"], state_dict["round"]
+
+
+class CountingIterator(Iterator[int]):
+    """State on the iterator."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.i = 0
+
+    def __next__(self) -> int:
+        if self.i >= self.length:
+            raise StopIteration
+        self.i += 1
+        return self.i - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.i = state_dict["i"]
+
+
+class SamplerWithStatefulIterator(Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return CountingIterator(self.length)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class StatefulBatchSampler(Sampler[list[int]]):
+    """Batches of growing size."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.taken < self.length:
+            size = min(1 + self.taken % 4, self.length - self.taken)
+            batch = list(range(self.taken, self.taken + size))
+            self.taken += size
+            yield batch
+        self.taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.taken = state_dict["taken"]
+
+
+class LazySampler(Sampler[int]):
+    """No state; a length and indices drawn from a global generator as they are asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(random.randrange(15, 20)):
+            yield random.randrange(20) if torch.rand(()) < 0.5 else int(np.random.randint(20))
+
+
+class CountingSampler(Sampler[int]):
+    """No state_dict, but a counter that decides the order of each epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.round = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.round += 1
+        indices = list(range(self.length))
+        random.Random(self.round).shuffle(indices)
+        return iter(indices)
+
+
+class OwnGeneratorSampler(Sampler[int]):
+    """No state_dict, but a generator of its own, which goes on from epoch to epoch."""
+
+    def __init__(self, length: int, generator: Any) -> None:
+        self.length = length
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        indices = list(range(self.length))
+        if isinstance(self.generator, torch.Generator):
+            yield from torch.randperm(self.length, generator=self.generator).tolist()
+            return
+        self.generator.shuffle(indices)
+        yield from indices
+
+
+class ShufflingInPlace(Sampler[int]):
+    """Each epoch shuffles what the one before has left: no fresh one can do it again."""
+
+    def __init__(self, length: int) -> None:
+        self.indices = list(range(length))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.indices)
+        return iter(self.indices)
+
+
+class StatefulDataset(Dataset[Any]):
+    """Map-style; each item tells how many this worker's dataset has given before."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.given = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        self.given += 1
+        return index, self.given, random.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.given = state_dict["given"]
+
+
+class PlainIterable(IterableDataset[Any]):
+    """No state; a part for each worker, of different lengths, and a shuffle buffer."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+
+    def part(self) -> list[int]:
+        """What this worker reads."""
+        number, workers = worker_of()
+        starts = [sum(self.lengths[:i]) for i in range(len(self.lengths))]
+        parts = [range(s, s + n) for s, n in zip(starts, self.lengths, strict=True)]
+        return [index for part in parts[number::workers] for index in part]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        buffer: list[int] = []
+        for index in self.part():
+            buffer.append(index)
+            if len(buffer) > 3:
+                yield buffer.pop(random.randrange(len(buffer))), float(torch.rand(()))
+        random.shuffle(buffer)
+        for index in buffer:
+            yield index, float(np.random.rand())
+
+
+class StatefulIterable(PlainIterable):
+    """State on the dataset; counts its epochs."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.i = 0
+        self.resume_at: int | None = None
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        self.i = 0 if self.resume_at is None else self.resume_at
+        self.resume_at = None
+        for index in self.part()[self.i :]:
+            self.i += 1
+            yield index, self.epoch + random.random()
+        self.i = 0
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resume_at, self.epoch = state_dict["i"], state_dict["epoch"]
+
+
+class IterableWithStatefulIterator(PlainIterable):
+    """State on the iterator."""
+
+    def __iter__(self) -> Any:
+        return PartIterator(self.part())
+
+
+class PartIterator(CountingIterator):
+    def __init__(self, part: list[int]) -> None:
+        super().__init__(len(part))
+        self.part = part
+
+    def __next__(self) -> Any:
+        return self.part[super().__next__()], random.random()
+
+
+class OwnIterator(PlainIterable):
+    """A dataset that is its own iterator, and begins anew at each ``iter()``."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.i = 0
+
+    def __iter__(self) -> Any:
+        self.i = 0
+        return self
+
+    def __next__(self) -> tuple[int, float]:
+        part = self.part()
+        if self.i >= len(part):
+            raise StopIteration
+        self.i += 1
+        return part[self.i - 1], random.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.i = state_dict["i"]

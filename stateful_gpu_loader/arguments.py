@@ -122,6 +122,19 @@ def check_division(order: PositionOrder | None, num_replicas: int | str | None) 
         )
 
 
+def check_bad_sample_mode(on_bad_sample: str, *, is_iterable: bool) -> None:
+    """An iterable has no other position to take a replacement from (law 6).
+
+    Raises:
+        ValueError: ``"replace"`` for an iterable dataset.
+    """
+    if is_iterable and on_bad_sample == "replace":
+        raise ValueError(
+            f"{on_bad_sample = } takes another sample by its index, and an iterable dataset has "
+            "none. Remedy: on_bad_sample='drop', which takes the iterator's next samples instead"
+        )
+
+
 def check_accept(accept: Any) -> None:
     is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
     if not is_collection or set(accept) - ACCEPTABLE:

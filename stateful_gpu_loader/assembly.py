@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.engine.choice import Work, Workers
+from stateful_gpu_loader.engine.choice import Work, Workers, as_transform
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.streams.map_stream import Feed, MapStream
 from stateful_gpu_loader.engine.streams.positions import Division, Requests
@@ -18,39 +19,156 @@ from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.engine.streams.turns import TurnStream
 from stateful_gpu_loader.generator_text import generator_from_text
-from stateful_gpu_loader.passes import Address, Pass
-from stateful_gpu_loader.samplers import EpochOrder, Listed, PositionOrder
+from stateful_gpu_loader.identity import fingerprint_of
+from stateful_gpu_loader.passes import Address, Pass, Passes
+from stateful_gpu_loader.sampler_link import division_of, follow_pass
+from stateful_gpu_loader.samplers import EpochOrder, Listed, PositionOrder, is_map, order_of
+from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.state import Fingerprint, Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
 
 
-def work_of(
-    loader: Any,
-    *,
-    order: PositionOrder | None,
-    source: Source | None,
-    transform: Any,
-    decoder: Decoder | None,
-    known_bad: Mapping[int, str],
-) -> Work:
-    """What a loader's workers do."""
-    return Work(
-        dataset=loader.dataset,
-        transform=transform,
-        collate_fn=loader.collate_fn,
-        batch_size=loader.batch_size,
-        batched=loader.batch_sampler is not None,
-        drop_last=loader.drop_last,
-        source=source,
-        decoder=decoder,
-        bad_samples=BadSamplePolicy(
-            mode=loader.on_bad_sample,
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a loader's arguments amount to; the loader itself is looked at when it is needed."""
+
+    order: PositionOrder | None
+    """The loader's own; None where a user's sampler or an iterable dataset decides."""
+    memory: SamplerMemory | None
+    """Of a user's sampler."""
+    source: Source | None
+    """The dataset, or what stands for it, if it holds encoded images."""
+    transform: Any
+    """As :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it."""
+
+    @classmethod
+    def of(cls, loader: Any, *, has_batch_sampler: bool) -> Parts:
+        """Of a loader whose public attributes are set.
+
+        Args:
+            has_batch_sampler: whether the user gave one.
+        """
+        is_mapped = is_map(loader.dataset)
+        order = order_of(loader.sampler) if is_mapped and not has_batch_sampler else None
+        has_sampler = is_mapped and order is None
+        return cls(
             order=order,
-            known=known_bad,
-            reads_again=isinstance(loader.dataset, Stateful),
-        ),
-    )
+            memory=SamplerMemory(own_sampler_of(loader)[0]) if has_sampler else None,
+            source=as_source(loader.dataset),
+            transform=as_transform(loader.transform),
+        )
+
+    @property
+    def num_positions(self) -> int | None:
+        """Samples of an epoch, where the loader has the order."""
+        return None if self.order is None else self.order.num_positions
+
+    def division(self, loader: Any) -> Division | None:
+        """How an epoch is divided, where the loader has the order."""
+        if self.order is None:
+            return None
+        return division_of(
+            loader.sampler,
+            batch_size=loader.batch_size,
+            drop_last=loader.drop_last,
+            num_replicas=loader.num_replicas,
+        )
+
+    def global_batch_size(self, loader: Any) -> int | None:
+        """Samples of all ranks in one step; None where nobody knows."""
+        division = self.division(loader)
+        size: int | None = loader.batch_size if division is None else division.global_batch_size
+        return size
+
+    def fingerprint(self, loader: Any, decoder: Decoder | None) -> Fingerprint:
+        """What must not change between saving and loading."""
+        return fingerprint_of(
+            dataset=loader.dataset if self.source is None else self.source,
+            order=self.order,
+            sampler=None if self.memory is None else own_sampler_of(loader)[0],
+            length=self.num_positions,
+            drop_last=loader.drop_last,
+            transform=self.transform,
+            decoder=decoder,
+        )
+
+    def work(self, loader: Any, decoder: Decoder | None, known_bad: Mapping[int, str]) -> Work:
+        """What the loader's workers do."""
+        return Work(
+            dataset=loader.dataset,
+            transform=self.transform,
+            collate_fn=loader.collate_fn,
+            batch_size=loader.batch_size,
+            batched=loader.batch_sampler is not None,
+            drop_last=loader.drop_last,
+            source=self.source,
+            decoder=decoder,
+            bad_samples=BadSamplePolicy(
+                mode=loader.on_bad_sample,
+                order=self.order,
+                known=known_bad,
+                reads_again=isinstance(loader.dataset, Stateful),
+            ),
+        )
+
+    def begin(self, loader: Any, passes: Passes) -> Pass:
+        """The next pass of the loader."""
+        division, num_positions = self.division(loader), self.num_positions
+        if division is None or num_positions is None or loader.on_epoch_boundary == "empty":
+            return passes.begin()
+        n, divided = num_positions, division
+        return passes.begin(is_over=lambda place: not divided.num_steps(n - place.position))
+
+    def stream(
+        self, loader: Any, current: Pass, *, seed: int, work: Work, live: Callable[[], bytes] | None
+    ) -> Stream:
+        """The requests of a pass.
+
+        Args:
+            current: the pass.
+            seed: of the loader.
+            work: what its workers do.
+            live: freezes the workers' state, where it is in the user's own thread.
+        """
+        division, place = self.division(loader), current.start
+        interval = loader.snapshot_every_n_steps or 0
+        keeps_workers = loader.persistent_workers or loader.num_workers == 0
+        feed: Feed
+        if self.order is not None and division is not None:
+            follow_pass(loader.sampler, seed=seed, epoch=place.epoch, division=division)
+            indices = _indices(self.order, place, seed)
+            feed = Requests(place, seed=seed, indices=indices, division=division)
+        elif self.memory is not None:
+            use = _sampler_use(loader, self.memory)
+            feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
+        else:
+            num_replicas, rank = _key_ranks(None)
+            return TurnStream(
+                place,
+                resumed=current.resumed,
+                seed=seed,
+                num_workers=loader.num_workers,
+                rank=rank,
+                num_replicas=num_replicas,
+                interval=interval,
+                in_order=loader.in_order,
+                live=live,
+                keeps_workers=keeps_workers,
+                length=lambda: loader._IterableDataset_len_called,
+            )
+        return MapStream(
+            place,
+            resumed=current.resumed,
+            feed=feed,
+            seed=seed,
+            num_workers=loader.num_workers,
+            in_order=loader.in_order,
+            interval=interval,
+            worker_states=work.has_worker_states,
+            live=live if work.has_worker_states else None,
+            keeps_workers=keeps_workers,
+        )
 
 
 def workers_of(loader: Any) -> Workers:
@@ -79,8 +197,7 @@ def own_sampler_of(loader: Any) -> tuple[Any, bool]:
     return loader.batch_sampler, True
 
 
-def sampler_use_of(loader: Any, memory: SamplerMemory) -> SamplerUse:
-    """How it does so."""
+def _sampler_use(loader: Any, memory: SamplerMemory) -> SamplerUse:
     sampler, yields_batches = own_sampler_of(loader)
     owner = loader
     if loader.batch_size is None and not yields_batches and loader.batch_sampler is not None:
@@ -94,62 +211,6 @@ def sampler_use_of(loader: Any, memory: SamplerMemory) -> SamplerUse:
         memory=memory,
         rank=rank,
         num_replicas=num_replicas,
-    )
-
-
-def stream_of(
-    loader: Any,
-    current: Pass,
-    *,
-    seed: int,
-    order: PositionOrder | None,
-    division: Division | None,
-    sampler: SamplerUse | None,
-    has_worker_states: bool,
-    live: Callable[[], bytes] | None,
-) -> Stream:
-    """A pass, from the place where it starts.
-
-    Args:
-        order, division: of a loader with an order of its own.
-        sampler: of one that iterates a user's sampler; None of both is an iterable dataset.
-        has_worker_states: whether the workers' objects have state.
-        live: freezes that state where it is in the user's own thread.
-    """
-    place = current.start
-    interval = loader.snapshot_every_n_steps or 0
-    keeps_workers = loader.persistent_workers or loader.num_workers == 0
-    feed: Feed
-    if order is not None and division is not None:
-        feed = Requests(place, seed=seed, indices=_indices(order, place, seed), division=division)
-    elif sampler is not None:
-        feed = SamplerFeed(sampler, place, seed=seed, resumed=current.resumed)
-    else:
-        num_replicas, rank = _key_ranks(None)
-        return TurnStream(
-            place,
-            resumed=current.resumed,
-            seed=seed,
-            num_workers=loader.num_workers,
-            rank=rank,
-            num_replicas=num_replicas,
-            interval=interval,
-            in_order=loader.in_order,
-            live=live,
-            keeps_workers=keeps_workers,
-            length=lambda: loader._IterableDataset_len_called,
-        )
-    return MapStream(
-        place,
-        resumed=current.resumed,
-        feed=feed,
-        seed=seed,
-        num_workers=loader.num_workers,
-        in_order=loader.in_order,
-        interval=interval,
-        worker_states=has_worker_states,
-        live=live if has_worker_states else None,
-        keeps_workers=keeps_workers,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,39 +18,19 @@ from stateful_gpu_loader.arguments import (
     check_own_sampler,
     check_shuffle,
 )
-from stateful_gpu_loader.assembly import (
-    own_sampler_of,
-    sampler_use_of,
-    stream_of,
-    work_of,
-    workers_of,
-)
+from stateful_gpu_loader.assembly import Parts, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.decoders import Decoder, make_decoder
-from stateful_gpu_loader.engine.choice import Work, as_transform, check_worker_type, make_pipeline
+from stateful_gpu_loader.engine.choice import Work, check_worker_type, make_pipeline
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.pipelines.processes import pin
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
-from stateful_gpu_loader.engine.streams.positions import Division
-from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
-from stateful_gpu_loader.identity import (
-    check_fits,
-    fingerprint_of,
-    report_batch_size,
-    report_changes,
-)
+from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.resumption import place_of, put_sampler, states_as_built
-from stateful_gpu_loader.sampler_link import (
-    OWN_SAMPLERS,
-    division_of,
-    follow_pass,
-    seed_of,
-    take_requested_epoch,
-)
-from stateful_gpu_loader.samplers import default_sampler, is_map, order_of
+from stateful_gpu_loader.sampler_link import OWN_SAMPLERS, seed_of, take_requested_epoch
+from stateful_gpu_loader.samplers import default_sampler, is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
-from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
 from stateful_gpu_loader.torchdata_resume import from_torchdata
 from stateful_gpu_loader.torchdata_states import is_torchdata_state
@@ -196,15 +175,9 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self.max_worker_restarts = max_worker_restarts
         self.on_epoch_boundary = on_epoch_boundary
 
-        has_order = batch_sampler is None and is_map(dataset)
-        self._order = order_of(self.sampler) if has_order else None
-        check_division(self._order, num_replicas)
-        self._memory: SamplerMemory | None = None
-        if self._order is None and is_map(dataset):
-            self._memory = SamplerMemory(own_sampler_of(self)[0])
-        self._transform = as_transform(transform)
-        self._source = as_source(dataset)
-        self._image_decoder = None if self._source is None else make_decoder(decoder)
+        self._parts = Parts.of(self, has_batch_sampler=batch_sampler is not None)
+        check_division(self._parts.order, num_replicas)
+        self._image_decoder = None if self._parts.source is None else make_decoder(decoder)
         self._seed = SettledSeed(
             seed_of(self.sampler) if seed is None else seed,
             generator,
@@ -244,9 +217,10 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
-        if self._order is None:
+        division, num_positions = self._parts.division(self), self._parts.num_positions
+        if division is None or num_positions is None:
             return int(super().__len__())
-        return self._division().num_steps(self._order.num_positions)
+        return division.num_steps(num_positions)
 
     @property
     def worker_restarts(self) -> int:
@@ -286,7 +260,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         address = self._passes.address(batches_ago)
         user = address.user
         if user is None and address == Address(address.epoch, 0):
-            user = states_as_built(self, self._memory, self._seed)
+            user = states_as_built(self, self._parts.memory, self._seed)
         if batches_ago and user is not None and user.is_live:
             raise ValueError(
                 f"{batches_ago = }: with num_workers=0 the state of your own objects is that of "
@@ -297,7 +271,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             epoch=address.epoch,
             position=address.position,
             fingerprint=self._fingerprint_text(),
-            global_batch_size=self._global_batch_size(),
+            global_batch_size=self._parts.global_batch_size(self),
             index_digest=address.index_digest,
             ahead=json.dumps(address.ahead) if address.ahead else None,
             bad_samples=self._bad_samples.to_text(),
@@ -326,21 +300,22 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
                 self,
                 state_dict,
                 seed=self._seed.value,
-                fingerprint=self._make_fingerprint(self._image_decoder),
-                global_batch_size=self._global_batch_size(),
+                fingerprint=self._parts.fingerprint(self, self._image_decoder),
+                global_batch_size=self._parts.global_batch_size(self),
             )
         else:
             state = LoaderState.from_dict(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
         decoder = self._decoder_for(saved)
-        present = self._make_fingerprint(decoder)
+        present = self._parts.fingerprint(self, decoder)
         present.check(saved, accept=accept, position=state.position)
-        check_fits(state, seed=self.seed, num_positions=self._num_positions(), accept=accept)
-        place = place_of(self, state, self._memory, global_batch_size=self._global_batch_size())
+        num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
+        check_fits(state, seed=self.seed, num_positions=num_positions, accept=accept)
+        place = place_of(self, state, self._parts.memory, global_batch_size=batch)
         bad_samples = BadSamples.from_text(state.bad_samples)
 
         report_changes(saved, present)
-        report_batch_size(state, self._global_batch_size())
+        report_batch_size(state, batch)
         if decoder is not self._image_decoder:
             self._image_decoder = decoder
             self._fingerprint = None
@@ -352,33 +327,19 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self._bad_samples = bad_samples
         self._take_requested_epoch()
         self._passes.load(place)
-        if self._memory is not None:
-            put_sampler(self._memory, place)
+        if self._parts.memory is not None:
+            put_sampler(self._parts.memory, place)
 
     def _begin_pass(self) -> Begun:
         self._take_requested_epoch()
         seed = self._seed.draw()
-        division = self._division() if self._order is not None else None
-        is_over = None
-        if division is not None and self.on_epoch_boundary == "next_epoch":
-            is_over = partial(_is_over, division, self._num_positions() or 0)
-        current = self._passes.begin(is_over=is_over)
+        current = self._parts.begin(self, self._passes)
         work = self._work()
         pipeline, self._idle_pipeline = self._idle_pipeline, None
         if pipeline is None:
             pipeline = make_pipeline(work, workers_of(self), seed, current.start)
-        stream = stream_of(
-            self,
-            current,
-            seed=seed,
-            order=self._order,
-            division=division,
-            sampler=None if self._memory is None else sampler_use_of(self, self._memory),
-            has_worker_states=work.has_worker_states,
-            live=getattr(pipeline, "snapshot", None),
-        )
-        if division is not None:
-            follow_pass(self.sampler, seed=seed, epoch=current.start.epoch, division=division)
+        live = getattr(pipeline, "snapshot", None)
+        stream = self._parts.stream(self, current, seed=seed, work=work, live=live)
         return Begun(current, stream, pipeline, decoder=self._image_decoder)
 
     def _new_workers(self, begun: Begun) -> Pipeline:
@@ -414,28 +375,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self._worker_restarts += 1
 
     def _work(self) -> Work:
-        return work_of(
-            self,
-            order=self._order,
-            source=self._source,
-            transform=self._transform,
-            decoder=self._image_decoder,
-            known_bad=self._bad_samples.known,
-        )
-
-    def _division(self) -> Division:
-        return division_of(
-            self.sampler,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            num_replicas=self.num_replicas,
-        )
-
-    def _global_batch_size(self) -> int | None:
-        return self.batch_size if self._order is None else self._division().global_batch_size
-
-    def _num_positions(self) -> int | None:
-        return None if self._order is None else self._order.num_positions
+        return self._parts.work(self, self._image_decoder, self._bad_samples.known)
 
     def _take_requested_epoch(self) -> None:
         requested = take_requested_epoch(self.sampler)
@@ -443,22 +383,11 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             self._passes.request_epoch(requested)
 
     def _fingerprint_text(self) -> str:
-        length = self._num_positions()
+        length = self._parts.num_positions
         if self._fingerprint is None or self._fingerprint[0] != length:
-            text = self._make_fingerprint(self._image_decoder).to_text()
+            text = self._parts.fingerprint(self, self._image_decoder).to_text()
             self._fingerprint = length, text
         return self._fingerprint[1]
-
-    def _make_fingerprint(self, decoder: Decoder | None) -> Fingerprint:
-        return fingerprint_of(
-            dataset=self.dataset if self._source is None else self._source,
-            order=self._order,
-            sampler=None if self._memory is None else own_sampler_of(self)[0],
-            length=self._num_positions(),
-            drop_last=self.drop_last,
-            transform=self._transform,
-            decoder=decoder,
-        )
 
     def _decoder_for(self, saved: Fingerprint) -> Decoder | None:
         """``decoder="auto"`` takes the family that the state was saved with, where it can."""
@@ -466,7 +395,3 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         if present is None or saved.decoder == present.family:
             return present
         return make_decoder(self.decoder, prefer=saved.decoder)
-
-
-def _is_over(division: Division, num_positions: int, place: Address) -> bool:
-    return not division.num_steps(num_positions - place.position)

@@ -11,14 +11,15 @@ import stateful_gpu_loader
 PACKAGE = Path(stateful_gpu_loader.__file__).parent
 NAME = "stateful_gpu_loader"
 
-FLOORS = {
+FLOORS: dict[str, float] = {
     "cli": 6,
     "demo": 6,
     "__main__": 7,
     "loader": 4,
-    "resumption": 3,
-    "torchdata_resume": 3,
-    "assembly": 3,
+    # Landings between the engine and the loader.
+    "resumption": 3.6,
+    "torchdata_resume": 3.6,
+    "assembly": 3.3,
     "arguments": 3,
     "identity": 3,
     "sampler_link": 3,
@@ -48,10 +49,6 @@ NEIGHBOURS = {
     ("order", "records"): "value types belong to all",
     ("sampler_link", "engine"): "a division belongs to the requests",
     ("arguments", "engine"): "the engine knows its worker types",
-    ("assembly", "engine"): "what it puts together",
-    ("resumption", "engine"): "a sampler's memory belongs to its stream",
-    ("resumption", "assembly"): "both ask which sampler is the user's",
-    ("torchdata_resume", "assembly"): "both ask which sampler is the user's",
     ("generator_text", "errors"): "every room raises errors",
     ("frozen", "errors"): "every room raises errors",
 }

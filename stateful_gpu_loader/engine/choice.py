@@ -176,6 +176,7 @@ def _executor(
             drop_last=work.drop_last,
             transform=work.transform,
             collate_fn=work.collate_fn,
+            policy=work.bad_samples,
         )
     executor = _map_executor(work, allocate)
     if work.has_worker_states:

@@ -6,19 +6,28 @@ reading again what was read before gives the same samples, a shuffle buffer's in
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
 
+from stateful_gpu_loader.bad_samples import FoundBad
+from stateful_gpu_loader.engine.executors.badness import is_bad, reason_of
 from stateful_gpu_loader.engine.executors.datapipes import prepare_datapipe
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.user_objects import load_user_state, state_of
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.user_states import worker_state
+
+MAX_BAD_IN_A_ROW = 100
+"""Bad samples without a sound one between them, after which a fetch is given up: an iterator that
+only raises would otherwise be asked for ever."""
 
 
 class IterableExecutor:
@@ -30,6 +39,8 @@ class IterableExecutor:
         drop_last: leaves out a worker's last batch if it is not full.
         transform: a callable on one sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
+        policy: what is done about bad samples: "drop" takes the iterator's next one instead, so
+            that the epoch has fewer samples and not its batches. None raises.
     """
 
     uses_global_generators = True
@@ -42,12 +53,16 @@ class IterableExecutor:
         drop_last: bool,
         transform: Callable[[Any], Any] | None,
         collate_fn: Callable[[Any], Any],
+        policy: BadSamplePolicy | None = None,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._transform = transform
         self._collate_fn = collate_fn
+        self._drops_bad = policy is not None and policy.mode == "drop"
+        self._found: list[FoundBad] = []
+        """Bad samples of the present fetch."""
         self._start: WorkerStart | None = None
         self._iterator: Iterator[Any] | None = None
         self._fetches = 0
@@ -80,15 +95,19 @@ class IterableExecutor:
     def __call__(self, request: Turn, check: Callable[[], None]) -> Any:
         if self._start is None:
             raise TypeError("an iterable's executor is told first where it begins")
+        found: tuple[FoundBad, ...] = ()
         if not self._ended:
             self._fetches += 1
             self._seed()
             samples = self._fetch(self._batch_size or 1)
+            found = tuple(self._found)
             if samples and not self._is_dropped(samples):
-                return self._collate_fn(samples if self._batch_size else samples[0])
+                batch = self._collate_fn(samples if self._batch_size else samples[0])
+                return Answer(batch, bad=found) if found else batch
             self._ended = True
         worker = get_worker_info()
-        return Answer(NOTHING, worker=worker.id if worker else 0, snapshot=self.snapshot())
+        number = worker.id if worker else 0
+        return Answer(NOTHING, worker=number, snapshot=self.snapshot(), bad=found)
 
     def snapshot(self) -> bytes:
         """The frozen state; of a worker with nothing left, what its dataset keeps."""
@@ -106,28 +125,102 @@ class IterableExecutor:
         )
         return freeze(state, type(self._dataset).__name__)
 
-    def _fetch(self, count: int) -> list[Any]:
+    def _fetch(self, count: int, last: int | None = None) -> list[Any]:
+        """So many samples, of those up to the iterator's sample number ``last``."""
         samples: list[Any] = []
-        while len(samples) < count and not self._exhausted and self._iterator is not None:
-            try:
-                sample = next(self._iterator)
-            except StopIteration:
-                self._exhausted = True
-            else:
-                self._samples += 1
-                samples.append(sample if self._transform is None else self._transform(sample))
+        self._found = []
+        raised: Exception | None = None
+        in_a_row = 0
+        iterator = self._iterator
+        while (
+            iterator is not None
+            and len(samples) < count
+            and not self._exhausted
+            and (last is None or self._samples < last)
+        ):
+            sample, error = self._next(iterator)
+            if self._exhausted:
+                if raised is not None:
+                    raise raised  # it seems to have ended the iterator: not in silence
+                break
+            raised = error
+            if error is None:
+                sample, error = self._transformed(sample)
+            in_a_row = 0 if error is None else in_a_row + 1
+            if error is None:
+                samples.append(sample)
+                continue
+            bad = self._bad(error)
+            self._found.append(bad)
+            if in_a_row == MAX_BAD_IN_A_ROW:
+                raise BadSample(
+                    f"{type(self._dataset).__name__}, {bad.index}",
+                    index=self._samples - 1,
+                    position=bad.position,
+                    epoch=bad.epoch,
+                    reason=f"{bad.reason}; nor could any of the {in_a_row - 1} samples before it "
+                    "be used (on_bad_sample='raise' shows where it fails)",
+                ) from error
         return samples
+
+    def _next(self, iterator: Iterator[Any]) -> tuple[Any, Exception | None]:
+        """The iterator's next sample, or why that one is dropped."""
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            self._exhausted = True
+            return None, None
+        except Exception as error:
+            self._samples += 1
+            # A generator that has raised is finished: the rest of it would be lost in silence.
+            if not self._drops_bad or not is_bad(error) or inspect.isgenerator(iterator):
+                raise
+            return None, error
+        self._samples += 1
+        return sample, None
+
+    def _transformed(self, sample: Any) -> tuple[Any, Exception | None]:
+        if self._transform is None:
+            return sample, None
+        try:
+            return self._transform(sample), None
+        except Exception as error:
+            if not self._drops_bad or not is_bad(error):
+                raise
+            return None, error
+
+    def _bad(self, error: Exception) -> FoundBad:
+        """The iterator's last sample, by its number in this worker's part of the pass, from 0.
+
+        As position stands what it would be if all workers and ranks gave one sample in turn.
+        """
+        start, number = self._start, self._samples - 1
+        worker = get_worker_info()
+        return FoundBad(
+            index=f"sample {number}" + ("" if worker is None else f" of worker {worker.id}"),
+            position=0 if start is None else start.place + start.stride * number,
+            epoch=0 if start is None else start.epoch,
+            reason=reason_of(error),
+            always=False,  # what was drawn before it may have decided it
+        )
 
     def _is_dropped(self, samples: list[Any]) -> bool:
         return self._drop_last and len(samples) < (self._batch_size or 1)
 
     def _read_again(self, count: int) -> None:
-        """Fast-forward an iterator without state, fetch by fetch, as it was read before."""
+        """Fast-forward an iterator without state, fetch by fetch, as it was read before.
+
+        Bad samples were raised, or dropped, when they were met first.
+        """
         while self._samples < count:
             self._fetches += 1
             self._seed()
             before = self._samples
-            self._fetch(min(self._batch_size or 1, count - self._samples))
+            try:
+                self._fetch(self._batch_size or 1, last=count)
+            except Exception as error:
+                if not is_bad(error):
+                    raise
             if self._samples == before:
                 break
 

@@ -1,0 +1,57 @@
+"""An iterable dataset that keeps its own state, a part in each worker, saved and resumed.
+
+All workers shuffle alike, and each takes its part of the order. The dataset's state is the place
+in that part; it has torchdata's two methods, `state_dict` and `load_state_dict`.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from stateful_gpu_loader import StatefulGPULoader
+
+
+class Shards(IterableDataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length, self.place = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(1))
+        part = order[number::count].tolist()
+        while self.place < len(part):
+            self.place += 1
+            yield part[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+def build(num_workers: int) -> StatefulGPULoader[torch.Tensor]:
+    return StatefulGPULoader(Shards(20), batch_size=3, num_workers=num_workers, seed=0)
+
+
+def main(num_workers: int) -> None:
+    batches = iter(loader := build(num_workers))
+    next(batches), next(batches), next(batches)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(loader.state_dict(), path := Path(folder) / "loader.pt")
+        rest = list(batches)
+        (resumed := build(num_workers)).load_state_dict(torch.load(path, weights_only=True))
+    for batch, again in zip(rest, resumed, strict=True):
+        print(batch.tolist(), "the same" if torch.equal(batch, again) else "ANOTHER")
+
+
+if __name__ == "__main__":
+    for num_workers in (0, 2):
+        print(f"{num_workers} workers")
+        main(num_workers)

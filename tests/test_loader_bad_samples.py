@@ -1,0 +1,455 @@
+"""Bad samples at the loader: the same stream and the same record, however it is made (G4, law 6)."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.bad_samples import BadSamples
+from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
+from tests.datasets import Indices
+from tests.engine.executors.damaged import Damaged, DamagedBatches, FailsByDraw
+from tests.engine.executors.test_bad_samples_images import DAMAGE, Redirected
+from tests.images import write_photo_folder
+from tests.user_objects import StatefulDataset, StatefulSampler
+
+N = 22
+BAD = {1, 4, 6, 7, 13, 20}
+ERRORS: dict[Any, Callable[[], Exception]] = {
+    index: partial(ValueError, f"no label {index}") for index in BAD
+}
+Loader = StatefulGPULoader[Any]
+modes = pytest.mark.parametrize("mode", ["replace", "drop"])
+
+
+def make(dataset: Any = None, **arguments: Any) -> Loader:
+    dataset = Damaged(N, ERRORS) if dataset is None else dataset
+    return StatefulGPULoader(
+        dataset,
+        **{"batch_size": 4, "shuffle": True, "seed": 3, "on_bad_sample": "drop"} | arguments,
+    )
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """21 files, five of them damaged."""
+    root = tmp_path_factory.mktemp("photos")
+    files = write_photo_folder(root, num_classes=3, per_class=7)
+    for index, damage in DAMAGE.items():
+        files[index].write_bytes(damage(files[index].read_bytes()))
+    return root
+
+
+def make_photos(root: Path, **arguments: Any) -> Loader:
+    recipes = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+    return make(FolderSource(root), **{"transform": recipes, **arguments})
+
+
+def keys_of(record: BadSamples) -> set[tuple[Any, int, int]]:
+    return {(bad.index, bad.position, bad.epoch) for bad in record.samples}
+
+
+# The same stream and record for all workers.
+
+
+def assert_same_run(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
+    alone = build(num_workers=0)
+    wanted = [[copy_of(batch) for batch in alone] for _ in range(2)]
+    assert alone.bad_samples.total > len(alone.bad_samples) > 3, "met in both epochs"
+    for execution in executions:
+        loader = build(**execution)
+        assert same([[copy_of(batch) for batch in loader] for _ in range(2)], wanted), execution
+        assert loader.bad_samples == alone.bad_samples, execution
+        assert loader.state_dict() == alone.state_dict(), execution
+
+
+@modes
+@pytest.mark.parametrize("kind", [Damaged, DamagedBatches])
+def test_any_number_of_processes_makes_the_same(mode: str, kind: type[Damaged]) -> None:
+    executions: list[dict[str, Any]] = [{"num_workers": 1}, {"num_workers": 2}]
+    if kind is Damaged and mode == "drop":
+        executions.append({"num_workers": 1, "multiprocessing_context": "spawn"})
+    else:
+        executions.append({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5})
+    assert_same_run(partial(make_of, kind, on_bad_sample=mode), executions)
+
+
+def make_of(kind: type[Damaged], **arguments: Any) -> Loader:
+    return make(kind(N, ERRORS), **arguments)
+
+
+@modes
+def test_threads_and_processes_make_the_same_of_damaged_files(mode: str, photos: Path) -> None:
+    executions: list[dict[str, Any]] = [
+        {"num_workers": 1, "worker_type": "thread"},
+        {"num_workers": 2, "worker_type": "thread"},
+        {"num_workers": 2, "worker_type": "process"},
+    ]
+    build = partial(make_photos, photos, on_bad_sample=mode)
+    assert_same_run(build, executions)
+    loader = build()
+    list(loader)
+    assert {bad.index for bad in loader.bad_samples.samples} == set(DAMAGE)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_raise_raises_and_the_loader_goes_on(photos: Path, num_workers: int) -> None:
+    """G3: a Source's is a BadSample, a plain dataset's its own; neither is recorded."""
+    for build, kind, wanted in [
+        (partial(make_photos, photos), BadSample, set(DAMAGE)),
+        (make, ValueError, BAD),
+    ]:
+        loader = build(batch_size=1, on_bad_sample="raise", num_workers=num_workers)
+        batches, raised, delivered = iter(loader), [], 0
+        while True:
+            try:
+                next(batches)
+            except StopIteration:
+                break
+            except kind as error:
+                raised.append(error)
+            else:
+                delivered += 1
+        assert len(raised) == len(wanted)
+        if kind is BadSample:
+            assert {error.index for error in raised} == wanted
+        assert delivered == len(loader) - len(wanted)
+        assert loader.bad_samples.total == 0
+
+
+@modes
+@pytest.mark.parametrize("kind", [Damaged, FailsByDraw])
+def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> None:
+    """B3: at the same global batch size; drop_last leaves no padding to compare."""
+    dataset = kind(36, ERRORS) if kind is Damaged else kind(36)
+    build = partial(make, dataset, on_bad_sample=mode, drop_last=True)
+    alone = build(batch_size=6)
+    wanted = [batch["index"].tolist() for batch in alone]
+    ranks = [build(batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
+    parts = [[batch["index"].tolist() for batch in loader] for loader in ranks]
+    assert [sorted(a + b) for a, b in zip(*parts, strict=True)] == [*map(sorted, wanted)]
+    records = [loader.bad_samples for loader in ranks]
+    assert alone.bad_samples.total == sum(record.total for record in records)
+    # One that is tried as a replacement may be met on both.
+    assert {index for index, _, _ in keys_of(alone.bad_samples)} == {
+        index for record in records for index, _, _ in keys_of(record)
+    }
+
+
+# Resuming.
+
+
+def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
+    """The state behind every batch, with its record, is that of the uninterrupted run."""
+    _, states = uninterrupted(build(), 2)
+    assert any(state["bad_samples"] for state in states.values())
+    for number, (epoch, start) in enumerate(states):
+        if epoch == 2:
+            continue
+        loader = build(**executions[number % len(executions)])
+        loader.load_state_dict(through_json(states[epoch, start]))
+        for delivered, _ in enumerate(loader, start + 1):
+            assert loader.state_dict() == states[epoch, delivered], (epoch, start, delivered)
+        assert loader.state_dict() == states[epoch + 1, 0]
+
+
+@modes
+@pytest.mark.parametrize("kind", ["damaged", "at once", "by draw"])
+def test_every_state_resumes_exactly(mode: str, kind: str) -> None:
+    datasets = {
+        "damaged": Damaged(N, ERRORS),
+        "at once": DamagedBatches(N, ERRORS),
+        "by draw": FailsByDraw(N),
+    }
+    build = partial(make, datasets[kind], on_bad_sample=mode)
+    assert_exact_resume(build)
+    assert_states_follow(build, [{}])
+
+
+@modes
+def test_every_state_of_damaged_files_resumes_exactly(mode: str, photos: Path) -> None:
+    build = partial(make_photos, photos, on_bad_sample=mode)
+    executions: list[dict[str, Any]] = [{}, {"num_workers": 2}]
+    assert_exact_resume(build, other=tuple(executions), every=2)
+    assert_states_follow(build, executions)
+
+
+@modes
+def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
+    expected, states = uninterrupted(make(on_bad_sample=mode), 1)
+    loader = make(on_bad_sample=mode, num_workers=2)
+    loader.load_state_dict(states[0, 2])
+    assert same([copy_of(batch) for batch in loader], expected[0][2:])
+    assert loader.state_dict() == states[1, 0]
+
+
+@modes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
+    """Its counter counts every reading, also of a sample that is known to be bad."""
+    build = partial(make, on_bad_sample=mode, num_workers=num_workers)
+    assert_exact_resume(lambda **other: build(DamagedState(N), **other), every=3)
+    assert_states_follow(lambda **other: build(DamagedState(N), **other), [{}])
+
+
+class DamagedState(StatefulDataset):
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        sample = super().__getitem__(index)
+        if index in BAD:
+            raise ValueError(f"no label {index}")
+        return sample
+
+
+@modes
+def test_a_state_survives_json_and_torch(mode: str) -> None:
+    """A9."""
+    loader = make(on_bad_sample=mode)
+    list(itertools.islice(loader, 3))
+    state = loader.state_dict()
+    assert state["bad_samples"] is not None
+    assert through_json(state) == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    restored = make(on_bad_sample=mode)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    assert restored.bad_samples == loader.bad_samples
+    assert restored.state_dict() == state
+
+
+ROW = [3, 7, 0, "ValueError: no label", True]
+GARBAGE: list[Any] = [
+    7,
+    ["a list"],
+    b"{}",
+    "",
+    "no JSON",
+    "[" * 100_000,
+    "{}",
+    "[]",
+    json.dumps({"total": 0, "samples": []}),
+    json.dumps({"total": 1, "samples": [ROW, [4, *ROW[1:]]]}),
+    json.dumps({"total": True, "samples": [ROW]}),
+    json.dumps({"total": 2, "samples": [ROW, ROW]}),
+    json.dumps({"total": 1, "samples": [ROW[:-1]]}),
+    json.dumps({"total": 1, "samples": [[-1.5, *ROW[1:]]]}),
+    json.dumps({"total": 1, "samples": [[3, -1, *ROW[2:]]]}),
+    json.dumps({"total": 1, "samples": [[3, 7, 2**40, *ROW[3:]]]}),
+    json.dumps({"total": 1, "samples": [[3, 7, 0, "x" * 300, True]]}),
+    json.dumps({"total": 500, "samples": [[i, *ROW[1:]] for i in range(101)]}),
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
+def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
+    """Law 4."""
+    loader = make()
+    batches = iter(loader)
+    first = [next(batches), next(batches)]
+    before, record = loader.state_dict(), loader.bad_samples.samples
+    with pytest.raises(StateMismatch) as refused:
+        loader.load_state_dict({**make().state_dict(), "bad_samples": garbage})
+    assert refused.value.field == "bad_samples"
+    assert loader.state_dict() == before
+    assert loader.bad_samples.samples == record
+    assert same([*first, *batches], list(make()))
+
+
+# What is read, and what is recorded.
+
+
+@modes
+def test_a_known_bad_file_is_not_read_again_after_a_resume(mode: str, photos: Path) -> None:
+    first = make_photos(photos, on_bad_sample=mode)
+    list(first)
+    source = Redirected(FolderSource(photos))
+    resumed = make(source, transform=[T.Resize((8, 8))], on_bad_sample=mode)
+    state = {**first.state_dict(), "fingerprint": resumed.state_dict()["fingerprint"]}
+    resumed.load_state_dict(state)
+    list(resumed)
+    assert resumed.bad_samples.total > first.bad_samples.total, "they count all the same"
+    assert set(source.reads) == set(range(len(source))) - set(DAMAGE)
+
+
+def test_what_fails_by_draw_is_read_again() -> None:
+    """Law 1: another epoch's draws may spare it."""
+    loader = make(FailsByDraw(N))
+    kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
+    assert kept[0] != kept[1]
+    assert loader.bad_samples.known == {}
+
+
+class Telling(Indices):
+    """Its last sample is bad, and it tells when that was read."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.was_read = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.length - 1:
+            self.was_read.set()
+            raise ValueError("the last one")
+        return index
+
+
+@modes
+def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> None:
+    """Law 2."""
+    dataset = Telling(12)
+    loader = make(dataset, shuffle=False, on_bad_sample=mode, num_workers=1, prefetch_factor=8)
+    batches = iter(loader)
+    next(batches)
+    assert dataset.was_read.wait(60)
+    assert loader.bad_samples.total == 0
+    assert loader.state_dict()["bad_samples"] is None
+    next(batches)
+    assert loader.bad_samples.total == 0
+    next(batches)
+    assert [bad.index for bad in loader.bad_samples.samples] == [11]
+
+
+@modes
+def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
+    """Law 5."""
+    expected, states = uninterrupted(make(on_bad_sample=mode), 1)
+    loader = make(on_bad_sample=mode, num_workers=2)
+    batches = iter(loader)
+    found = [copy_of(next(batches)) for _ in range(2)]
+    worker = batches._workers[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    with pytest.warns(RuntimeWarning, match="workers are replaced"):
+        found += [copy_of(batch) for batch in batches]
+    assert same(found, expected[0])
+    assert loader.worker_restarts == 1
+    assert loader.state_dict() == states[1, 0]
+
+
+# The order, and what may take a bad sample's place.
+
+
+def test_positions_and_length_stay_under_drop() -> None:
+    loader = make()
+    assert len(loader) == math.ceil(N / 4)
+    sizes = []
+    for number, batch in enumerate(loader, 1):
+        sizes.append(len(batch["index"]))
+        assert loader.state_dict()["position"] == min(4 * number, N)
+    assert sum(sizes) == N - len(BAD)
+    assert len(sizes) == len(loader)
+
+
+def test_batches_stay_whole_under_replace() -> None:
+    batches = [batch["index"].tolist() for batch in make(on_bad_sample="replace")]
+    assert [*map(len, batches)] == [4, 4, 4, 4, 4, 2]
+    assert not BAD.intersection(itertools.chain(*batches))
+
+
+@modes
+def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None:
+    """A loop does not expect an empty batch."""
+    build = partial(make, batch_size=None, on_bad_sample=mode)
+    indices = [sample["index"] for sample in build()]
+    assert len(indices) == N
+    assert not BAD.intersection(indices)
+    assert_exact_resume(build, every=6)
+    assert_same_run(build, [{"num_workers": 2}])
+
+
+@modes
+@pytest.mark.parametrize(
+    "sampler", [list(range(3, 15)), StatefulSampler(15)], ids=["list", "state"]
+)
+def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, sampler: Any) -> None:
+    """Law 6: none from outside the sampler's order."""
+    build = partial(make, shuffle=None, sampler=sampler, on_bad_sample=mode)
+    wanted = [*iter(sampler)] if isinstance(sampler, list) else [(7 * i) % 15 for i in range(1, 16)]
+    for number, batch in enumerate(build()):
+        asked = wanted[4 * number : 4 * number + 4]
+        indices = batch["index"].tolist()
+        assert set(indices) <= set(asked) - BAD
+        good = [index for index in asked if index not in BAD]
+        assert len(indices) == (len(asked) if mode == "replace" else len(good))
+
+    def anew(**other: Any) -> Loader:
+        mine = sampler if isinstance(sampler, list) else StatefulSampler(15)
+        return make(shuffle=None, sampler=mine, on_bad_sample=mode, **other)
+
+    assert_exact_resume(anew)
+    assert_states_follow(anew, [{}])
+
+
+@modes
+def test_batches_that_overtake_each_other(mode: str) -> None:
+    """A11: the record names the same, in the order of delivery."""
+    build = partial(make, on_bad_sample=mode)
+    ordered, free = build(), build(num_workers=2, in_order=False)
+    wanted = sorted(tuple(batch["index"].tolist()) for batch in ordered)
+    assert sorted(tuple(batch["index"].tolist()) for batch in free) == wanted
+    assert free.bad_samples.total == ordered.bad_samples.total
+    assert {bad.index for bad in free.bad_samples.samples} == BAD
+
+
+class Flaky(Indices):
+    """The storage fails so many times for one of its samples."""
+
+    def __init__(self, length: int, failures: int) -> None:
+        super().__init__(length)
+        self.failures = failures
+
+    def __getitem__(self, index: int) -> int:
+        if index == 6 and self.failures:
+            self.failures -= 1
+            raise OSError(5, "Input/output error")
+        return index
+
+
+@modes
+def test_a_failure_of_the_system_is_tried_again_and_then_raised(mode: str) -> None:
+    build = partial(make, shuffle=False, on_bad_sample=mode)
+    patient = build(Flaky(12, 2))
+    assert torch.cat(list(patient)).tolist() == list(range(12))
+    assert patient.bad_samples.total == 0
+    broken = build(Flaky(12, 3))
+    batches = iter(broken)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="Input/output error"):
+        next(batches)
+    assert broken.bad_samples.total == 0
+    assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11]]
+
+
+@modes
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_where_all_are_bad_it_says_how_many_were_tried(mode: str, num_workers: int) -> None:
+    dataset = Damaged(N, {index: partial(ValueError, "no label") for index in range(N)})
+    loader = make(dataset, on_bad_sample=mode, num_workers=num_workers)
+    with pytest.raises(BadSample, match="and 8 other samples of the order, tried in its place"):
+        next(iter(loader))
+    assert loader.bad_samples.total == 0
+    own = make(dataset, shuffle=None, sampler=range(N), on_bad_sample=mode)
+    with pytest.raises(BadSample, match="and 3 other samples of the batch"):
+        next(iter(own))
+
+
+def test_the_record_is_a_fresh_one_for_each_loader() -> None:
+    used, fresh = make(), make()
+    list(used)
+    assert fresh.bad_samples == BadSamples()
+    used.load_state_dict(fresh.state_dict())
+    assert used.bad_samples == BadSamples(), "the state's record, and no sum of both"

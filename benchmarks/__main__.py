@@ -11,7 +11,7 @@ import sys
 from benchmarks import results, table
 from benchmarks.arguments import parse_options
 
-BENCHMARKS = ("throughput", "state", "overhead")
+BENCHMARKS = ("throughput", "state", "overhead", "faults")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import bench_overhead, bench_state, bench_throughput, results
+from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
 from benchmarks.picture import draw_throughput
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +47,7 @@ def markdown(folder: Path, picture: str) -> str:
         ("throughput", throughput_section),
         ("state", state_section),
         ("overhead", overhead_section),
+        ("faults", faults_section),
     ):
         content = results.read_results(folder, benchmark)
         if content is not None:
@@ -152,6 +153,72 @@ def overhead_section(content: Content) -> str:
         "torch's DataLoader with the 95% interval."
     )
     return f"{introduction}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+
+
+def faults_section(content: Content) -> str:
+    """Three tables: recovery beside a fresh start, the watch, and user states."""
+    settings = content["settings"]
+    introduction = (
+        f"**Faults**: {settings['num_workers']} workers, batches of {settings['batch_size']}. "
+        "Recovery is the time from the SIGKILL of a worker to the first batch of those that "
+        "replace them all, a fresh start that from `iter()` of a new loader to its first batch."
+    )
+    watch = "Time a batch of trivial samples, with the watch over the workers and without it."
+    states = (
+        "Time a batch where user objects have states, which are taken with every batch; a state "
+        "of 1 MB is a tensor."
+    )
+    parts = [introduction, _recovery_table(content), watch, _watch_table(content)]
+    return "\n\n".join([*parts, states, _states_table(content), _aims(content)])
+
+
+def _recovery_table(content: Content) -> str:
+    names, medians = bench_faults, _medians(content)
+    rows = []
+    for method in names.START_METHODS:
+        for cost, label in names.COSTS.items():
+            fresh, recovery = (
+                names.start_name(what, method, cost) for what in (names.FRESH, names.RECOVERY)
+            )
+            if recovery in medians:
+                times = [f"{_short(medians[name])} ms" for name in (fresh, recovery)]
+                rows.append([f"{method}, {label}", *times, _times(content, recovery, fresh)])
+    return _table(["", "fresh start", "recovery", "ratio"], rows)
+
+
+def _watch_table(content: Content) -> str:
+    medians, of, to = _medians(content), bench_faults.WATCHED, bench_faults.UNWATCHED
+    row = ["trivial samples", *(f"{_short(medians[name])} us" for name in (to, of))]
+    return _table(["", "unwatched", "watched", "ratio"], [[*row, _times(content, of, to)]])
+
+
+def _states_table(content: Content) -> str:
+    names, medians = bench_faults, _medians(content)
+    loaders = (names.TORCH, names.TORCHDATA, names.OURS)
+    rows = []
+    for cost, cost_label in names.COSTS.items():
+        for state, label in names.STATES.items():
+            keys = {loader: names.state_name(loader, state, cost) for loader in loaders}
+            cells = [
+                f"{_short(medians[key])} us" if key in medians else "" for key in keys.values()
+            ]
+            rows.append(
+                [
+                    f"{label}, {cost_label}",
+                    *cells,
+                    *(_times(content, keys[names.OURS], keys[peer]) for peer in loaders[:2]),
+                ]
+            )
+    labels = [bench_overhead.LABELS[loader] for loader in loaders]
+    return _table(["", *labels, *(f"ours to {label}" for label in labels[:2])], rows)
+
+
+def _times(content: Content, of: str, to: str) -> str:
+    for found in _comparisons(content, of):
+        if found["to"] == to:
+            interval = f"[{found['ratio']['low']:.2f}, {found['ratio']['high']:.2f}]"
+            return f"{found['ratio']['median']:.2f}x {interval}"
+    return ""
 
 
 def _origin(content: Content) -> str:

@@ -4,9 +4,8 @@ Both have torchdata's two methods, `state_dict` and `load_state_dict`. The sampl
 from a generator of its own; the dataset adds noise from torch's generator, one in every worker.
 """
 
-import tempfile
+import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from stateful_gpu_loader import StatefulGPULoader
 
 
 class Draws(Sampler[int]):
-    def __init__(self, high: int, count: int) -> None:
-        self.high, self.count, self.drawn = high, count, 0
+    def __init__(self, high: int) -> None:
+        self.high, self.drawn = high, 0
         self.generator = torch.Generator().manual_seed(1)
 
     def __iter__(self) -> Iterator[int]:
-        while self.drawn < self.count:
+        while self.drawn < 10:
             self.drawn += 1
             yield int(torch.randint(self.high, (), generator=self.generator))
         self.drawn = 0
@@ -46,19 +45,17 @@ class NoisyNumbers(Dataset[float]):
 
 
 def build(num_workers: int) -> StatefulGPULoader[torch.Tensor]:
-    sampler = Draws(100, count=10)
-    return StatefulGPULoader(
-        NoisyNumbers(), batch_size=2, sampler=sampler, num_workers=num_workers, seed=0
-    )
+    return StatefulGPULoader(NoisyNumbers(), 2, sampler=Draws(100), num_workers=num_workers)
 
 
 def main(num_workers: int) -> None:
     batches = iter(loader := build(num_workers))
     next(batches), next(batches)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.save(loader.state_dict(), path := Path(folder) / "loader.pt")
-        rest = list(batches)
-        (resumed := build(num_workers)).load_state_dict(torch.load(path, weights_only=True))
+    torch.save(loader.state_dict(), file := io.BytesIO())
+    rest = list(batches)
+    file.seek(0)
+    resumed = build(num_workers)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
     for batch, again in zip(rest, resumed, strict=True):
         print(batch.tolist(), "the same" if torch.equal(batch, again) else "ANOTHER")
 

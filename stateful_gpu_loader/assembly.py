@@ -118,7 +118,12 @@ class Parts:
         if division is None or num_positions is None or loader.on_epoch_boundary == "empty":
             return passes.begin()
         n, divided = num_positions, division
-        return passes.begin(is_over=lambda place: not divided.num_steps(n - place.position))
+
+        def is_over(place: Address) -> bool:
+            # With states of the user's the empty rest is gone through, to carry them over.
+            return place.user is None and not divided.num_steps(n - place.position)
+
+        return passes.begin(is_over=is_over)
 
     def stream(
         self, loader: Any, current: Pass, *, seed: int, work: Work, live: Callable[[], bytes] | None

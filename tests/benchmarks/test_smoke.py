@@ -23,7 +23,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("throughput", "state", "overhead")
+BENCHMARKS = ("throughput", "state", "overhead", "faults")
 
 
 @pytest.fixture(scope="module")

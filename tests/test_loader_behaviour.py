@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import random
 import threading
+import traceback
 import warnings
 from typing import Any
 
@@ -148,6 +149,22 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) ->
     retried = StatefulGPULoader(Indices(16), batch_size=4)
     retried.load_state_dict(loader.state_dict())
     assert next(iter(retried)).tolist() == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int) -> None:
+    """G3: dataset index, position, epoch, and the worker's traceback."""
+    loader = StatefulGPULoader(
+        Failing(16, {5}), batch_size=4, shuffle=True, seed=3, num_workers=num_workers
+    )
+    position = list(loader.sampler).index(5)
+    with pytest.raises(KeyError) as raised:
+        list(loader)
+    text = "".join(traceback.format_exception(raised.value))
+    text += "".join(getattr(raised.value, "__notes__", ()))
+    assert f"in dataset index 5 (position {position}, epoch 0)" in text
+    assert "datasets.py" in text
+    assert "in __getitem__" in text
 
 
 def test_a_first_batch_that_fails_loses_no_resumed_position() -> None:

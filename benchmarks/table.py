@@ -194,7 +194,7 @@ def _watch_table(content: Content) -> str:
 
 def _states_table(content: Content) -> str:
     names, medians = bench_faults, _medians(content)
-    loaders = (names.TORCH, names.TORCHDATA, names.OURS)
+    loaders = (bench_overhead.TORCH, bench_overhead.TORCHDATA, bench_overhead.OURS)
     rows = []
     for cost, cost_label in names.COSTS.items():
         for state, label in names.STATES.items():
@@ -206,7 +206,10 @@ def _states_table(content: Content) -> str:
                 [
                     f"{label}, {cost_label}",
                     *cells,
-                    *(_times(content, keys[names.OURS], keys[peer]) for peer in loaders[:2]),
+                    *(
+                        _times(content, keys[bench_overhead.OURS], keys[peer])
+                        for peer in loaders[:2]
+                    ),
                 ]
             )
     labels = [bench_overhead.LABELS[loader] for loader in loaders]

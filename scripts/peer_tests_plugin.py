@@ -1,14 +1,16 @@
-"""A pytest plugin: torchdata's own tests, with StatefulGPULoader in place of their loader.
+"""A pytest plugin and its start: torchdata's own tests, with StatefulGPULoader for their loader.
 
-Started by ``run_peer_tests.sh``. Which tests differ on purpose, and why, stands in
-``docs/compatibility.md`` alone; it is read from there. Each must fail every time: one that passes
-fails the run, as does a row that names no test.
+Run by ``run_peer_tests.sh`` as a program, so that processes that the tests spawn import it too
+(multiprocessing imports the main module in each), and find the loader replaced. Which tests differ
+on purpose, and why, stands in ``docs/compatibility.md`` alone; it is read from there. Each must
+fail every time: one that passes fails the run, as does a row that names no test.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,15 @@ IS_ORIGINAL = os.environ.get("PEER_ORIGINAL", "0") not in ("", "0")
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "compatibility.md"
 
+# Before the tests are imported, in every process: they take the class by name.
+if not IS_ORIGINAL:
+    torchdata.stateful_dataloader.StatefulDataLoader = StatefulGPULoader
+
 _OF_TORCH = "test/test_dataloader.py"
+_JOIN_TIMEOUT = 90.0
+"""Seconds that the tests wait for a process to end. Theirs, 13, are too few on a busy machine for
+one that is spawned and imports torch."""
+
 _ROW = re.compile(r"\| `(test_\w+\.py::[\w:]+)` \| (passes|fails) \| (.+) \|")
 
 
@@ -49,12 +59,6 @@ def read_differences(text: str) -> dict[str, Difference]:
     }
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Before the tests are imported: they take the class by name.
-    if not IS_ORIGINAL:
-        torchdata.stateful_dataloader.StatefulDataLoader = StatefulGPULoader
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
     """torch's own test module, and only that, finds the loader under torch's name."""
@@ -74,6 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not differences:
         raise pytest.UsageError(f"{DOCUMENT} has no table of the tests that differ")
     named = {_name(item): item for item in items}
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        if hasattr(module, "JOIN_TIMEOUT"):
+            module.JOIN_TIMEOUT = _JOIN_TIMEOUT
     if not any("::" in argument or _is_one_file(argument) for argument in config.args):
         _check_rows(differences, named)
     for name, difference in differences.items():
@@ -104,3 +111,7 @@ def _is_of_torch(node: pytest.Item | pytest.Collector) -> bool:
 
 def _is_one_file(argument: str) -> bool:
     return argument.endswith(".py")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(sys.argv[1:], plugins=[sys.modules[__name__]]))

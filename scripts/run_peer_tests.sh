@@ -63,6 +63,7 @@ for argument in ${arguments[@]+"${arguments[@]}"}; do
   [[ $argument == -* || ! -e ${argument%%::*} ]] || tests=  # the user chooses
 done
 # -c: neither this project's nor the checkout's pytest settings are meant for this run.
-PEER_ORIGINAL=$original PYTHONPATH=$root/scripts:$root${PYTHONPATH:+:$PYTHONPATH} \
-  exec "$python" -m pytest -p peer_tests_plugin -c /dev/null --rootdir="$checkout" \
-  -p no:cacheprovider --import-mode=importlib -q $tests ${arguments[@]+"${arguments[@]}"}
+export PEER_ORIGINAL=$original PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+# shellcheck disable=SC2086
+exec "$python" "$root/scripts/peer_tests_plugin.py" -c /dev/null --rootdir="$checkout" \
+  -p no:cacheprovider -q $tests ${arguments[@]+"${arguments[@]}"}

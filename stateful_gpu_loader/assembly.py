@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,9 @@ class Parts:
     def global_batch_size(self, loader: Any) -> int | None:
         """Samples of all ranks in one step; None where nobody knows."""
         division = self.division(loader)
-        size: int | None = loader.batch_size if division is None else division.global_batch_size
+        if division is not None:
+            return division.global_batch_size
+        size: int | None = _batching_of(loader).batch_size
         return size
 
     def fingerprint(self, loader: Any, decoder: Decoder | None) -> Fingerprint:
@@ -88,7 +90,7 @@ class Parts:
             order=self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
             length=self.num_positions,
-            drop_last=loader.drop_last,
+            drop_last=_batching_of(loader).drop_last,
             transform=self.transform,
             decoder=decoder,
         )
@@ -126,7 +128,7 @@ class Parts:
         return passes.begin(is_over=is_over)
 
     def stream(
-        self, loader: Any, current: Pass, *, seed: int, work: Work, live: Callable[[], bytes] | None
+        self, loader: Any, current: Pass, *, seed: int, work: Work, has_new_workers: bool
     ) -> Stream:
         """The requests of a pass.
 
@@ -134,11 +136,12 @@ class Parts:
             current: the pass.
             seed: of the loader.
             work: what its workers do.
-            live: freezes the workers' state, where it is in the user's own thread.
+            has_new_workers: whether none of them has served a pass before.
         """
         division, place = self.division(loader), current.start
         interval = loader.snapshot_every_n_steps or 0
         keeps_workers = loader.persistent_workers or loader.num_workers == 0
+        loads = current.resumed or (has_new_workers and loader.num_workers > 0)
         feed: Feed
         if self.order is not None and division is not None:
             follow_pass(loader.sampler, seed=seed, epoch=place.epoch, division=division)
@@ -151,27 +154,25 @@ class Parts:
             num_replicas, rank = _key_ranks(None)
             return TurnStream(
                 place,
-                resumed=current.resumed,
+                loads=loads,
                 seed=seed,
                 num_workers=loader.num_workers,
                 rank=rank,
                 num_replicas=num_replicas,
                 interval=interval,
                 in_order=loader.in_order,
-                live=live,
                 keeps_workers=keeps_workers,
                 length=lambda: loader._IterableDataset_len_called,
             )
         return MapStream(
             place,
-            resumed=current.resumed,
+            loads=loads,
             feed=feed,
             seed=seed,
             num_workers=loader.num_workers,
             in_order=loader.in_order,
             interval=interval,
             worker_states=work.has_worker_states,
-            live=live if work.has_worker_states else None,
             keeps_workers=keeps_workers,
         )
 
@@ -202,11 +203,15 @@ def own_sampler_of(loader: Any) -> tuple[Any, bool]:
     return loader.batch_sampler, True
 
 
+def _batching_of(loader: Any) -> Any:
+    """The loader, or torch's own BatchSampler: whose ``batch_size`` and ``drop_last`` count."""
+    given = loader.batch_sampler
+    return given if loader.batch_size is None and type(given) is BatchSampler else loader
+
+
 def _sampler_use(loader: Any, memory: SamplerMemory) -> SamplerUse:
     sampler, yields_batches = own_sampler_of(loader)
-    owner = loader
-    if loader.batch_size is None and not yields_batches and loader.batch_sampler is not None:
-        owner = loader.batch_sampler
+    owner = _batching_of(loader)
     num_replicas, rank = _key_ranks(sampler)
     return SamplerUse(
         sampler=sampler,

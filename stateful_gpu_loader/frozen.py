@@ -58,14 +58,14 @@ def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     )
     if not plain:
         return tuple(tensor.__reduce_ex__(2))
-    rows = tensor.contiguous().reshape(-1).view(torch.uint8)
-    return _rebuild, (rows.numpy().tobytes(), tensor.dtype, tuple(tensor.shape))
+    rows: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _rebuild, (pickle.PickleBuffer(rows), tensor.dtype, tuple(tensor.shape))
 
 
-def _rebuild(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if not data:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 class _Pickler(pickle.Pickler):

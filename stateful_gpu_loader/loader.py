@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from stateful_gpu_loader.arguments import (
     check_accept,
     check_arguments,
+    check_bad_sample_mode,
     check_division,
     check_own_sampler,
     check_shuffle,
@@ -27,7 +28,7 @@ from stateful_gpu_loader.engine.pipelines.processes import pin
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.passes import Address, Passes
-from stateful_gpu_loader.resumption import place_of, put_sampler, states_as_built
+from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
 from stateful_gpu_loader.sampler_link import OWN_SAMPLERS, seed_of, take_requested_epoch
 from stateful_gpu_loader.samplers import default_sampler, is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
@@ -124,6 +125,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             max_worker_restarts=max_worker_restarts,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
+        check_bad_sample_mode(on_bad_sample, is_iterable=not is_map(dataset))
         inherited_shuffle = shuffle
         if sampler is None and batch_sampler is None and is_map(dataset):
             check_shuffle(shuffle)
@@ -259,13 +261,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self._take_requested_epoch()
         address = self._passes.address(batches_ago)
         user = address.user
-        if user is None and address == Address(address.epoch, 0):
-            user = states_as_built(self, self._parts.memory, self._seed)
-        if batches_ago and user is not None and user.is_live:
-            raise ValueError(
-                f"{batches_ago = }: with num_workers=0 the state of your own objects is that of "
-                "now. Remedy: num_workers=1 keeps the last 16"
-            )
+        if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
+            user = states_between_passes(self, self._parts.memory, self._seed)
         return LoaderState(
             seed=self._seed.value,
             epoch=address.epoch,
@@ -336,10 +333,12 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         current = self._parts.begin(self, self._passes)
         work = self._work()
         pipeline, self._idle_pipeline = self._idle_pipeline, None
+        has_new_workers = pipeline is None
         if pipeline is None:
             pipeline = make_pipeline(work, workers_of(self), seed, current.start)
-        live = getattr(pipeline, "snapshot", None)
-        stream = self._parts.stream(self, current, seed=seed, work=work, live=live)
+        stream = self._parts.stream(
+            self, current, seed=seed, work=work, has_new_workers=has_new_workers
+        )
         return Begun(current, stream, pipeline, decoder=self._image_decoder)
 
     def _new_workers(self, begun: Begun) -> Pipeline:

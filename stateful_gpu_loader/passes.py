@@ -127,6 +127,19 @@ class Passes:
         self._requested = None
         self._history.clear()
 
+    def note_start(self, current: Pass, place: Address) -> None:
+        """Where a pass that has delivered nothing began, now that it is known in full."""
+        if self._current is None and current.generation == self.generation:
+            current.place = place
+            self._next = place
+
+    def go_back(self, current: Pass) -> None:
+        """A pass cannot go on: the next one takes its place, unless another has done so."""
+        took_over = self._current is current
+        never_moved = not current.delivered and current.generation == self.generation
+        if took_over or (never_moved and current.number > self._last_to_move):
+            self.load(current.place)
+
     def request_epoch(self, epoch: int) -> None:
         """The next pass takes this epoch, unless it is a resumed one."""
         self._requested = epoch

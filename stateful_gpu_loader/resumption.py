@@ -10,11 +10,12 @@ from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
+from stateful_gpu_loader.generator_text import generator_from_text
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.state import LoaderState, Stateful
-from stateful_gpu_loader.user_states import UserStates, frozen, worker_state
+from stateful_gpu_loader.user_states import UserStates, worker_state
 
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
 _REMEDY_WORKERS = (
@@ -27,10 +28,10 @@ _MARKS = {
 }
 
 
-def states_as_built(
+def states_between_passes(
     loader: Any, memory: SamplerMemory | None, seed: SettledSeed
 ) -> UserStates | None:
-    """The user's objects before the first batch of all, or None where they have no state."""
+    """The user's objects where no pass is under way, or None where they have no state."""
     sampler: dict[str, Any] | None = None
     if memory is not None:
         capture = memory.capture(owing=seed.owing)
@@ -80,10 +81,12 @@ def place_of(
     if memory is None:
         _refuse_unless(state.index_digest is None, "index_digest", state.index_digest, None)
     if user is not None:
-        _check_sampler(user, has_sampler=memory is not None)
+        _check_sampler(user, memory)
         _check_workers(user, loader)
+        if user.permutation is not None:
+            generator_from_text(user.permutation)
     steps = 0 if user is None else user.steps
-    if ahead or steps:
+    if ahead or steps or (user is not None and _is_read_again(user)):
         _check_same_batches(state, global_batch_size)
     if steps and not loader.in_order and loader.num_workers:
         raise StateMismatch(
@@ -101,7 +104,7 @@ def put_sampler(memory: SamplerMemory, place: Address) -> None:
     In the middle of a pass this waits until the pass goes on, and what is told does not count.
     """
     saved = None if place.user is None else place.user.sampler
-    mark = {"attributes": {}, "generators": {}} if saved is None else thaw(frozen(saved))
+    mark = {"attributes": {}, "generators": {}} if saved is None else thaw(saved)
     if place.position == 0 and mark.get("passed") is None:
         memory.put(mark)
     memory.note_load()
@@ -123,27 +126,54 @@ def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
     except (ValueError, RecursionError):
         positions = None
     is_list = isinstance(positions, list) and all(
-        isinstance(position, int) and position > state.position for position in positions
+        isinstance(position, int) and position >= state.position for position in positions
     )
     if not is_list:
         raise StateMismatch(
             "ahead",
             saved=state.ahead,
-            present=f"a JSON list of positions behind {state.position}",
+            present=f"a JSON list of positions from {state.position} on",
             remedy="load what StatefulGPULoader.state_dict() returned, unchanged",
         )
     return tuple(positions)
 
 
-def _check_sampler(user: UserStates, *, has_sampler: bool) -> None:
+def _check_sampler(user: UserStates, memory: SamplerMemory | None) -> None:
     if user.sampler is None:
         return
-    mark = thaw(frozen(user.sampler))
+    mark = thaw(user.sampler)
     kind = mark.get("kind")
     fields = _MARKS.get(kind) if isinstance(kind, str) else None
-    _refuse_unless(fields == set(mark), "user's sampler", sorted(map(str, mark)), sorted(_MARKS))
-    _refuse_unless(
-        has_sampler, "user's sampler", "the state of a sampler", "a loader with its own order"
+    passed = mark.get("passed")
+    is_whole = (
+        fields == set(mark)
+        and isinstance(mark["attributes"], dict)
+        and isinstance(mark["generators"], dict)
+        and isinstance(mark.get("exhausted", False), bool)
+        and (passed is None or _is_passed(passed))
+    )
+    _refuse_unless(is_whole, "user's sampler", sorted(map(str, mark)), sorted(_MARKS))
+    if memory is None:
+        raise _unfit("user's sampler", "the state of a sampler", "a loader with its own order")
+    memory.check(mark)
+
+
+def _is_passed(passed: Any) -> bool:
+    return (
+        isinstance(passed, dict)
+        and set(passed) == {"epoch", "indices", "digest"}
+        and isinstance(passed["epoch"], int)
+        and isinstance(passed["indices"], int)
+        and isinstance(passed["digest"], str)
+    )
+
+
+def _is_read_again(user: UserStates) -> bool:
+    """Whether a worker has to read as many batches again as it has read before."""
+    workers = [thaw(worker) for worker in user.workers or () if worker is not None]
+    return any(
+        worker["samples"] and worker["dataset"] is None and worker["iterator"] is None
+        for worker in workers
     )
 
 
@@ -178,10 +208,14 @@ def _check_same_batches(state: LoaderState, present: int | None) -> None:
             saved=state.global_batch_size,
             present=present,
             remedy="keep the batch size and the number of ranks: the state speaks of whole "
-            "batches (in_order=False, or snapshot_every_n_steps > 1)",
+            "batches (in_order=False, snapshot_every_n_steps > 1, or an iterable without state)",
         )
 
 
 def _refuse_unless(fits: bool, field: str, saved: Any, present: Any) -> None:
     if not fits:
-        raise StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_SAME)
+        raise _unfit(field, saved, present)
+
+
+def _unfit(field: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_SAME)

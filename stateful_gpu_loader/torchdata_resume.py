@@ -6,6 +6,7 @@ augmentations are ours from there on, and so are the epochs after it.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch.utils.data import (
@@ -19,8 +20,9 @@ from stateful_gpu_loader.assembly import own_sampler_of
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze
 from stateful_gpu_loader.generator_text import generator_to_text
-from stateful_gpu_loader.state import Fingerprint, LoaderState
-from stateful_gpu_loader.torchdata_states import TorchdataState
+from stateful_gpu_loader.randomness import caller_generators_restored
+from stateful_gpu_loader.state import Fingerprint, LoaderState, Stateful
+from stateful_gpu_loader.torchdata_states import TorchdataState, TorchdataWorker
 from stateful_gpu_loader.user_states import UserStates, worker_state
 
 _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -59,6 +61,8 @@ def from_torchdata(
         one_batch = loader.batch_size or 1
         end = fingerprint.length
         base = _indices_delivered(loader, saved, one_batch)
+        if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
+            raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
             sampler, permutation = _sampler(loader, saved), None
         else:
@@ -101,7 +105,9 @@ def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> in
 
 def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: Any) -> str | None:
     """The generator of the epoch's order, as text; None for the dataset's own order."""
-    if saved.sampler is not None or saved.index_sampler is not None:
+    iterator = saved.index_iterator if saved.samples is None else saved.sampler_iterator
+    is_foreign = saved.permutation is None and iterator is not None
+    if saved.sampler is not None or saved.index_sampler is not None or is_foreign:
         raise _unlike("sampler", "the state of a sampler", "none: the loader has its own order")
     if num_replicas is not None:
         raise _unlike("num_replicas", None, num_replicas)
@@ -122,12 +128,15 @@ def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
     sampler = own_sampler_of(loader)[0]
     if type(sampler) is StatefulDistributedSampler:
         return None  # it tells less than the number of its indices, see has_own_state()
+    ended = _ended_with_a_short_batch(saved, sampler, loader.batch_size)
+    if saved.finished and saved.num_workers and state is not None and not ended:
+        state = _at_its_end(sampler, state, iterator)
     if state is not None or iterator is not None:
         mark = {
             "kind": "state",
             "sampler": state,
             "iterator": None if saved.finished else iterator,
-            "exhausted": False,
+            "exhausted": ended and not saved.finished,
             "attributes": {},
             "generators": {},
         }
@@ -141,6 +150,46 @@ def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
     return None
 
 
+def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
+    """Whether the sampler had said, at the snapshot, that it was at its end.
+
+    Its state may then be that of its next pass already. The batch size, which torchdata does not
+    save, may be another one here, so it counts only where nothing else tells.
+    """
+    samples = saved.samples
+    if not samples or not saved.requests:
+        return False
+    if samples % saved.requests:
+        return True
+    is_short = 0 < saved.requests * (batch_size or 1) - samples < (batch_size or 1)
+    try:
+        return is_short and samples == len(sampler)
+    except TypeError:
+        return False
+
+
+def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
+    """With workers torchdata's state, also of a finished pass, is that of the last snapshot.
+
+    What was left of the pass then is iterated by a copy: a load changes nothing of the user's.
+    """
+    try:
+        copied, state, iterator_state = copy.deepcopy((sampler, state, iterator_state))
+        with caller_generators_restored():
+            copied.load_state_dict(state)
+            iterator: Any = iter(copied)
+            if iterator_state is not None:
+                iterator.load_state_dict(iterator_state)
+            while next(iterator, copied) is not copied:
+                pass
+            return copied.state_dict()
+    except Exception as error:
+        name = type(sampler).__name__
+        raise _unlike(
+            "sampler", "a state before its pass ended", f"{name}, which fails: {error!r}"
+        ) from error
+
+
 def _workers(loader: Any, saved: TorchdataState) -> tuple[bytes | None, ...] | None:
     """The states of the datasets and their iterators."""
     name = type(loader.dataset).__name__
@@ -148,16 +197,10 @@ def _workers(loader: Any, saved: TorchdataState) -> tuple[bytes | None, ...] | N
         return None
     if saved.workers:
         states = [
-            # Between passes a dataset that is its own iterator is a dataset again.
-            worker_state(dataset=worker.iterator if worker.dataset is None else worker.dataset)
-            if saved.finished
-            else worker_state(
-                # An exhausted one is not iterated again, so that its dataset has to take the state.
-                dataset=worker.iterator
-                if worker.ended and worker.dataset is None
-                else worker.dataset,
-                iterator=None if worker.ended else worker.iterator,
-                ended=worker.ended,
+            worker_state(
+                dataset=_dataset_state(loader, worker, saved.finished),
+                iterator=None if worker.ended or saved.finished else worker.iterator,
+                ended=worker.ended and not saved.finished,
             )
             for worker in saved.workers
         ]
@@ -168,14 +211,29 @@ def _workers(loader: Any, saved: TorchdataState) -> tuple[bytes | None, ...] | N
     return tuple(freeze(state, name) for state in states)
 
 
+def _dataset_state(loader: Any, worker: TorchdataWorker, finished: bool) -> Any:
+    """torchdata keeps a dataset that is its own iterator as an iterator.
+
+    Exhausted, or between passes, that is not iterated to take it, and the dataset has to.
+    """
+    is_over = worker.ended or finished
+    if worker.dataset is None and is_over and isinstance(loader.dataset, Stateful):
+        return worker.iterator
+    return worker.dataset
+
+
 def _read_again(loader: Any, saved: TorchdataState) -> list[dict[str, Any]]:
     """Of an iterable without state: how much each worker has read."""
     count = max(1, saved.num_workers)
     batches = saved.batches - saved.steps
     fetches = [len(range(worker, batches, count)) for worker in range(count)]
-    if batches % count != saved.next_worker % count:
+    # The turn alone does not tell: with two workers it is right again one batch later.
+    if saved.requests != batches or batches % count != saved.next_worker % count:
         raise _unlike(
-            "user's workers", "a worker that had ended before the others", "one without a state"
+            "user's workers",
+            f"{saved.requests} fetches for {batches} batches: one failed, or a worker had ended "
+            "before the others",
+            "an iterable without a state",
         )
     return [
         worker_state(fetches=number, samples=number * (loader.batch_size or 1))

@@ -1,19 +1,15 @@
 """The states of the user's own objects, as a place in a pass holds them (``user`` in the state).
 
-They are frozen, or live: a function that freezes them when somebody asks, where no worker is
-ahead of the user's loop and a copy for every batch would be wasted.
+They are frozen: nothing that the objects do later changes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
-
-Frozen = bytes | Callable[[], bytes]
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "sampler": (dict, type(None)),
@@ -42,13 +38,13 @@ class UserStates:
     {'i': 3}
     """
 
-    sampler: Frozen | None = None
+    sampler: bytes | None = None
     """A dictionary that the sampler's feed understands; None where it begins as it was built."""
     permutation: str | None = None
     """The generator that orders this epoch as torchdata would have done, as text."""
     num_workers: int | None = None
     """The loader's, if the workers have state."""
-    workers: tuple[Frozen | None, ...] | None = None
+    workers: tuple[bytes | None, ...] | None = None
     """Of each worker :func:`worker_state`; None for one that begins anew."""
     next_worker: int = 0
     """Whose turn it is at ``base``."""
@@ -58,11 +54,6 @@ class UserStates:
     """Batches delivered since then: they are made again and not delivered again."""
     pending: frozenset[int] = frozenset()
     """Workers that still have to load their state, in this process; not saved."""
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it speaks of now, and of no earlier batch."""
-        return any(map(callable, (self.sampler, *(self.workers or ()))))
 
     def to_dict(self) -> dict[str, Any]:
         """A fresh dictionary, plain but for what the user's objects put in."""
@@ -125,13 +116,8 @@ def worker_state(
     }
 
 
-def frozen(state: Frozen) -> bytes:
-    """The bytes, now at the latest."""
-    return state if isinstance(state, bytes) else state()
-
-
-def _thawed(state: Frozen | None) -> Any:
-    return None if state is None else thaw(frozen(state))
+def _thawed(state: bytes | None) -> Any:
+    return None if state is None else thaw(state)
 
 
 def _frozen(worker: dict[str, Any] | None) -> bytes | None:

@@ -140,28 +140,27 @@ def test_a_state_that_cannot_be_copied_is_an_error_with_its_owner(num_workers: i
 
     loader = StatefulGPULoader(Functional(4), num_workers=num_workers)
     wanted = r"state_dict\(\) of Functional returned dict that cannot be copied"
-    if num_workers == 0:
-        with pytest.raises(LoaderError, match=wanted):
-            loader.state_dict()
-        return
     with pytest.raises(LoaderError, match=wanted):
         next(iter(loader))
 
 
-def test_states_of_earlier_batches_are_kept_by_workers() -> None:
-    """Trainers that fetch ahead ask for them; inline there is only the state of now."""
-    loader = make(num_workers=1)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_states_of_earlier_batches_are_kept(num_workers: int) -> None:
+    """Trainers that fetch ahead ask for them, and resume from them."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return make(sampler=StatefulSampler(N), num_workers=num_workers)
+
+    expected = list(build())
+    loader = build()
     batches, states = iter(loader), []
     for _ in range(4):
         states.append(loader.state_dict())
         next(batches)
     assert [loader.state_dict(batches_ago=k) for k in (1, 2, 3)] == states[:0:-1]
-    inline = make()
-    batches = iter(inline)
-    next(batches)
-    next(batches)
-    with pytest.raises(ValueError, match="num_workers=1 keeps the last 16"):
-        inline.state_dict(batches_ago=1)
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict(batches_ago=4))
+    assert same(list(resumed), expected)
 
 
 def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
@@ -183,7 +182,7 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
         {"user": {**good["user"], "sampler": {"kind": "state"}}},
         {"index_digest": "ab"},
         {"ahead": "[1"},
-        {"ahead": "[0]"},
+        {"ahead": "[-1]"},
         {"bad_samples": "{}"},
     ):
         with pytest.raises(StateMismatch):

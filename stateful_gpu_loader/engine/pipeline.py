@@ -159,6 +159,10 @@ class Failure:
             del self
 
 
+class BeginFailure(Failure):
+    """What a worker raised before its first request: no request has been touched."""
+
+
 def never_stopped() -> None:
     """The ``check`` of a request that is executed where it cannot be abandoned."""
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
     Answer,
+    BeginFailure,
     Failure,
     Pipeline,
     WorkersDied,
 )
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.errors import WorkerLost
-from stateful_gpu_loader.passes import Pass, Passes
+from stateful_gpu_loader.passes import Address, Pass, Passes
+
+_LAST_ALONE = 1
 
 
 @dataclass
@@ -32,7 +35,11 @@ class Begun:
     losses: int = 0
     """How often workers were lost since a batch was delivered."""
     alone: int = 0
-    """Batches that are still to be made one at a time."""
+    """Batches that are still to be made one at a time, and one more; 0 for as many as may be."""
+    is_running: bool = False
+    """Whether the pipeline was started."""
+    ended_workers: set[int] = field(default_factory=set)
+    """Whose iterators have ended."""
     ended: bool = False
     """Whether all its requests were answered."""
     decoder: Any = None
@@ -76,6 +83,7 @@ class Run:
         self._passes = passes
         self._conduct = conduct
         self._begun: Begun | None = None
+        self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
 
@@ -99,23 +107,22 @@ class Run:
                     continue
                 said = answer if isinstance(answer, Answer) else None
                 payload = answer if said is None else said.payload
-                is_replay = begun.stream.is_replay(request)
-                if is_replay or payload is NOTHING:
-                    begun.stream.deliver(request, said)
-                    continue
                 if isinstance(payload, Failure):
-                    self._fail(begun, request, said)
+                    self._fail(begun, request, said, payload)
                     try:
                         payload.reraise()
                     finally:
                         del self, begun, answer, said, payload  # a traceback keeps no worker alive
+                is_replay = begun.stream.is_replay(request)
+                if payload is NOTHING:
+                    self._note_end(begun, said)
+                if is_replay or payload is NOTHING:
+                    begun.stream.deliver(request, said)
+                    continue
                 batch = self._conduct.finish(payload)
                 if said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
-                self._passes.deliver(begun.current, begun.stream.deliver(request, said))
-                begun.losses = 0
-                if begun.alone:
-                    self._leave_alone_mode(begun)
+                self._deliver(begun, begun.stream.deliver(request, said))
                 return batch
             raise StopIteration
 
@@ -124,18 +131,29 @@ class Run:
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, where programs that look into a torch iterator find them."""
-        return [] if self._begun is None else list(getattr(self._begun.pipeline, "workers", []))
+        """The worker processes, where programs that look into a torch iterator find them; those
+        that it had once it has ended."""
+        if self._begun is None:
+            return self._former_workers
+        return list(getattr(self._begun.pipeline, "workers", []))
 
     def _started(self) -> Begun:
         begun = self._begun
         if begun is not None:
             current = begun.current
-            if current.delivered or current.generation == self._passes.generation:
-                return begun
-            self._stop()
-        self._begun = begun = self._conduct.begin()
-        self._start(begun)
+            if not (current.delivered or current.generation == self._passes.generation):
+                self._stop()
+                begun = None
+        if begun is None:
+            self._begun = begun = self._conduct.begin()
+        elif begun.alone == _LAST_ALONE or not begun.is_running:
+            # Whoever were to start before have failed, or may be ahead again.
+            begun.alone = 0 if begun.alone == _LAST_ALONE else begun.alone
+            begun.is_running = False
+            begun.pipeline.close()
+            begun.pipeline = self._conduct.rebuild(begun)
+        if not begun.is_running:
+            self._start(begun)
         return begun
 
     def _start(self, begun: Begun) -> None:
@@ -145,25 +163,42 @@ class Run:
             )
         except WorkersDied as loss:
             self._recover(begun, loss)
+        else:
+            begun.is_running = True
 
-    def _leave_alone_mode(self, begun: Begun) -> None:
-        begun.alone -= 1
-        if not begun.alone:
-            begun.pipeline.close()
-            begun.pipeline = self._conduct.rebuild(begun)
-            self._start(begun)
-
-    def _fail(self, begun: Begun, request: Any, said: Answer | None) -> None:
-        place = begun.stream.fail(request, said)
+    def _deliver(self, begun: Begun, place: Address) -> None:
+        if not begun.current.delivered:
+            # Known only now: the user's objects are asked when the first request is drawn.
+            begun.current.place = begun.stream.start_place()
+        self._passes.deliver(begun.current, place)
         begun.losses = 0
-        if place is not None:
-            self._passes.deliver(begun.current, place)
+        if begun.alone > _LAST_ALONE:
+            begun.alone -= 1
+
+    def _fail(self, begun: Begun, request: Any, said: Answer | None, failure: Failure) -> None:
+        if isinstance(failure, BeginFailure):
+            begun.is_running = False
+            return
+        if not begun.current.delivered:
+            self._passes.note_start(begun.current, begun.stream.start_place())
+        is_replay = begun.stream.is_replay(request)
+        place = begun.stream.fail(request, said)
+        if place is not None and not is_replay:
+            self._deliver(begun, place)
+        begun.losses = 0
+
+    def _note_end(self, begun: Begun, said: Answer | None) -> None:
+        if said is not None and said.worker not in begun.ended_workers:
+            begun.ended_workers.add(said.worker)
+            if said.bad:
+                self._conduct.note_bad(said.bad)
 
     def _end(self, begun: Begun) -> None:
         begun.ended = True
         is_empty_rest = begun.current.resumed and not begun.current.delivered
         self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
         following = begun.stream.end()
+        self._former_workers = self._workers
         self._stop()
         self._passes.end(begun.current, following)
 
@@ -174,6 +209,7 @@ class Run:
         one that kills them is found, and those before it are delivered.
         """
         begun.losses += 1
+        begun.is_running = False
         self._conduct.note_restart()
         begun.pipeline.close()
         place = begun.current.place
@@ -182,8 +218,9 @@ class Run:
         limit = self._conduct.max_worker_restarts
         if begun.losses > limit:
             self._begun = None
-            if begun.current.delivered:
-                self._passes.load(place)
+            if not begun.current.delivered:
+                begun.current.place = begun.stream.start_place()
+            self._passes.go_back(begun.current)
             raise WorkerLost(
                 f"{loss.what}. Workers were lost {begun.losses} times at {where}{at}, and "
                 f"max_worker_restarts is {limit}. Remedy: look for what ends them (memory, a "
@@ -196,7 +233,7 @@ class Run:
             stacklevel=3,
         )
         if begun.losses > 1:
-            begun.alone = self._conduct.in_flight
+            begun.alone = self._conduct.in_flight + _LAST_ALONE
         begun.pipeline = self._conduct.rebuild(begun)
         self._start(begun)
 

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from stateful_gpu_loader.bad_samples import FoundBad
@@ -19,9 +18,10 @@ from stateful_gpu_loader.engine.executors.datapipes import prepare_datapipe
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.user_objects import load_user_state, state_of
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.frozen import freeze, thaw
-from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
+from stateful_gpu_loader.randomness import Stream, seed_global_generators
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.user_states import worker_state
 
@@ -63,6 +63,7 @@ class IterableExecutor:
         self._drops_bad = policy is not None and policy.mode == "drop"
         self._found: list[FoundBad] = []
         """Bad samples of the present fetch."""
+        self._seeds = SeedBlock(Stream.ITERABLE)
         self._start: WorkerStart | None = None
         self._iterator: Iterator[Any] | None = None
         self._fetches = 0
@@ -227,5 +228,5 @@ class IterableExecutor:
     def _seed(self) -> None:
         start = self._start
         if start is not None:
-            place = np.array([start.place + start.stride * self._fetches], dtype=np.int64)
-            seed_global_generators(sample_seeds(start.seed, start.epoch, place, Stream.ITERABLE)[0])
+            place = start.place + start.stride * self._fetches
+            seed_global_generators(self._seeds.at(start.seed, start.epoch, place))

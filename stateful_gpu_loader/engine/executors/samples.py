@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 from torch.utils.data import (
     ConcatDataset,
     StackDataset,
@@ -19,13 +18,12 @@ from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
 from stateful_gpu_loader.engine.pipeline import noting_sample
+from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
 
 DRAWS_NOTHING = (default_collate, default_convert)
 """Collate functions that leave the global generators alone."""
-
-_SEEDS = 1024
 
 
 class SampleExecutor:
@@ -63,7 +61,7 @@ class SampleExecutor:
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(_sample_seed_setters(dataset))
-        self._seeds = SeedBlock()
+        self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy if policy is not None and policy.is_active else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
@@ -79,7 +77,11 @@ class SampleExecutor:
 
     def _items(self, request: Request, check: Callable[[], None]) -> list[Any]:
         samples = []
-        for key, seed in zip(request.keys(), self._seeds.of(request), strict=True):
+        for key, seed in zip(
+            request.keys(),
+            self._seeds.of(request.seed, request.epoch, request.positions),
+            strict=True,
+        ):
             check()
             samples.append(self._sample(key, seed))
         return samples
@@ -98,7 +100,12 @@ class SampleExecutor:
         samples = self._native_samples(request, request.index_list())
         if self._transform is None:
             return samples
-        return self._transformed(samples, request.keys(), self._seeds.of(request), check)
+        return self._transformed(
+            samples,
+            request.keys(),
+            self._seeds.of(request.seed, request.epoch, request.positions),
+            check,
+        )
 
     def _native_samples(self, request: Request, indices: list[Any]) -> Any:
         self._seed(batch_seed(request, Stream.GETITEMS))
@@ -120,7 +127,7 @@ class SampleExecutor:
     def _salvaged(
         self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
     ) -> Any:
-        seeds = self._seeds.of(request)
+        seeds = self._seeds.of(request.seed, request.epoch, request.positions)
         first_seeds = seeds
         if self._native:
             first_seeds = [batch_seed(request, Stream.GETITEMS)] * len(seeds)
@@ -235,28 +242,3 @@ def _parts(dataset: Any) -> list[Any]:
         parts: Any = dataset.datasets
         return list(parts.values()) if isinstance(parts, dict) else list(parts)
     return []
-
-
-class SeedBlock:
-    """Seeds of neighbouring positions, drawn in one call: a call costs as much as 300 seeds."""
-
-    def __init__(self) -> None:
-        self._key: tuple[int, int, int] | None = None
-        self._seeds: list[int] = []
-
-    def of(self, request: Request) -> list[int]:
-        """One seed for each of the request's positions."""
-        seeds = []
-        for position in request.positions.tolist():
-            number, offset = divmod(position, _SEEDS)
-            key = (request.seed, request.epoch, number)
-            if key != self._key:
-                self._draw(key)
-            seeds.append(self._seeds[offset])
-        return seeds
-
-    def _draw(self, key: tuple[int, int, int]) -> None:
-        seed, epoch, number = key
-        positions = number * _SEEDS + np.arange(_SEEDS, dtype=np.int64)
-        self._seeds = sample_seeds(seed, epoch, positions, Stream.SAMPLE_GENERATORS)
-        self._key = key

@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, execute, never_stopped
+from stateful_gpu_loader.engine.pipeline import (
+    BeginFailure,
+    Executor,
+    Failure,
+    execute,
+    never_stopped,
+)
 from stateful_gpu_loader.engine.pipelines.intraop import single_threaded
 from stateful_gpu_loader.randomness import caller_generators_restored
 from stateful_gpu_loader.records import WorkerStart
@@ -50,12 +56,6 @@ class InlinePipeline:
         self._interrupted = None
         return request, answer
 
-    def snapshot(self) -> bytes:
-        """The frozen state of the executor's objects, as it is now."""
-        stateful: Any = self._executor
-        frozen: bytes = stateful.snapshot()
-        return frozen
-
     def close(self) -> None:
         self._requests = iter(())
         self._start = None
@@ -67,7 +67,7 @@ class InlinePipeline:
             try:
                 stateful.begin(self._start)
             except Exception as error:
-                return Failure(error)  # and the next request tries again
+                return BeginFailure(error)
             self._start = None
         return execute(self._executor, request, never_stopped, Failure)
 

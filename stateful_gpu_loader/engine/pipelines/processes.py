@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Answer, Executor, Failure, WorkersDied
+from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Executor, Failure, WorkersDied
 from stateful_gpu_loader.engine.pipelines.answer_pipe import WritersLost
 from stateful_gpu_loader.engine.pipelines.dispatch import Dispatch
 from stateful_gpu_loader.engine.pipelines.remote_failure import RemoteFailure
@@ -170,7 +170,8 @@ _SECONDS_TO_BE_TOLD = 10.0
 
 def _with_failure_rebuilt(answer: Any) -> Any:
     if isinstance(answer, RemoteFailure):
-        return Failure(answer.rebuild())
+        kind = BeginFailure if answer.is_of_beginning else Failure
+        return kind(answer.rebuild())
     if isinstance(answer, Answer) and isinstance(answer.payload, RemoteFailure):
         return dataclasses.replace(answer, payload=Failure(answer.payload.rebuild()))
     return answer

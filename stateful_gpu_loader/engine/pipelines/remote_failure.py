@@ -25,6 +25,13 @@ class RemoteFailure:
         if isinstance(error, LoaderError) and _can_be_sent(error):
             self._own = error
 
+    is_of_beginning = False
+
+    def at_the_beginning(self) -> RemoteFailure:
+        """Itself, marked as one that has touched no request."""
+        self.is_of_beginning = True
+        return self
+
     def rebuild(self) -> BaseException:
         """The exception, for the process that reports it."""
         if self._own is not None:

@@ -73,7 +73,7 @@ class WorkerSide(Dataset[Any]):
             try:
                 stateful.begin(self._start)
             except Exception as error:
-                return self._failed(error)  # and the next request tries again
+                return self._failed(error).at_the_beginning()
             self._start = None
         return execute(self._executor, request, never_stopped, self._failed, worker=self._worker)
 

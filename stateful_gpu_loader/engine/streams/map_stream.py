@@ -13,9 +13,10 @@ from typing import Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
+from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Request, WorkerStart
-from stateful_gpu_loader.user_states import Frozen, UserStates, frozen
+from stateful_gpu_loader.user_states import UserStates
 
 
 class Feed(Protocol):
@@ -53,7 +54,7 @@ class _Issued:
     request: Request
     begin: int
     """Position before it."""
-    mark: Frozen | None
+    mark: bytes | None
     """Of the feed, behind it."""
     is_boundary: bool
     """Whether a snapshot is taken behind it."""
@@ -66,7 +67,7 @@ class MapStream:
 
     Args:
         place: where the pass begins.
-        resumed: whether the workers' states have to be loaded: those of the pass before live on
+        loads: whether the workers' states have to be loaded: those of the pass before live on
             otherwise.
         feed: the requests from there on, or from ``place.user.base``.
         seed: of the loader.
@@ -74,7 +75,6 @@ class MapStream:
         in_order: False delivers whatever comes first.
         interval: ``snapshot_every_n_steps``: of the sampler's and the workers' states.
         worker_states: whether the dataset has state, which ties requests to workers.
-        live: freezes it whenever somebody asks, where ``num_workers`` is 0.
         keeps_workers: whether the next pass goes on with the same dataset objects.
     """
 
@@ -82,14 +82,13 @@ class MapStream:
         self,
         place: Address,
         *,
-        resumed: bool,
+        loads: bool,
         feed: Feed,
         seed: int,
         num_workers: int,
         in_order: bool,
         interval: int,
         worker_states: bool,
-        live: Callable[[], bytes] | None,
         keeps_workers: bool,
     ) -> None:
         user = place.user or UserStates(base=place.position)
@@ -97,9 +96,9 @@ class MapStream:
         self._seed = seed
         self._feed = feed
         self._num_workers = num_workers
-        self._in_order = in_order or num_workers == 0
+        # What was delivered ahead of a missing batch is told apart from it until that has come.
+        self._in_order = (in_order or num_workers == 0) and not place.ahead
         self._has_states = worker_states
-        self._live = live
         self._keeps_workers = keeps_workers
         # What persistent workers carry into the next pass is known behind every batch, or never.
         carries = keeps_workers and worker_states
@@ -109,33 +108,46 @@ class MapStream:
             user.workers or (None,) * max(1, num_workers), interval=self._interval
         )
         everybody = range(len(self._ledger.states))
-        self._pending = set(everybody if resumed else user.pending)
+        self._pending = set(everybody if loads else user.pending)
         """Workers that have not loaded their state yet."""
         self._has_started = False
         self._first_worker = self._next_worker = user.next_worker
         self._permutation = user.permutation
         self._position = place.position
         self._base = user.base
-        self._mark: Frozen | None = user.sampler
+        self._mark: bytes | None = user.sampler
         self._digest = place.index_digest
         self._to_skip = user.steps
+        self._start = place
         self._ahead = set(place.ahead)
+        """Delivered before the pass was resumed, and not drawn yet."""
+        self._done_ahead: dict[int, None] = {}
+        """Those drawn, and delivered since."""
         self._issued: OrderedDict[int, _Issued] = OrderedDict()
         """Behind the snapshot, oldest first."""
         self._drawn = 0
         self._num_done = 0
         """Of those."""
-        self._failed: list[_Issued] = []
+        self._failed: dict[int, _Issued] = {}
+        """Not done until a later one is: a state in between lets them be tried again."""
 
     def requests(self) -> Iterator[Request]:
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
         makes_done_again = self._has_states and self._in_order
         again = [
             issued.request
-            for issued in self._issued.values()
-            if makes_done_again or not issued.is_done
+            for ordinal, issued in self._issued.items()
+            if makes_done_again or not (issued.is_done or ordinal in self._failed)
         ]
         return _Requests(again, self._draw)
+
+    def start_place(self) -> Address:
+        user = self._start.user
+        mark = self._feed.start_mark()
+        if mark is not None and (user is None or user.sampler is None):
+            before = UserStates(base=self._start.position) if user is None else user
+            user = replace(before, sampler=mark)
+        return replace(self._start, user=user)
 
     def starts(self) -> Sequence[WorkerStart] | None:
         if not self._has_states:
@@ -150,7 +162,7 @@ class MapStream:
                 epoch=self._epoch,
                 place=worker,
                 stride=len(states),
-                state=frozen(state) if state is not None and worker in self._pending else None,
+                state=state if state is not None and worker in self._pending else None,
             )
             for worker, state in enumerate(states)
         ]
@@ -164,13 +176,12 @@ class MapStream:
             of_answer = 0 if answer is None else answer.worker
             self._pending.discard(of_answer if request.worker is None else request.worker)
         if not issued.is_done:
-            for each in (*self._failed, issued):
-                each.is_done = True
-                self._num_done += 1
+            for each in (*self._failed.values(), issued):
+                self._set_done(each)
             self._failed.clear()
             self._position = request.end
         complete = issued.is_boundary
-        if self._has_states and self._live is None:
+        if self._has_states:
             complete = self._ledger.deliver(request.ordinal, answer)
         if not self._in_order:
             while self._issued and next(iter(self._issued.values())).is_done:
@@ -186,16 +197,16 @@ class MapStream:
         if self._has_states or issued.mark is not None:
             # The user's objects have moved on.
             return self.deliver(request, answer)
-        self._failed.append(issued)
+        self._failed[request.ordinal] = issued
         return None
 
     def end(self) -> Address:
+        while self._issued:
+            self._move_base()
         sampler = self._feed.end_mark()
-        workers: tuple[Frozen | None, ...] | None = None
+        workers: tuple[bytes | None, ...] | None = None
         if self._has_states and self._keeps_workers:
             workers = self._ledger.latest()
-            if self._live is not None and not self._pending:
-                workers = (self._live(),)
         if sampler is None and workers is None:
             return Address(self._epoch + 1, 0)
         user = UserStates(
@@ -212,16 +223,14 @@ class MapStream:
         request = next(self._feed)
         self._drawn += 1
         is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
-        mark: Frozen | None = self._feed.start_mark()
+        mark: bytes | None = self._feed.start_mark()
         if not self._feed.has_state:
             is_boundary = True
-        elif self._num_workers == 0:
-            mark = self._feed.mark
         elif is_boundary:
             mark = self._feed.mark()
         if self._mark is None:
             self._mark = self._feed.start_mark()
-        if self._has_states and self._live is None:
+        if self._has_states:
             request = replace(
                 request,
                 worker=self._worker_of(ordinal) if self._in_order else None,
@@ -231,11 +240,28 @@ class MapStream:
         self._issued[ordinal] = issued
         was_delivered = self._to_skip > 0
         self._to_skip -= was_delivered
+        if was_delivered and self._to_skip == 0 and request.end != self._start.position:
+            raise self._other_batches(request.end)
         is_ahead = begin in self._ahead
+        self._ahead.discard(begin)
         if was_delivered or is_ahead:
-            issued.is_done = True
-            self._num_done += 1
+            self._set_done(issued)
         return None if is_ahead or (was_delivered and not self._has_states) else request
+
+    def _set_done(self, issued: _Issued) -> None:
+        issued.is_done = True
+        self._num_done += 1
+        if not self._in_order:
+            self._done_ahead[issued.begin] = None
+
+    def _other_batches(self, found: int) -> StateMismatch:
+        return StateMismatch(
+            "position",
+            saved=self._start.position,
+            present=f"{found}, where as many batches end",
+            remedy="keep the sampler, the batch size and drop_last: the state counts the batches "
+            "behind its last snapshot",
+        )
 
     def _worker_of(self, ordinal: int) -> int:
         return (self._first_worker + ordinal) % len(self._ledger.states)
@@ -243,6 +269,7 @@ class MapStream:
     def _move_base(self) -> None:
         ordinal, issued = self._issued.popitem(last=False)
         self._num_done -= issued.is_done
+        self._done_ahead.pop(issued.begin, None)
         self._base, self._mark = issued.request.end, issued.mark
         self._digest = self._feed.count(issued.request)
         self._next_worker = self._worker_of(ordinal + 1)
@@ -251,7 +278,7 @@ class MapStream:
         ahead: tuple[int, ...] = ()
         steps = self._num_done
         if not self._in_order:
-            ahead = tuple(issued.begin for issued in self._issued.values() if issued.is_done)
+            ahead = (*self._done_ahead, *sorted(self._ahead))
             steps = 0
         user = None
         if self._has_states or self._mark is not None or self._permutation is not None or steps:
@@ -259,9 +286,9 @@ class MapStream:
         return Address(self._epoch, self._position, ahead, self._digest, user)
 
     def _user(self, steps: int) -> UserStates:
-        workers: tuple[Frozen | None, ...] | None = None
+        workers: tuple[bytes | None, ...] | None = None
         if self._has_states:
-            workers = self._ledger.states if self._live is None else (self._live,)
+            workers = self._ledger.states
         return UserStates(
             sampler=self._mark,
             permutation=self._permutation,

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
@@ -23,6 +22,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
+from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
@@ -30,12 +30,10 @@ from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import (
     Stream,
     caller_generators_restored,
-    sample_seeds,
     seed_global_generators,
 )
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state import Stateful
-from stateful_gpu_loader.user_states import frozen
 
 _SETTLED_AT_THE_START = (
     SequentialSampler,
@@ -85,6 +83,7 @@ class SamplerFeed:
         self._resumed = resumed
         self._iterator: Iterator[Any] | None = None
         self._has_state = has_own_state(use.sampler)
+        self._seeds = SeedBlock(Stream.SAMPLER)
         self._partial: list[Any] = []
         self._dropped: list[Any] = []
         self._exhausted = False
@@ -105,7 +104,12 @@ class SamplerFeed:
     def __next__(self) -> Request:
         with self._keyed():
             if self._iterator is None:
-                self._begin()
+                try:
+                    self._begin()
+                except BaseException:
+                    self._iterator = None  # to be begun again, not gone on with
+                    self._digest = hashlib.blake2b(digest_size=12)
+                    raise
             indices = self._draw()
         step = self._use.num_replicas
         request = Request(
@@ -169,12 +173,12 @@ class SamplerFeed:
 
     def _begin(self) -> None:
         saved = None if self._place.user is None else self._place.user.sampler
-        if saved is None and self._resumed and self._place.position:
-            self._use.memory.put({"attributes": {}, "generators": {}})
+        if saved is None and self._resumed:
+            self._put({"attributes": {}, "generators": {}})
         if saved is None or not self._resumed:
             self._begin_as_it_is()
             return
-        state = thaw(frozen(saved))
+        state = thaw(saved)
         if state["kind"] == "state":
             self._restore(state)
         else:
@@ -203,8 +207,7 @@ class SamplerFeed:
         """torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
         sampler = self._use.sampler
         self._start_mark = freeze(state, type(sampler).__name__)
-        if self._place.position:
-            self._use.memory.put_in_the_middle(state)
+        self._put(state)
         if state["sampler"] is not None:
             _check_takes_state(sampler)
             sampler.load_state_dict(state["sampler"])
@@ -221,9 +224,18 @@ class SamplerFeed:
             raise _unlike("a sampler without state", type(self._use.sampler).__name__)
         if state["passed"] is not None:
             self._replay_the_pass_before(state)
-        elif self._place.position:
-            self._use.memory.put_in_the_middle(state)
+        else:
+            self._put(state)
         self._open_as_captured()
+
+    def _put(self, state: dict[str, Any]) -> None:
+        """Between two passes the load itself has put the sampler in place, before the user told
+        it anything more; but for one pass only."""
+        memory = self._use.memory
+        if self._place.position:
+            memory.put_in_the_middle(state)
+        elif not memory.take_put():
+            memory.put(state)
 
     def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
         """Nothing else tells whether this sampler is where that one was."""
@@ -290,8 +302,7 @@ class SamplerFeed:
             yield
 
     def _seed_for(self, position: int, epoch: int) -> None:
-        places = np.array([position], dtype=np.int64)
-        seed_global_generators(sample_seeds(self._seed, epoch, places, Stream.SAMPLER)[0])
+        seed_global_generators(self._seeds.at(self._seed, epoch, position))
 
 
 def has_own_state(sampler: Any) -> bool:

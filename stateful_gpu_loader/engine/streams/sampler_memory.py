@@ -8,6 +8,7 @@ are its configuration, which belongs to the one who builds it.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import warnings
@@ -47,11 +48,36 @@ class SamplerMemory:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._built = self._at_load = dict(self._attributes())
+        self._is_put = False
 
     def note_load(self) -> None:
         """A state was loaded into the loader: what the sampler's epoch becomes from now on is told
         to it too late."""
         self._at_load = dict(self._attributes())
+        self._is_put = True
+
+    def take_put(self) -> bool:
+        """Whether no pass has begun since the load."""
+        was_put, self._is_put = self._is_put, False
+        return was_put
+
+    def check(self, captured: dict[str, Any]) -> None:
+        """Refuse what :meth:`put` could not do, and change nothing.
+
+        Raises:
+            StateMismatch: other generators, or no states of theirs.
+        """
+        generators = dict(self._generators())
+        saved = captured["generators"]
+        if saved and set(saved) != set(generators):
+            raise StateMismatch(
+                "sampler's generators",
+                saved=sorted(saved),
+                present=sorted(generators),
+                remedy="build the sampler as it was when the state was saved",
+            )
+        for path, text in saved.items():
+            _from_text(path, copy.deepcopy(generators[path]), text)
 
     def capture(self, *, owing: torch.Generator | None = None) -> dict[str, dict[str, Any]]:
         """``attributes`` and ``generators`` by their paths: plain values and text.
@@ -96,18 +122,11 @@ class SamplerMemory:
         """Put the sampler where :meth:`capture` found it.
 
         Raises:
-            StateMismatch: it has other generators.
+            StateMismatch: as :meth:`check`.
         """
+        self.check(captured)
         generators = dict(self._generators())
-        saved = captured["generators"]
-        if saved and set(saved) != set(generators):
-            raise StateMismatch(
-                "sampler's generators",
-                saved=sorted(saved),
-                present=sorted(generators),
-                remedy="build the sampler as it was when the state was saved",
-            )
-        for path, text in saved.items():
+        for path, text in captured["generators"].items():
             _from_text(path, generators[path], text)
         # What this one has changed since it was built, the captured one had not.
         self.tell({**self._built_values_of_changed(), **captured["attributes"]})

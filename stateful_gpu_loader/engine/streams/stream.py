@@ -18,6 +18,10 @@ class Stream(Protocol):
         again when the workers were lost."""
         ...
 
+    def start_place(self) -> Address:
+        """Where the pass began, with the states that the user's objects had then."""
+        ...
+
     def starts(self) -> Sequence[WorkerStart] | None:
         """What the workers are told before the first of those requests; None where they have no
         state."""

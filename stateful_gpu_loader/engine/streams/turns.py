@@ -14,7 +14,7 @@ from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Turn, WorkerStart
-from stateful_gpu_loader.user_states import Frozen, UserStates, frozen, worker_state
+from stateful_gpu_loader.user_states import UserStates, worker_state
 
 
 class TurnStream:
@@ -22,13 +22,13 @@ class TurnStream:
 
     Args:
         place: where the pass begins; its ``user`` holds the workers' states.
-        resumed: whether they have to be loaded: the workers of the pass before live on otherwise.
+        loads: whether they have to be loaded: the workers of the pass before live on otherwise.
         seed: of the loader.
         num_workers: 0 for the user's own thread.
         rank, num_replicas: only keys differ between ranks; the dataset divides itself.
-        interval: ``snapshot_every_n_steps``.
+        interval: ``snapshot_every_n_steps``; every batch counts where nobody works ahead, and where
+            the order is not that of the turns.
         in_order: False delivers whatever comes first; each worker's own order stays.
-        live: freezes the only worker's state whenever somebody asks, where it is inline.
         keeps_workers: whether the next pass goes on with the same objects.
         length: what ``len(dataset)`` promised, if somebody asked.
     """
@@ -37,14 +37,13 @@ class TurnStream:
         self,
         place: Address,
         *,
-        resumed: bool,
+        loads: bool,
         seed: int,
         num_workers: int,
         rank: int,
         num_replicas: int,
         interval: int,
         in_order: bool,
-        live: Callable[[], bytes] | None,
         keeps_workers: bool,
         length: Callable[[], int | None],
     ) -> None:
@@ -53,12 +52,12 @@ class TurnStream:
         self._workers = max(1, num_workers)
         self._rank, self._num_replicas = rank, num_replicas
         self._in_order = in_order
-        self._interval = 0 if live is not None else interval if in_order else 1
-        self._live = live
+        self._interval = interval if in_order and num_workers else 1
         self._keeps_workers = keeps_workers
         self._length = length
+        self._start = place
         self._position = place.position
-        self._loads = resumed
+        self._loads = loads
         user = place.user or UserStates()
         states = user.workers or (None,) * self._workers
         self._ledger = WorkerLedger(states, interval=self._interval)
@@ -75,6 +74,9 @@ class TurnStream:
         kind = _Turns if self._in_order else _TurnsOfAnybody
         return kind(self._workers, self._next_worker, self._ended, self._ledger)
 
+    def start_place(self) -> Address:
+        return self._start
+
     def starts(self) -> Sequence[WorkerStart]:
         loads, self._loads = self._loads, True
         if loads:
@@ -86,7 +88,7 @@ class TurnStream:
                 epoch=self._epoch,
                 place=worker * self._num_replicas + self._rank,
                 stride=stride,
-                state=frozen(state) if loads and state is not None else None,
+                state=state if loads and state is not None else None,
             )
             for worker, state in enumerate(self._ledger.states)
         ]
@@ -115,25 +117,21 @@ class TurnStream:
         return self.deliver(request, answer)
 
     def end(self) -> Address:
-        states = self._ledger.latest() if self._live is None else (self._live(),)
-        between = tuple(map(_between_passes, states)) if self._keeps_workers else ()
+        between = tuple(map(_between_passes, self._ledger.latest())) if self._keeps_workers else ()
         if not any(between):
             return Address(self._epoch + 1, 0)
         user = UserStates(num_workers=self._num_workers, workers=between)
         return Address(self._epoch + 1, 0, user=user)
 
     def _place(self) -> Address:
-        if self._live is not None:
-            user = UserStates(num_workers=0, workers=(self._live,), base=self._position)
-        else:
-            steps = max(self._made, self._delivered) - self._at_snapshot
-            user = UserStates(
-                num_workers=self._num_workers,
-                workers=self._ledger.states,
-                next_worker=self._next_worker,
-                base=self._position - steps,
-                steps=steps,
-            )
+        steps = max(self._made, self._delivered) - self._at_snapshot
+        user = UserStates(
+            num_workers=self._num_workers,
+            workers=self._ledger.states,
+            next_worker=self._next_worker,
+            base=self._position - steps,
+            steps=steps,
+        )
         return Address(self._epoch, self._position, user=user)
 
     def _check_length(self) -> None:
@@ -192,17 +190,17 @@ class _TurnsOfAnybody(_Turns):
         return None
 
 
-def _between_passes(state: Frozen | None) -> bytes | None:
+def _between_passes(state: bytes | None) -> bytes | None:
     """Of a worker whose iterator has ended: what its dataset keeps for the next one."""
-    dataset = None if state is None else thaw(frozen(state))["dataset"]
+    dataset = None if state is None else thaw(state)["dataset"]
     return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
 
 
-def _warn_of_reading_again(states: Sequence[Frozen | None]) -> None:
+def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
     """An iterator without state has to read what it has read before."""
     samples = 0
     for state in states:
-        worker = worker_state() if state is None else thaw(frozen(state))
+        worker = worker_state() if state is None else thaw(state)
         if worker["dataset"] is None and worker["iterator"] is None and not worker["ended"]:
             samples += worker["samples"]
     if samples:

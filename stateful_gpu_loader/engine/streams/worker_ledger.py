@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateful_gpu_loader.engine.pipeline import Answer
-from stateful_gpu_loader.user_states import Frozen
 
 
 class WorkerLedger:
@@ -24,13 +23,14 @@ class WorkerLedger:
     [False, False, True, True]
     """
 
-    def __init__(self, states: Sequence[Frozen | None], *, interval: int) -> None:
+    def __init__(self, states: Sequence[bytes | None], *, interval: int) -> None:
         self._latest = list(states)
         self._interval = interval
-        self.states: tuple[Frozen | None, ...] = tuple(states)
+        self._stale: set[int] = set()
+        self.states: tuple[bytes | None, ...] = tuple(states)
         """As of the last snapshot."""
 
-    def latest(self) -> tuple[Frozen | None, ...]:
+    def latest(self) -> tuple[bytes | None, ...]:
         """As of the last batch of each worker that had its state with it."""
         return tuple(self._latest)
 
@@ -40,10 +40,16 @@ class WorkerLedger:
         return interval > 0 and ordinal % interval + len(self._latest) >= interval
 
     def deliver(self, ordinal: int, answer: Answer | None) -> bool:
-        """A batch was delivered; returns whether a snapshot is complete behind it."""
+        """A batch was delivered; returns whether a snapshot is complete behind it.
+
+        A worker that could not tell its state when it was asked leaves none complete until it can.
+        """
         if answer is not None and answer.snapshot is not None:
             self._latest[answer.worker] = answer.snapshot
-        if self._interval == 0 or (ordinal + 1) % self._interval:
+            self._stale.discard(answer.worker)
+        elif answer is not None and self.wants_snapshot(ordinal):
+            self._stale.add(answer.worker)
+        if self._stale or self._interval == 0 or (ordinal + 1) % self._interval:
             return False
         self.states = tuple(self._latest)
         return True

@@ -35,12 +35,11 @@ def test_a_snapshot_holds_the_last_batch_of_each_worker_before_it(
 
 def turns(num_workers: int, interval: int = 1, **arguments: Any) -> TurnStream:
     given: dict[str, Any] = {
-        "resumed": False,
+        "loads": False,
         "seed": 1,
         "rank": 0,
         "num_replicas": 1,
         "in_order": True,
-        "live": None,
         "keeps_workers": False,
         "length": lambda: None,
         **arguments,

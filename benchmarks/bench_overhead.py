@@ -25,9 +25,12 @@ from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_b
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.executors.samples import SeedBlock
-from stateful_gpu_loader.randomness import caller_generators_restored, seed_global_generators
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.randomness import (
+    Stream,
+    caller_generators_restored,
+    seed_global_generators,
+)
 
 BATCH_SIZE = 16
 NUM_WORKERS = (0, 2)
@@ -148,23 +151,17 @@ def _microseconds_of_seeding(setting: Setting) -> float:
 
     Two workers share the work of the batches between them.
     """
-    seeds = SeedBlock()
+    seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
+    positions = np.arange(BATCH_SIZE, dtype=np.int64)
     with caller_generators_restored():
         started = time.perf_counter()
         for batch in range(setting.timed):
             restored = caller_generators_restored() if setting.num_workers == 0 else nullcontext()
             with restored:
-                for seed in seeds.of(_request(BATCH_SIZE * batch)):
+                for seed in seeds.of(42, 0, positions + BATCH_SIZE * batch):
                     seed_global_generators(seed)
         seconds = time.perf_counter() - started
     return seconds / setting.timed / max(1, setting.num_workers) * 1e6
-
-
-def _request(start: int) -> Request:
-    indices = np.arange(start, start + BATCH_SIZE, dtype=np.int64)
-    return Request(
-        ordinal=0, seed=42, epoch=0, start=start, step=1, indices=indices, end=start + BATCH_SIZE
-    )
 
 
 def _results(

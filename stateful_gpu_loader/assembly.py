@@ -80,7 +80,7 @@ class Parts:
         division = self.division(loader)
         if division is not None:
             return division.global_batch_size
-        size: int | None = _batching_of(loader).batch_size
+        size: int | None = batching_of(loader).batch_size
         return size
 
     def fingerprint(self, loader: Any, decoder: Decoder | None) -> Fingerprint:
@@ -90,7 +90,7 @@ class Parts:
             order=self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
             length=self.num_positions,
-            drop_last=_batching_of(loader).drop_last,
+            drop_last=batching_of(loader).drop_last,
             transform=self.transform,
             decoder=decoder,
         )
@@ -203,7 +203,7 @@ def own_sampler_of(loader: Any) -> tuple[Any, bool]:
     return loader.batch_sampler, True
 
 
-def _batching_of(loader: Any) -> Any:
+def batching_of(loader: Any) -> Any:
     """The loader, or torch's own BatchSampler: whose ``batch_size`` and ``drop_last`` count."""
     given = loader.batch_sampler
     return given if loader.batch_size is None and type(given) is BatchSampler else loader
@@ -211,7 +211,7 @@ def _batching_of(loader: Any) -> Any:
 
 def _sampler_use(loader: Any, memory: SamplerMemory) -> SamplerUse:
     sampler, yields_batches = own_sampler_of(loader)
-    owner = _batching_of(loader)
+    owner = batching_of(loader)
     num_replicas, rank = _key_ranks(sampler)
     return SamplerUse(
         sampler=sampler,

@@ -16,7 +16,8 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from stateful_gpu_loader.assembly import own_sampler_of
+from stateful_gpu_loader.assembly import batching_of, own_sampler_of
+from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze
 from stateful_gpu_loader.generator_text import generator_to_text
@@ -54,21 +55,24 @@ def from_torchdata(
     workers = _workers(loader, saved)
     if saved.iterable:
         base, sampler, permutation, end = saved.batches - saved.steps, None, None, None
-        one_batch = 1
+        position = saved.batches
     else:
         if saved.requests < saved.batches - saved.steps:
             raise _unlike("in_order", False, "an order that says which batches were delivered")
-        one_batch = loader.batch_size or 1
+        one_batch = batching_of(loader).batch_size or 1
         end = fingerprint.length
         base = _indices_delivered(loader, saved, one_batch)
         if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
             raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
             sampler, permutation = _sampler(loader, saved), None
+            position = base + saved.steps  # at least; see MapStream
         else:
             base = min(base, end)
             sampler, permutation = None, _permutation(saved, fingerprint, loader.num_replicas)
-    position = base + saved.steps * one_batch
+            position = min(base + saved.steps * one_batch, end)
+            if loader.drop_last and end - position < one_batch:
+                position = end
     user = UserStates(
         sampler=sampler,
         permutation=None if saved.finished else permutation,
@@ -81,7 +85,7 @@ def from_torchdata(
     return LoaderState(
         seed=seed,
         epoch=1 if saved.finished else 0,
-        position=0 if saved.finished else min(position, end or position),
+        position=0 if saved.finished else position,
         fingerprint=fingerprint.to_text(),
         global_batch_size=global_batch_size,
         user=user.to_dict(),
@@ -93,14 +97,13 @@ def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> in
     if saved.samples is not None:
         return saved.samples
     sampler, yields_batches = own_sampler_of(loader)
-    if not yields_batches and loader.batch_size is None and loader.batch_sampler is not None:
-        return saved.requests * int(loader.batch_sampler.batch_size)
     if yields_batches and saved.index_sampler is None and saved.index_iterator is None:
         name = type(sampler).__name__
         raise _unlike(
             "batch_sampler", f"{saved.requests} batches of unknown size", f"{name} without a state"
         )
-    return saved.requests * one_batch
+    counted, length = saved.requests * one_batch, _length_of(sampler)
+    return counted if yields_batches or length is None else min(counted, length)
 
 
 def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: Any) -> str | None:
@@ -141,6 +144,8 @@ def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
             "generators": {},
         }
         return freeze(mark, type(sampler).__name__)
+    if has_own_state(sampler) and (saved.requests or saved.finished):
+        raise _unlike("sampler", "no state of a sampler", f"{type(sampler).__name__}, which has one")
     if type(sampler) in _SHUFFLERS and getattr(sampler, "generator", None) is None:
         raise _unlike(
             "sampler",
@@ -162,10 +167,14 @@ def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: i
     if samples % saved.requests:
         return True
     is_short = 0 < saved.requests * (batch_size or 1) - samples < (batch_size or 1)
+    return is_short and samples == _length_of(sampler)
+
+
+def _length_of(sampler: Any) -> int | None:
     try:
-        return is_short and samples == len(sampler)
+        return len(sampler)
     except TypeError:
-        return False
+        return None
 
 
 def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -26,7 +26,7 @@ SEED = 5
 EXECUTIONS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2},
-    {"num_workers": 2, "snapshot_every_n_steps": 3},
+    {"num_workers": 2, "snapshot_every_n_steps": 4},  # a short batch behind the last snapshot
 ]
 Batches = list[list[int]]
 Make = Callable[..., Any]
@@ -238,11 +238,29 @@ def test_every_state_of_a_users_sampler(
 
 @executions
 @pytest.mark.parametrize(
-    "kind", [partial(StatefulBatchSampler, LENGTH), partial(IteratorSampler, 2)]
+    "kind",
+    [
+        partial(StatefulBatchSampler, LENGTH),
+        partial(IteratorSampler, 2),
+        lambda: BatchSampler(list(range(LENGTH))[::-1], 2, False),
+    ],
+    ids=["state", "iterator's", "torch's"],
 )
 def test_every_state_of_a_batch_sampler(kind: Callable[[], Any], execution: dict[str, Any]) -> None:
     theirs, ours = both(kind, batch_sampler=True)
     assert_finishes_the_epoch(theirs, ours, execution)
+
+
+def test_a_sampler_whose_state_torchdata_has_left_out_is_refused() -> None:
+    """It asks neither torch's BatchSampler nor what is inside it."""
+    theirs, ours = both(lambda: BatchSampler(StatefulSampler(LENGTH), 2, False), batch_sampler=True)
+    states, batches = torchdata_run(theirs())
+    for state in states[1:]:
+        with pytest.raises(StateMismatch, match="StatefulSampler, which has one"):
+            ours().load_state_dict(state)
+    loader = ours()
+    loader.load_state_dict(states[0])
+    assert [plain(batch) for batch in loader] == batches
 
 
 @executions

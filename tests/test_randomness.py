@@ -160,6 +160,7 @@ def test_streams_are_frozen():
         "SHARDS": 9,
         "REPLACEMENT": 10,
         "WORKERS": 11,
+        "DATAPIPES": 12,
         "RECIPES": 64,
     }
 

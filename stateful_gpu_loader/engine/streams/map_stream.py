@@ -240,8 +240,8 @@ class MapStream:
         self._issued[ordinal] = issued
         was_delivered = self._to_skip > 0
         self._to_skip -= was_delivered
-        if was_delivered and self._to_skip == 0 and request.end != self._start.position:
-            raise self._other_batches(request.end)
+        if was_delivered and self._to_skip == 0:
+            self._check_same_place(request.end)
         is_ahead = begin in self._ahead
         self._ahead.discard(begin)
         if was_delivered or is_ahead:
@@ -254,14 +254,21 @@ class MapStream:
         if not self._in_order:
             self._done_ahead[issued.begin] = None
 
-    def _other_batches(self, found: int) -> StateMismatch:
-        return StateMismatch(
-            "position",
-            saved=self._start.position,
-            present=f"{found}, where as many batches end",
-            remedy="keep the sampler, the batch size and drop_last: the state counts the batches "
-            "behind its last snapshot",
-        )
+    def _check_same_place(self, found: int) -> None:
+        """The batches delivered since the snapshot end where the state says.
+
+        torchdata's states tell their number alone, and not that of a sampler's indices in them.
+        """
+        user = self._start.user
+        is_known = self._start.position != user.base + user.steps
+        if is_known and found != self._start.position:
+            raise StateMismatch(
+                "position",
+                saved=self._start.position,
+                present=f"{found}, where as many batches end",
+                remedy="keep the sampler, the batch size and drop_last: the state counts the "
+                "batches behind its last snapshot",
+            )
 
     def _worker_of(self, ordinal: int) -> int:
         return (self._first_worker + ordinal) % len(self._ledger.states)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import re
 from collections import Counter
 from typing import Any
 
@@ -101,7 +102,11 @@ NEVER_BAD = [
 ]
 
 
-@pytest.mark.parametrize("error", BAD, ids=repr)
+def _name(error: BaseException) -> str:
+    return re.sub(r" at 0x\w+", "", repr(error))
+
+
+@pytest.mark.parametrize("error", BAD, ids=_name)
 def test_what_the_bytes_decide_is_bad(error: Exception) -> None:
     assert is_bad(error)
     assert is_bad_encoding(error) == (error is BAD_SAMPLE)

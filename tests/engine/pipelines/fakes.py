@@ -157,7 +157,7 @@ def users_dataset() -> Any:
 
 def large() -> bytes:
     """More than fits into a pipe."""
-    return bytes(1 << 20)
+    return bytes(4 << 20)
 
 
 def shared() -> torch.Tensor:

@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/python -m stateful_gpu_loader demo --output demo-output
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .

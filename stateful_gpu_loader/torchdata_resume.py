@@ -145,7 +145,9 @@ def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
         }
         return freeze(mark, type(sampler).__name__)
     if has_own_state(sampler) and (saved.requests or saved.finished):
-        raise _unlike("sampler", "no state of a sampler", f"{type(sampler).__name__}, which has one")
+        raise _unlike(
+            "sampler", "no state of a sampler", f"{type(sampler).__name__}, which has one"
+        )
     if type(sampler) in _SHUFFLERS and getattr(sampler, "generator", None) is None:
         raise _unlike(
             "sampler",

@@ -5,8 +5,10 @@ It compares with an uninterrupted run, sample by sample and pixel by pixel (A6, 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,10 @@ def assert_exact_resume(
 ) -> None:
     """Resume at every batch and compare the rest, bit for bit, with the uninterrupted run.
 
-    At each place, the boundaries included: into a fresh loader for each change in ``other``;
-    into the same loader object; a second time in the same epoch; and what is set is what is got.
+    At each place: into a fresh loader; into the same loader object; a second time in the same
+    epoch; and what is set is what is got. At the boundaries of an epoch for each change in
+    ``other`` and to the end of all epochs, at the places between them for one after the other and
+    to the end of the epoch after.
 
     Args:
         make_loader: a new loader of the stream under test; ``other`` reaches it as arguments.
@@ -37,16 +41,37 @@ def assert_exact_resume(
         every: only every so-manieth batch, and the boundaries.
     """
     expected, states = uninterrupted(make_loader(), epochs)
-    places = [place for place in states if place[1] % every == 0 or place in _boundaries(states)]
+    boundaries, turns = _boundaries(states), itertools.cycle(other)
+    places = [place for place in states if place[1] % every == 0 or place in boundaries]
     for place in places:
-        state = states[place]
-        for change in other:
+        state, is_boundary = states[place], place in boundaries
+        for change in other if is_boundary else (next(turns),):
             resumed = make_loader(**change)
             resumed.load_state_dict(through_json(state))
             assert resumed.state_dict() == state, f"set and get differ at {place} with {change}"
-            assert_same_rest(resumed, expected, place, epochs, change)
+            last = epochs if is_boundary else min(epochs, place[0] + 2)
+            assert_same_rest(resumed, expected, place, last, change)
     _assert_same_object_resumes(make_loader, expected, states, places, epochs)
     _assert_second_resume(make_loader, expected, states, epochs)
+
+
+def assert_exact_on_all(make_loader: MakeLoader, executions: tuple[dict[str, Any], ...]) -> None:
+    """From each execution to each other, at every batch.
+
+    All deliver the same batches with the same states: so what resumes one resumes every one.
+    """
+    expected, states = uninterrupted(make_loader(**executions[0]), 2)
+    for execution in executions[1:]:
+        found, of_found = uninterrupted(make_loader(**execution), 2)
+        assert same(found, expected), execution
+        assert of_found == states, execution
+    for execution in executions:
+        for place, state in states.items():
+            resumed = make_loader(**execution)
+            resumed.load_state_dict(through_json(state))
+            assert_same_rest(resumed, expected, place, 2, execution)
+        make = partial(make_loader, **execution)
+        _assert_same_object_resumes(make, expected, states, list(states), 2)
 
 
 def uninterrupted(

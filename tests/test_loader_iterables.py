@@ -53,7 +53,7 @@ def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("interval", [0, 3, 100])
+@pytest.mark.parametrize("interval", [0, 3])
 def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None:
     """A3: what was delivered behind the last snapshot is made again, and not delivered again."""
     arguments = {"num_workers": 2, "snapshot_every_n_steps": interval}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from stateful_gpu_loader.decoders import Decoder
@@ -27,6 +26,7 @@ from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Fingerprint, Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
+from stateful_gpu_loader.world import size_and_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +235,4 @@ def _key_ranks(sampler: Any) -> tuple[int, int]:
     """Ranks draw different augmentations (a user's sampler or dataset divides itself)."""
     if isinstance(sampler, DistributedSampler):
         return int(sampler.num_replicas), int(sampler.rank)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size(), torch.distributed.get_rank()
-    return 1, 0
+    return size_and_rank()

@@ -24,7 +24,7 @@ from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.decoders import Decoder, make_decoder
 from stateful_gpu_loader.engine.choice import Work, check_worker_type, make_pipeline
 from stateful_gpu_loader.engine.pipeline import Pipeline
-from stateful_gpu_loader.engine.pipelines.processes import pin
+from stateful_gpu_loader.engine.pipelines.team import pin
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.passes import Address, Passes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed
-
 from stateful_gpu_loader.engine.streams.positions import Division
 from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+from stateful_gpu_loader.world import size_and_rank
 
 OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)
 
@@ -16,11 +15,9 @@ def division_of(
     sampler: Any, *, batch_size: int | None, drop_last: bool, num_replicas: int | str | None
 ) -> Division:
     """Steps and ranks as the sampler has them, or torch.distributed for ``"auto"``."""
-    replicas, rank = 1, 0
+    replicas, rank = size_and_rank() if num_replicas == "auto" else (1, 0)
     if isinstance(sampler, DistributedShuffledSampler):
         replicas, rank = sampler.num_replicas, sampler.rank
-    if num_replicas == "auto" and torch.distributed.is_initialized():
-        replicas, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     return Division(
         batch_size=batch_size or 1,
         drop_last=drop_last,

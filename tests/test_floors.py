@@ -40,6 +40,7 @@ FLOORS: dict[str, float] = {
     "settled_seed": 1,
     "randomness": 0,
     "state": 0,
+    "world": 0,
     "errors": 0,
 }
 NEIGHBOURS = {

@@ -19,7 +19,8 @@ from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleEx
 from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
-from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline, empty_shared
+from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline
+from stateful_gpu_loader.engine.pipelines.team import InnerLoader, empty_shared
 from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
@@ -152,7 +153,7 @@ def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pi
         )
     place = np.array([start.position])
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
-    return ProcessPipeline(
+    loader = InnerLoader(
         _executor(work, empty_shared),
         dataset=work.dataset,
         base_seed=base_seed,
@@ -164,6 +165,7 @@ def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pi
         persistent_workers=workers.persistent_workers,
         in_order=workers.in_order,
     )
+    return ProcessPipeline(loader)
 
 
 def _executor(

@@ -21,8 +21,6 @@ from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.passes import Address, Pass, Passes
 
-_LAST_ALONE = 1
-
 
 @dataclass
 class Begun:
@@ -34,10 +32,12 @@ class Begun:
     """Started on the requests of the stream."""
     losses: int = 0
     """How often workers were lost since a batch was delivered."""
-    alone: int = 0
-    """Batches that are still to be made one at a time, and one more; 0 for as many as may be."""
     is_running: bool = False
     """Whether the pipeline was started."""
+    is_alone: bool = False
+    """Whether it makes one batch at a time."""
+    alone: int = 0
+    """Batches that are still to be made so."""
     ended_workers: set[int] = field(default_factory=set)
     """Whose iterators have ended."""
     ended: bool = False
@@ -146,9 +146,8 @@ class Run:
                 begun = None
         if begun is None:
             self._begun = begun = self._conduct.begin()
-        elif begun.alone == _LAST_ALONE or not begun.is_running:
+        elif not begun.is_running or (begun.is_alone and begun.alone == 0):
             # Whoever were to start before have failed, or may be ahead again.
-            begun.alone = 0 if begun.alone == _LAST_ALONE else begun.alone
             begun.is_running = False
             begun.pipeline.close()
             begun.pipeline = self._conduct.rebuild(begun)
@@ -157,9 +156,10 @@ class Run:
         return begun
 
     def _start(self, begun: Begun) -> None:
+        begun.is_alone = begun.alone > 0
         try:
             begun.pipeline.start(
-                begun.stream.requests(), begun.stream.starts(), one_at_a_time=begun.alone > 0
+                begun.stream.requests(), begun.stream.starts(), one_at_a_time=begun.is_alone
             )
         except WorkersDied as loss:
             self._recover(begun, loss)
@@ -172,8 +172,7 @@ class Run:
             begun.current.place = begun.stream.start_place()
         self._passes.deliver(begun.current, place)
         begun.losses = 0
-        if begun.alone > _LAST_ALONE:
-            begun.alone -= 1
+        begun.alone = max(0, begun.alone - 1)
 
     def _fail(self, begun: Begun, request: Any, said: Answer | None, failure: Failure) -> None:
         if isinstance(failure, BeginFailure):
@@ -233,7 +232,7 @@ class Run:
             stacklevel=3,
         )
         if begun.losses > 1:
-            begun.alone = self._conduct.in_flight + _LAST_ALONE
+            begun.alone = self._conduct.in_flight
         begun.pipeline = self._conduct.rebuild(begun)
         self._start(begun)
 

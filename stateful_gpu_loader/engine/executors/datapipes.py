@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 from torch.utils.data import get_worker_info
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.records import WorkerStart
+from stateful_gpu_loader.world import size_and_rank
 
 
 def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
@@ -25,7 +25,4 @@ def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
     generator.manual_seed(seed)
     apply_random_seed(datapipe, generator)
     if get_worker_info() is None:
-        replicas, rank = 1, 0
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            replicas, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        apply_sharding(datapipe, replicas, rank)
+        apply_sharding(datapipe, *size_and_rank())

@@ -16,9 +16,9 @@ from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import is_bad, reason_of
 from stateful_gpu_loader.engine.executors.datapipes import prepare_datapipe
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
-from stateful_gpu_loader.engine.executors.user_objects import load_user_state, state_of
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.randomness import Stream, seed_global_generators

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stateful_gpu_loader.engine.executors.user_objects import load_user_state, state_of
 from stateful_gpu_loader.engine.pipeline import Executor
+from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.records import Request, WorkerStart
 from stateful_gpu_loader.user_states import worker_state

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Executor, Failure, WorkersDied
+from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Failure, WorkersDied
 from stateful_gpu_loader.engine.pipelines.answer_pipe import WritersLost
 from stateful_gpu_loader.engine.pipelines.dispatch import Dispatch
 from stateful_gpu_loader.engine.pipelines.remote_failure import RemoteFailure
-from stateful_gpu_loader.engine.pipelines.team import InnerLoader, Team, empty_shared, pin
+from stateful_gpu_loader.engine.pipelines.team import InnerLoader, Team
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand
 from stateful_gpu_loader.records import WorkerStart
-
-__all__ = ["ProcessPipeline", "empty_shared", "pin"]
 
 
 class ProcessPipeline:
@@ -26,42 +24,15 @@ class ProcessPipeline:
     or ``next()``, never in the user's own code (law 7), and nothing waits for ever.
 
     Args:
-        executor: pickled to the workers; runs there.
-        dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
-        base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
-        num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
-            persistent_workers, in_order: as for DataLoader.
+        loader: starts the workers; its arguments count here too.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        *,
-        dataset: Any,
-        base_seed: int,
-        num_workers: int,
-        prefetch_factor: int,
-        timeout: float,
-        worker_init_fn: Callable[[int], None] | None,
-        multiprocessing_context: Any,
-        persistent_workers: bool,
-        in_order: bool = True,
-    ) -> None:
-        self._loader = InnerLoader(
-            executor,
-            dataset=dataset,
-            base_seed=base_seed,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-        )
-        self._num_workers = num_workers
-        self._limit = num_workers * prefetch_factor
-        self._persistent = persistent_workers
-        self._in_order = in_order
+    def __init__(self, loader: InnerLoader) -> None:
+        self._loader = loader
+        self._num_workers = loader.num_workers
+        self._limit = loader.num_workers * (loader.prefetch_factor or 2)
+        self._persistent = loader.persistent_workers
+        self._in_order = loader.in_order
         self._numbers = itertools.count()
         self._dispatch = self._nothing_to_do()
         self._team: Team | None = None

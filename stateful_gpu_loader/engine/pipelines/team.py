@@ -20,10 +20,10 @@ from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch
-import torch.distributed
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data import _utils as torch_utils
@@ -35,6 +35,7 @@ from stateful_gpu_loader.engine.pipelines.answer_pipe import AnswerPipe, Writers
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
 from stateful_gpu_loader.engine.pipelines.watch import Watch, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand, WorkerSide, in_place_of
+from stateful_gpu_loader.world import size_and_rank
 
 _SECONDS_TO_CLEAN_UP = 5.0
 """What torch gives its workers to end by themselves, and again after SIGTERM."""
@@ -44,7 +45,15 @@ _SECONDS_TO_NOTICE = 1.0
 
 
 class InnerLoader(DataLoader[Any]):
-    """Holds the arguments with which :class:`Team` starts torch's workers."""
+    """Holds the arguments with which :class:`Team` starts torch's workers.
+
+    Args:
+        executor: pickled to the workers; runs there.
+        dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
+        base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
+        num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
+            persistent_workers, in_order: as for DataLoader.
+    """
 
     def __init__(
         self,
@@ -58,6 +67,7 @@ class InnerLoader(DataLoader[Any]):
         worker_init_fn: Callable[[int], None] | None,
         multiprocessing_context: Any,
         persistent_workers: bool,
+        in_order: bool = True,
     ) -> None:
         self.context = _Context(multiprocessing_context)
         self.side = WorkerSide(executor, dataset, _with_sharding(dataset, worker_init_fn))
@@ -74,6 +84,7 @@ class InnerLoader(DataLoader[Any]):
             worker_init_fn=self.side.start,
             multiprocessing_context=self.context,
             persistent_workers=persistent_workers,
+            in_order=in_order,
             generator=generator,
         )
 
@@ -84,6 +95,7 @@ class InnerLoader(DataLoader[Any]):
             WorkersDied: one of them died before all were started.
         """
         self.context.renew()
+        get_temp_dir()  # so that all have this one, which outlives those that are killed
         try:
             return Team(self)
         except BaseException as error:
@@ -305,10 +317,7 @@ def _with_sharding(
 ) -> Callable[[int], None] | None:
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return worker_init_fn
-    world_size, rank = 1, 0
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        world_size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    return functools.partial(_sharding_worker_init_fn, worker_init_fn, world_size, rank)
+    return functools.partial(_sharding_worker_init_fn, worker_init_fn, *size_and_rank())
 
 
 def _first_integer(pickled: memoryview) -> int:

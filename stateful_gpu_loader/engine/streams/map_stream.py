@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
-from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
+from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger, worker_starts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Request, WorkerStart
@@ -156,16 +156,7 @@ class MapStream:
         if self._has_started:
             self._pending = set(range(len(states)))  # others were lost, and had loaded theirs
         self._has_started = True
-        return [
-            WorkerStart(
-                seed=self._seed,
-                epoch=self._epoch,
-                place=worker,
-                stride=len(states),
-                state=state if state is not None and worker in self._pending else None,
-            )
-            for worker, state in enumerate(states)
-        ]
+        return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
 
     def is_replay(self, request: Request) -> bool:
         return self._issued[request.ordinal].is_done

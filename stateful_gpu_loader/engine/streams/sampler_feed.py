@@ -24,6 +24,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
+from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.passes import Address
@@ -162,7 +163,7 @@ class SamplerFeed:
         state = {
             "kind": "state",
             "sampler": sampler.state_dict() if own else None,
-            "iterator": iterator.state_dict() if isinstance(iterator, Stateful) else None,
+            "iterator": state_of(iterator),
             "exhausted": iterator is not None and self._exhausted,
             **(self._use.memory.epochs() if own else capture),
         }
@@ -208,20 +209,20 @@ class SamplerFeed:
         sampler = self._use.sampler
         self._start_mark = freeze(state, type(sampler).__name__)
         self._put(state)
-        if state["sampler"] is not None:
-            _check_takes_state(sampler)
-            sampler.load_state_dict(state["sampler"])
+        load_user_state("sampler", sampler, state["sampler"])
         self._capture = {key: state[key] for key in ("attributes", "generators")}
         self._open()
-        if state["iterator"] is not None:
-            _check_takes_state(self._iterator)
-            iterator: Any = self._iterator
-            iterator.load_state_dict(state["iterator"])
+        load_user_state("sampler's iterator", self._iterator, state["iterator"])
         self._exhausted = state["exhausted"]
 
     def _replay(self, state: dict[str, Any]) -> None:
         if has_own_state(self._use.sampler):
-            raise _unlike("a sampler without state", type(self._use.sampler).__name__)
+            raise StateMismatch(
+                "sampler",
+                saved="a sampler without state",
+                present=type(self._use.sampler).__name__,
+                remedy="build the loader with the sampler that it was saved with",
+            )
         if state["passed"] is not None:
             self._replay_the_pass_before(state)
         else:
@@ -326,20 +327,6 @@ def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
 
 def _text(indices: list[Any]) -> bytes:
     return "".join(f"{index!r}," for index in indices).encode()
-
-
-def _check_takes_state(thing: Any) -> None:
-    if not isinstance(thing, Stateful):
-        raise _unlike("the state of a sampler or its iterator", type(thing).__name__)
-
-
-def _unlike(saved: str, present: str) -> StateMismatch:
-    return StateMismatch(
-        "sampler",
-        saved=saved,
-        present=present,
-        remedy="build the loader with the sampler that it was saved with",
-    )
 
 
 def _not_reproducible(count: int, found: str) -> StateMismatch:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
-from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger
+from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger, worker_starts
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import Turn, WorkerStart
@@ -81,17 +81,14 @@ class TurnStream:
         loads, self._loads = self._loads, True
         if loads:
             _warn_of_reading_again(self._ledger.states)
-        stride = self._workers * self._num_replicas
-        return [
-            WorkerStart(
-                seed=self._seed,
-                epoch=self._epoch,
-                place=worker * self._num_replicas + self._rank,
-                stride=stride,
-                state=state if loads and state is not None else None,
-            )
-            for worker, state in enumerate(self._ledger.states)
-        ]
+        return worker_starts(
+            self._ledger.states,
+            seed=self._seed,
+            epoch=self._epoch,
+            loads=range(self._workers) if loads else (),
+            rank=self._rank,
+            num_replicas=self._num_replicas,
+        )
 
     def is_replay(self, request: Turn) -> bool:
         return self._made < self._delivered

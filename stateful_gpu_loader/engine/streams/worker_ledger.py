@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.records import WorkerStart
 
 
 class WorkerLedger:
@@ -53,3 +54,32 @@ class WorkerLedger:
             return False
         self.states = tuple(self._latest)
         return True
+
+
+def worker_starts(
+    states: Sequence[bytes | None],
+    *,
+    seed: int,
+    epoch: int,
+    loads: Container[int],
+    rank: int = 0,
+    num_replicas: int = 1,
+) -> list[WorkerStart]:
+    """What the workers of one rank are told before their first request.
+
+    Args:
+        states: of each worker.
+        seed, epoch: of the pass.
+        loads: the workers that load their state; the objects of the others are there already.
+        rank, num_replicas: of the process; no two workers of all have one key.
+    """
+    return [
+        WorkerStart(
+            seed=seed,
+            epoch=epoch,
+            place=worker * num_replicas + rank,
+            stride=len(states) * num_replicas,
+            state=state if worker in loads else None,
+        )
+        for worker, state in enumerate(states)
+    ]

@@ -16,6 +16,7 @@ from torch.utils.data import get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import WorkersDied
 from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline
+from stateful_gpu_loader.engine.pipelines.team import InnerLoader
 from stateful_gpu_loader.records import Request, WorkerStart
 
 
@@ -93,7 +94,7 @@ def processes(executor: Any = None, **changes: Any) -> ProcessPipeline:
         "multiprocessing_context": "fork",
         "persistent_workers": False,
     }
-    return ProcessPipeline(executor or Doing(), **{**arguments, **changes})
+    return ProcessPipeline(InnerLoader(executor or Doing(), **{**arguments, **changes}))
 
 
 def answers(pipeline: Any) -> list[Any]:

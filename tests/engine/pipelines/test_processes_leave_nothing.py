@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
             gc.collect()  # what other tests have left
             before = left()  # multiprocessing's own helpers are started by now
     assert left() == before
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_keep_their_sockets_where_the_main_process_cleans_up(
+    make: Any, method: str
+) -> None:
+    """A8: a killed worker would leave a directory of its own behind for ever."""
+    pipeline = make(multiprocessing_context=method)
+    pipeline.start(requests(*[get_temp_dir] * 4))
+    assert fakes.answers(pipeline) == [get_temp_dir()] * 4
 
 
 @pytest.mark.parametrize("killed", [True, False])

@@ -15,9 +15,10 @@ def division_of(
     sampler: Any, *, batch_size: int | None, drop_last: bool, num_replicas: int | str | None
 ) -> Division:
     """Steps and ranks as the sampler has them, or torch.distributed for ``"auto"``."""
-    replicas, rank = size_and_rank() if num_replicas == "auto" else (1, 0)
+    ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):
-        replicas, rank = sampler.num_replicas, sampler.rank
+        ranks = sampler.num_replicas, sampler.rank
+    replicas, rank = size_and_rank(ranks) if num_replicas == "auto" else ranks
     return Division(
         batch_size=batch_size or 1,
         drop_last=drop_last,

@@ -32,6 +32,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _shardin
 
 from stateful_gpu_loader.engine.pipeline import Executor, Failure, WorkersDied
 from stateful_gpu_loader.engine.pipelines.answer_pipe import AnswerPipe, WritersLost
+from stateful_gpu_loader.engine.pipelines.packing import unpack
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
 from stateful_gpu_loader.engine.pipelines.watch import Watch, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand, WorkerSide, in_place_of
@@ -180,13 +181,13 @@ class Team(_MultiProcessingDataLoaderIter):
         message = self._pipe.receive()
         self._results._sem.release()  # as Queue.get does
         try:
-            number, answer = pickle.loads(message)
+            number, packed = pickle.loads(message)
+            return number, unpack(packed)
         except Exception as error:
             broken = isinstance(error, (OSError, EOFError, RuntimeError))
             if self.watch.has_lost(_SECONDS_TO_NOTICE if broken else 0):
                 raise WritersLost from error
             return _first_integer(message), Failure(_explained(error))
-        return number, answer
 
     def end(self) -> None:
         """End the workers, politely unless one of them is lost."""

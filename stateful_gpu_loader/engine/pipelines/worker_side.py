@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Executor, execute, never_stopped
+from stateful_gpu_loader.engine.pipelines.packing import Packed, pack
 from stateful_gpu_loader.engine.pipelines.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
 
@@ -60,7 +61,14 @@ class WorkerSide(Dataset[Any]):
         except Exception as error:
             self._unusable = self._failed(error)
 
-    def __getitem__(self, errand: Errand) -> Any:
+    def __getitem__(self, errand: Errand) -> Packed:
+        answer = self._answer(errand)
+        try:
+            return pack(answer)
+        except Exception as error:
+            return pack(self._unsent(answer, error))
+
+    def _answer(self, errand: Errand) -> Any:
         request, start = errand
         if start is not None:
             self._start = start
@@ -76,6 +84,17 @@ class WorkerSide(Dataset[Any]):
                 return self._failed(error).at_the_beginning()
             self._start = None
         return execute(self._executor, request, never_stopped, self._failed, worker=self._worker)
+
+    def _unsent(self, answer: Any, error: Exception) -> Any:
+        """What is sent instead of an answer that cannot be pickled."""
+        payload = answer.payload if isinstance(answer, Answer) else answer
+        where = (
+            f"when a batch of type {type(payload).__name__} was sent from DataLoader worker "
+            f"process {self._worker}. {_REMEDY}"
+        )
+        failure = RemoteFailure(error, where)
+        is_more = isinstance(answer, Answer)
+        return dataclasses.replace(answer, payload=failure) if is_more else failure
 
     def _failed(self, error: Exception) -> RemoteFailure:
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
@@ -105,19 +124,16 @@ class WorkerSide(Dataset[Any]):
 
 
 def in_place_of(content: Any, error: Exception) -> Any:
-    """What is sent instead of an errand or an answer that cannot be pickled."""
-    remedy = "Remedy: let it be made of what pickle knows, such as tensors"
+    """What is sent instead of an errand, or of a packed answer, that failed on its way."""
     if isinstance(content, Errand):
-        where = f"when {content.request!r:.300} was sent to a worker process. {remedy}"
+        where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
-    payload = content.payload if isinstance(content, Answer) else content
     worker = get_worker_info()
-    where = (
-        f"when a batch of type {type(payload).__name__} was sent from DataLoader worker process "
-        f"{worker.id if worker else 0}. {remedy}"
-    )
-    failure = RemoteFailure(error, where)
-    return dataclasses.replace(content, payload=failure) if isinstance(content, Answer) else failure
+    where = f"when a batch was sent from DataLoader worker process {worker.id if worker else 0}"
+    return pack(RemoteFailure(error, where))
+
+
+_REMEDY = "Remedy: let it be made of what pickle knows, such as tensors"
 
 
 def _anonymous_file() -> IO[bytes]:

@@ -36,6 +36,8 @@ class ProcessPipeline:
         self._numbers = itertools.count()
         self._dispatch = self._nothing_to_do()
         self._team: Team | None = None
+        self.workers: list[Any] = []
+        """The worker processes, or those that there were last."""
         self._is_torn = False
         """An interrupt came where requests or answers are lost by it."""
 
@@ -51,6 +53,7 @@ class ProcessPipeline:
             self.close()
         if self._team is None:
             self._team = self._loader.launch()
+            self.workers = self._team.workers
         elif self._team.watch.has_lost():
             raise WorkersDied(self._team.watch.verdict(), None)
         self._dispatch = Dispatch(
@@ -89,11 +92,6 @@ class ProcessPipeline:
         self._is_torn = False
         if team is not None:
             team.end()
-
-    @property
-    def workers(self) -> list[Any]:
-        """The worker processes."""
-        return [] if self._team is None else self._team.workers
 
     def _send(self, team: Team, spare: int = 0) -> None:
         """Keep as many requests under way as there is room for."""

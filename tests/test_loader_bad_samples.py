@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,41 +15,29 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import BadSample, FolderSource, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.bad_samples import BadSamples
+from tests.bad_sample_loaders import (
+    BAD,
+    ERRORS,
+    Loader,
+    N,
+    assert_same_run,
+    assert_states_follow,
+    make,
+    modes,
+)
 from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
 from tests.datasets import Indices
 from tests.engine.executors.damaged import Damaged, DamagedBatches, FailsByDraw
-from tests.engine.executors.test_bad_samples_images import DAMAGE, Redirected
-from tests.images import write_photo_folder
+from tests.engine.executors.damaged_images import DAMAGE, Redirected, write_damaged_photos
 from tests.user_objects import StatefulDataset
-
-N = 22
-BAD = {1, 4, 6, 7, 13, 20}
-ERRORS: dict[Any, Callable[[], Exception]] = {
-    index: partial(ValueError, f"no label {index}") for index in BAD
-}
-Loader = StatefulGPULoader[Any]
-modes = pytest.mark.parametrize("mode", ["replace", "drop"])
-
-
-def make(dataset: Any = None, **arguments: Any) -> Loader:
-    dataset = Damaged(N, ERRORS) if dataset is None else dataset
-    return StatefulGPULoader(
-        dataset,
-        **{"batch_size": 4, "shuffle": True, "seed": 3, "on_bad_sample": "drop"} | arguments,
-    )
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """21 files, five of them damaged."""
-    root = tmp_path_factory.mktemp("photos")
-    files = write_photo_folder(root, num_classes=3, per_class=7)
-    for index, damage in DAMAGE.items():
-        files[index].write_bytes(damage(files[index].read_bytes()))
-    return root
+    return write_damaged_photos(tmp_path_factory.mktemp("photos"))
 
 
 def make_photos(root: Path, **arguments: Any) -> Loader:
@@ -63,17 +50,6 @@ def keys_of(record: BadSamples) -> set[tuple[Any, int, int]]:
 
 
 # The same stream and record for all workers.
-
-
-def assert_same_run(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
-    alone = build(num_workers=0)
-    wanted = [[copy_of(batch) for batch in alone] for _ in range(2)]
-    assert alone.bad_samples.total > len(alone.bad_samples) > 3, "met in both epochs"
-    for execution in executions:
-        loader = build(**execution)
-        assert same([[copy_of(batch) for batch in loader] for _ in range(2)], wanted), execution
-        assert loader.bad_samples == alone.bad_samples, execution
-        assert loader.state_dict() == alone.state_dict(), execution
 
 
 @modes
@@ -150,20 +126,6 @@ def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> No
 
 
 # Resuming.
-
-
-def assert_states_follow(build: Callable[..., Loader], executions: list[dict[str, Any]]) -> None:
-    """The state behind every batch, with its record, is that of the uninterrupted run."""
-    _, states = uninterrupted(build(), 2)
-    assert any(state["bad_samples"] for state in states.values())
-    for number, (epoch, start) in enumerate(states):
-        if epoch == 2:
-            continue
-        loader = build(**executions[number % len(executions)])
-        loader.load_state_dict(through_json(states[epoch, start]))
-        for delivered, _ in enumerate(loader, start + 1):
-            assert loader.state_dict() == states[epoch, delivered], (epoch, start, delivered)
-        assert loader.state_dict() == states[epoch + 1, 0]
 
 
 @modes

@@ -12,10 +12,7 @@ import torch
 
 from stateful_gpu_loader import BadSample
 from stateful_gpu_loader.bad_samples import BadSamples
-from tests.conformance import assert_exact_resume
-from tests.datasets import Indices
-from tests.engine.executors.damaged import Damaged
-from tests.test_loader_bad_samples import (
+from tests.bad_sample_loaders import (
     BAD,
     Loader,
     N,
@@ -24,6 +21,9 @@ from tests.test_loader_bad_samples import (
     make,
     modes,
 )
+from tests.conformance import assert_exact_resume
+from tests.datasets import Indices
+from tests.engine.executors.damaged import Damaged
 from tests.user_objects import StatefulSampler
 
 

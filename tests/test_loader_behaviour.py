@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
-import random
 import threading
 import traceback
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -22,11 +20,7 @@ from stateful_gpu_loader import (
 )
 from tests.conformance import same
 from tests.datasets import Failing, Indices, Noisy
-
-
-def generators() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state(legacy=False)
-    return random.getstate(), str(numpy_state), torch.get_rng_state().tolist()
+from tests.generators import generators
 
 
 def _unchanged(samples: Any) -> Any:

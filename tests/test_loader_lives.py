@@ -15,7 +15,7 @@ from torch.utils.data import RandomSampler
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of, same, uninterrupted
 from tests.datasets import Noisy
-from tests.test_loader_behaviour import generators
+from tests.generators import generators
 from tests.user_objects import (
     OwnIterator,
     PlainIterable,

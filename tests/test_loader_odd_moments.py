@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch, WorkerLost
 from tests.conformance import same
 from tests.datasets import Failing, Indices
-from tests.test_loader_faults import KillsItself, kill, lives
+from tests.lost_workers import KillsItself, kill, lives
 from tests.user_objects import CountingSampler, StatefulDataset, StatefulSampler
 
 N = 20

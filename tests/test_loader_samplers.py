@@ -24,7 +24,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from tests.conformance import assert_exact_resume, assert_same_rest, same, uninterrupted
 from tests.datasets import Indices, Noisy
-from tests.test_loader_behaviour import generators
+from tests.generators import generators
 from tests.user_objects import (
     CountingSampler,
     LazySampler,

@@ -20,7 +20,8 @@ from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
 from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline
-from stateful_gpu_loader.engine.pipelines.team import InnerLoader, empty_shared
+from stateful_gpu_loader.engine.pipelines.shared_memory import empty_shared
+from stateful_gpu_loader.engine.pipelines.team import InnerLoader
 from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds

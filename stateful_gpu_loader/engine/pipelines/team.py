@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import math
 import multiprocessing
 import os
 import pickle
@@ -34,6 +33,7 @@ from stateful_gpu_loader.engine.pipeline import Executor, Failure, WorkersDied
 from stateful_gpu_loader.engine.pipelines.answer_pipe import AnswerPipe, WritersLost
 from stateful_gpu_loader.engine.pipelines.packing import unpack
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
+from stateful_gpu_loader.engine.pipelines.shared_memory import remove_what_was_left_by
 from stateful_gpu_loader.engine.pipelines.watch import Watch, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand, WorkerSide, in_place_of
 from stateful_gpu_loader.world import size_and_rank
@@ -209,6 +209,9 @@ class Team(_MultiProcessingDataLoaderIter):
                     self._dismiss()
         finally:
             kill(started)
+            for worker in started:
+                if worker.exitcode:
+                    remove_what_was_left_by(worker.pid)
             for queue in getattr(self, "_index_queues", []):
                 _close(queue)
             if self._watch is not None:
@@ -239,13 +242,6 @@ def _untyped(queue: Any) -> Any:
 def pin(batch: Any) -> Any:
     """Copy the batch's tensors to page-locked memory, as DataLoader's ``pin_memory`` does."""
     return torch_pin_memory.pin_memory(batch)
-
-
-def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor in shared memory, which a worker sends without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(num_bytes, device="cpu")
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 class _Queue(Queue):  # type: ignore[type-arg]

@@ -59,6 +59,9 @@ class DamagedBatches(Damaged, NoisyBatches):
         return [{"shared": shared, **Noisy.__getitem__(self, index)} for index in copied]
 
 
+KINDS = [Damaged, DamagedBatches]
+
+
 class FailsByDraw(Noisy):
     """Some indices fail at some draws, and so each epoch decides anew."""
 

@@ -1,0 +1,84 @@
+"""Ways to lose workers, by a kill or at a sample, and what is delivered all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import copy_of
+from tests.datasets import Noisy
+from tests.makers import Make
+
+
+def kill(batches: Any, *numbers: int) -> None:
+    """SIGKILL, and wait until the process has ended: no timing is left to chance."""
+    workers = [batches._workers[number % len(batches._workers)] for number in numbers]
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join()
+
+
+def with_kills(
+    loader: StatefulGPULoader[Any], epochs: int, kills: dict[int, tuple[int, ...]]
+) -> list[list[Any]]:
+    """Deliver whole epochs, and kill workers behind so-manieth batches of each."""
+    found = []
+    for _ in range(epochs):
+        delivered: list[Any] = []
+        batches = iter(loader)
+        while True:
+            try:
+                delivered.append(copy_of(next(batches)))
+            except StopIteration:
+                break
+            victims = kills.get(len(delivered))
+            if victims and batches._workers:
+                kill(batches, *victims)
+        found.append(delivered)
+    return found
+
+
+def undisturbed(make: Make, epochs: int, **arguments: Any) -> list[list[Any]]:
+    """So many epochs of a loader that nothing happens to."""
+    loader = make(**arguments)
+    return [[copy_of(batch) for batch in loader] for _ in range(epochs)]
+
+
+def deliver_quietly(batches: Any, delivered: list[Any]) -> None:
+    """Until ``next`` raises; what came before is in ``delivered``. Call it in catch_warnings()."""
+    warnings.simplefilter("ignore")
+    while True:
+        delivered.append(copy_of(next(batches)))
+
+
+class KillsItself(Noisy):
+    """Its process dies when it reads one index, as often as there are lives in a directory."""
+
+    def __init__(self, length: int, index: int, lives: Path, how: str = "kill") -> None:
+        super().__init__(length)
+        self.index, self.lives, self.how = index, lives, how
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.index:
+            for life in sorted(self.lives.iterdir()):
+                life.unlink()
+                if self.how == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if self.how == "exit":
+                    os._exit(3)
+                threading.Event().wait()
+        return super().__getitem__(index)
+
+
+def lives(path: Path, count: int) -> Path:
+    """A directory of so many for ``KillsItself`` to lose."""
+    path.mkdir()
+    for number in range(count):
+        (path / f"{number:03d}").touch()
+    return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +18,7 @@ from stateful_gpu_loader import (
 )
 from tests.conformance import same
 from tests.datasets import Indices, Noisy
-
-
-def generators() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state(legacy=False)
-    return random.getstate(), str(numpy_state), torch.get_rng_state().tolist()
+from tests.generators import generators
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

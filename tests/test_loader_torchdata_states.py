@@ -6,7 +6,6 @@ What is refused, and datasets with state, are in test_loader_torchdata_states_of
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from tests.datasets import Indices
 from tests.torchdata_objects import LENGTH, IteratorSampler
+from tests.torchdata_runs import Batches, plain, through_torch, torchdata_run
 from tests.user_objects import StatefulBatchSampler, StatefulSampler
 
 SEED = 5
@@ -28,28 +28,10 @@ EXECUTIONS: list[dict[str, Any]] = [
     {"num_workers": 2},
     {"num_workers": 2, "snapshot_every_n_steps": 4},  # a short batch behind the last snapshot
 ]
-Batches = list[list[int]]
 Make = Callable[..., Any]
 executions = pytest.mark.parametrize(
     "execution", EXECUTIONS, ids=lambda execution: "-".join(map(str, execution.values()))
 )
-
-
-def plain(batch: Any) -> list[int]:
-    indices: list[int] = torch.as_tensor(batch).reshape(-1).tolist()
-    return indices
-
-
-def torchdata_run(loader: Any) -> tuple[list[dict[str, Any]], Batches]:
-    """One pass: the states before the first batch, after each and after StopIteration."""
-    loader.state_dict()  # which makes the iterator
-    iterator = iter(loader)
-    states, batches = [copy.deepcopy(loader.state_dict())], []
-    for batch in iterator:
-        batches.append(plain(batch))
-        states.append(copy.deepcopy(loader.state_dict()))
-    states.append(copy.deepcopy(loader.state_dict()))
-    return states, batches
 
 
 def assert_finishes_the_epoch(
@@ -100,15 +82,6 @@ def _assert_second_resume(
         again = ours(**change)
         again.load_state_dict(through_torch(loader.state_dict()))
         assert [plain(batch) for batch in again] == rest[taken:], taken
-
-
-def through_torch(state: dict[str, Any]) -> dict[str, Any]:
-    """As another process reads it from a checkpoint."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    restored: dict[str, Any] = torch.load(file, weights_only=False)
-    return restored
 
 
 # The orders that torchdata draws itself.

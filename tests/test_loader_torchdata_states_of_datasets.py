@@ -14,7 +14,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from tests.datasets import Indices
-from tests.test_loader_torchdata_states import Batches, plain, through_torch, torchdata_run
 from tests.torchdata_objects import (
     LENGTH,
     Counting,
@@ -24,6 +23,7 @@ from tests.torchdata_objects import (
     StatefulStream,
     Stream,
 )
+from tests.torchdata_runs import Batches, plain, through_torch, torchdata_run
 
 EXECUTIONS: list[dict[str, Any]] = [
     {"num_workers": 0},

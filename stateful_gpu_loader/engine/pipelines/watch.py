@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -23,6 +23,7 @@ _SECONDS_TO_DIE = 5.0
 _SECONDS_TO_BE_REAPED = 1.0
 _LONGEST_PERIOD = 1.0
 _SHORTEST_PERIOD = 0.02
+_FOR_EVER = nullcontext()
 
 
 class Watch:
@@ -54,11 +55,13 @@ class Watch:
         """Of a socket that becomes readable when all workers were ended."""
         return self._ours.fileno()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> AbstractContextManager[None]:
         """The main process waits for workers, and no longer than the timeout."""
-        if self._timeout > 0:
-            self._state.deadline = time.monotonic() + self._timeout
+        return self._until_the_deadline() if self._timeout > 0 else _FOR_EVER
+
+    @contextmanager
+    def _until_the_deadline(self) -> Iterator[None]:
+        self._state.deadline = time.monotonic() + self._timeout
         try:
             yield
         finally:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -58,6 +59,7 @@ def attempt(
     with errors.open("w") as error_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "stateful_gpu_loader.demo.training", job.to_text()],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=error_file,
             text=True,
@@ -73,6 +75,8 @@ def attempt(
             if isinstance(event, Step) and event.step == kill_at:
                 _kill(process)
                 killed = True
+            elif isinstance(event, Step):
+                _let_go_on(process)
         returncode = process.wait()
     finally:
         _kill(process)
@@ -89,6 +93,14 @@ def attempt(
         returncode=returncode,
         events=tuple(events),
     )
+
+
+def _let_go_on(process: subprocess.Popen[str]) -> None:
+    """The job waits at every step until it was read: however slow the machine, a kill hits it."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):  # it has ended by itself
+            process.stdin.write("\n")
+            process.stdin.flush()
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -148,8 +148,11 @@ def _write(value: Any, path: Path) -> None:
 
 
 def _print(event: Event) -> None:
+    """Tell whoever watches; after a step wait until it was read, so that a kill comes at once."""
     sys.stdout.write(to_line(event))
     sys.stdout.flush()
+    if isinstance(event, Step):
+        sys.stdin.readline()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from stateful_gpu_loader.demo.experiment import Plan, Runs, TrainingRun, run_exp
 from stateful_gpu_loader.demo.report import OURS, exit_status, table, verdict
 from stateful_gpu_loader.demo.supervision import attempt
 from stateful_gpu_loader.demo.training import Job
+from tests.images import write_photo_folder
 
 PLAN = Plan(
     files_per_class=11,
@@ -172,6 +174,29 @@ def test_a_training_that_fails_by_itself_is_reported_with_its_last_words(tmp_pat
     )
     with pytest.raises(LoaderError, match=r"(?s)returncode = 1.*FileNotFoundError"):
         attempt(job, kill_at=0)
+
+
+def test_a_kill_hits_its_step_however_late_it_comes(tmp_path: Path) -> None:
+    photographs = tmp_path / "photographs"
+    write_photo_folder(photographs, num_classes=2, per_class=8)
+    job = Job(
+        loader=OURS,
+        photographs=str(photographs),
+        folder=str(tmp_path),
+        num_workers=0,
+        num_epochs=2,
+        checkpoint_every=1,
+        kept_step=0,
+        kept_batch="kept.pt",
+    )
+
+    def late(event: Event) -> None:
+        if isinstance(event, Step):
+            time.sleep(0.5)
+
+    killed = attempt(job, kill_at=0, watch=late)
+    assert (killed.returncode, killed.killed_at) == (-9, 0)
+    assert isinstance(killed.events[-1], Step)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from torch.utils.data import Dataset, get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Executor, execute, never_stopped
-from stateful_gpu_loader.engine.pipelines.packing import Packed, pack
+from stateful_gpu_loader.engine.pipelines.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.pipelines.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
 
@@ -66,7 +66,7 @@ class WorkerSide(Dataset[Any]):
         try:
             return pack(answer)
         except Exception as error:
-            return pack(self._unsent(answer, error))
+            return pack(_unsent(answer, error))
 
     def _answer(self, errand: Errand) -> Any:
         request, start = errand
@@ -84,17 +84,6 @@ class WorkerSide(Dataset[Any]):
                 return self._failed(error).at_the_beginning()
             self._start = None
         return execute(self._executor, request, never_stopped, self._failed, worker=self._worker)
-
-    def _unsent(self, answer: Any, error: Exception) -> Any:
-        """What is sent instead of an answer that cannot be pickled."""
-        payload = answer.payload if isinstance(answer, Answer) else answer
-        where = (
-            f"when a batch of type {type(payload).__name__} was sent from DataLoader worker "
-            f"process {self._worker}. {_REMEDY}"
-        )
-        failure = RemoteFailure(error, where)
-        is_more = isinstance(answer, Answer)
-        return dataclasses.replace(answer, payload=failure) if is_more else failure
 
     def _failed(self, error: Exception) -> RemoteFailure:
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
@@ -128,9 +117,19 @@ def in_place_of(content: Any, error: Exception) -> Any:
     if isinstance(content, Errand):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
+    return pack(_unsent(unpack(content), error))
+
+
+def _unsent(answer: Any, error: Exception) -> Any:
+    """What is sent instead of an answer: its batch is lost, and nothing else that it says."""
+    payload = answer.payload if isinstance(answer, Answer) else answer
     worker = get_worker_info()
-    where = f"when a batch was sent from DataLoader worker process {worker.id if worker else 0}"
-    return pack(RemoteFailure(error, where))
+    where = (
+        f"when a batch of type {type(payload).__name__} was sent from DataLoader worker process "
+        f"{worker.id if worker else 0}. {_REMEDY}"
+    )
+    failure = RemoteFailure(error, where)
+    return dataclasses.replace(answer, payload=failure) if isinstance(answer, Answer) else failure
 
 
 _REMEDY = "Remedy: let it be made of what pickle knows, such as tensors"

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.pipelines.packing import LARGEST_COPY, Packed, pack, unpack
+from stateful_gpu_loader.engine.pipelines.worker_side import in_place_of
 from tests.conformance import same
 from tests.engine.pipelines import fakes
 from tests.engine.pipelines.fakes import requests
@@ -101,6 +103,17 @@ def test_containers_arrays_and_answers() -> None:
 def test_what_cannot_be_pickled_raises_here() -> None:
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         pack([torch.ones(1), lambda: None])
+
+
+def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
+    """Law 2: otherwise the worker's state would be taken for the one before."""
+    bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
+    packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
+    answer = unpack(in_place_of(packed, OSError("too many open files")))
+    assert (answer.worker, answer.snapshot, answer.bad) == (1, b"state", bad)
+    error = answer.payload.rebuild()
+    assert isinstance(error, OSError)
+    assert "when a batch of type Tensor was sent" in str(error)
 
 
 def mixed() -> Any:

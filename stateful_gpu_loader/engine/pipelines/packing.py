@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.frozen import is_plain
 
 LARGEST_COPY = 1 << 18
 """Bytes of memory that travel with the message."""
@@ -67,7 +68,7 @@ class _Packer(ForkingPickler):
             return NotImplemented if thing.nbytes <= LARGEST_COPY else self._left_alone(thing)
         if not isinstance(thing, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             return NotImplemented
-        if type(thing) is not torch.Tensor or not _is_plain(thing):
+        if type(thing) is not torch.Tensor or not is_plain(thing):
             return self._left_alone(thing)
         storage = thing.untyped_storage()
         if storage.nbytes() > LARGEST_COPY:
@@ -107,18 +108,6 @@ class _Memory:
     def __reduce__(self) -> tuple[Any, ...]:
         content: Any = torch.empty(0, dtype=torch.uint8).set_(self._storage)
         return _storage, (pickle.PickleBuffer(content.numpy()),)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not tensor.requires_grad
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
 
 
 def _storage(content: bytearray) -> torch.UntypedStorage:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from stateful_gpu_loader.engine.pipeline import Answer, Failure
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
 from stateful_gpu_loader.records import WorkerStart
 
@@ -84,8 +85,12 @@ class Dispatch:
     def answer(self, number: int, answer: Any) -> None:
         """An answer has come; that of a request of an earlier pass is dropped."""
         if number in self._issued:
+            request, worker = self._issued[number]
+            if isinstance(answer, Failure) and request.snapshot:
+                # It could not be read, and the state in it is lost: the stream must know whose.
+                answer = Answer(answer, worker=worker)
             self._answers[number] = answer
-            self._num_under_way[self._issued[number][1]] -= 1
+            self._num_under_way[worker] -= 1
 
     def is_ready(self) -> bool:
         """Whether an answer can be delivered."""

@@ -97,6 +97,19 @@ class Recipe(ABC):
         """
         copy_into(self.apply(image, numbers), out)
 
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        """As :meth:`apply`, for n images of one size at once, on any device.
+
+        Row i of the result depends on image i and row i of the numbers alone, and is what
+        ``apply`` makes of them: bit for bit on one device.
+
+        Args:
+            images: [n, C, H, W], uint8 or float, of any strides; they stay as they are.
+            numbers: [n, k], as :attr:`Draw.numbers`; all rows give results of one size.
+        """
+        rows = zip(images.unbind(0), numbers.tolist(), strict=True)
+        return torch.stack([self.apply(image, row) for image, row in rows])
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the result for an image of ``dtype``."""
         return dtype

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+import torch
 from hypothesis import settings
 
 # The same examples in every run; no deadline, because nothing here asserts a time.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked ``needs_cuda`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
+    if item.get_closest_marker("needs_cuda") is None or torch.cuda.is_available():
+        return
+    if os.environ.get("REQUIRE_CUDA") == "1":
+        pytest.fail("REQUIRE_CUDA=1, and torch sees no GPU", pytrace=False)
+    pytest.skip("needs a GPU; REQUIRE_CUDA=1 makes this a failure")

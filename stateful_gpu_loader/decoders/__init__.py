@@ -15,23 +15,37 @@ The rule, for JPEG, PNG and WebP:
 - A JPEG without an end-of-image marker is truncated and refused, as is a PNG whose pixels fail
   their checksum.
 
-Backends agree to the pixel where their libjpeg-turbo does; the promise of exact resume is per
+On the CPU, backends agree to the pixel where their libjpeg-turbo does. A GPU's decoder differs by
+a few levels, most at edges of colour. It decodes common JPEGs, and the CPU all else
+(``routing.py``); docs/decoders.md compares them. The promise of exact resume is per
 decoder family (DESIGN.md, Images).
 """
 
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
 from stateful_gpu_loader.decoders.probe import probe
-from stateful_gpu_loader.decoders.registry import DECODERS, available, make_decoder
+from stateful_gpu_loader.decoders.registry import (
+    BATCH_DECODERS,
+    DECODER_NAMES,
+    DECODERS,
+    available,
+    make_batch_decoder,
+    make_decoder,
+)
 
 __all__ = [
+    "BATCH_DECODERS",
     "DECODERS",
+    "DECODER_NAMES",
+    "BatchDecoder",
     "Decoder",
     "ImageHeader",
     "JpegHeader",
     "PngHeader",
     "WebpHeader",
     "available",
+    "make_batch_decoder",
     "make_decoder",
     "probe",
 ]

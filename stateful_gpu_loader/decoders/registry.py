@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+import torch
+
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.dali_cuda import DaliBatchDecoder
+from stateful_gpu_loader.decoders.dali_decoder import DaliDecoder
 from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.nvimgcodec_cuda import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders.torchcodec_cuda import TorchcodecBatchDecoder
 from stateful_gpu_loader.decoders.torchcodec_decoder import TorchcodecDecoder
+from stateful_gpu_loader.decoders.torchvision_cuda import TorchvisionBatchDecoder
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 from stateful_gpu_loader.errors import LoaderError
 
 DECODERS: dict[str, Callable[[], Decoder]] = {
     "torchcodec": TorchcodecDecoder,
     "torchvision": TorchvisionDecoder,
+    "dali": DaliDecoder,
 }
-"""In the order in which "auto" tries them."""
+"""On the CPU, in the order in which "auto" tries them. Each name is the decoder's family."""
+
+BATCH_DECODERS: dict[str, Callable[[torch.device], BatchDecoder]] = {
+    "torchcodec": TorchcodecBatchDecoder,
+    "torchvision": TorchvisionBatchDecoder,
+    "nvimgcodec": NvimgcodecBatchDecoder,
+    "dali": DaliBatchDecoder,
+}
+"""On a GPU, in the order in which "auto" tries them (docs/decoders.md says why)."""
+
+DECODER_NAMES = ("auto", *BATCH_DECODERS)
+"""What ``decoder=`` may be; each has a GPU's form, and all but nvimgcodec the CPU's."""
+
+FAMILIES = {
+    "torchcodec-cuda": "torchcodec",
+    "torchvision-cuda": "torchvision",
+    "nvimgcodec": "nvimgcodec",
+    "dali-cuda": "dali",
+}
+"""The name of each GPU decoder by its family, as a state's fingerprint keeps it."""
+
+AnyDecoder = TypeVar("AnyDecoder")
 
 
 def available() -> list[str]:
-    """The names of the decoders that can be used here, the one that "auto" takes first.
+    """The names of the decoders that can be used on the CPU, the one that "auto" takes first.
 
     >>> "torchvision" in available()
     True
     """
-    return [name for name in DECODERS if _usable(name)]
+    return [name for name in DECODERS if _made(DECODERS[name]) is not None]
 
 
 def make_decoder(name: str, prefer: str | None = None) -> Decoder:
-    """The decoder of this name.
+    """The CPU's decoder of this name.
 
     Args:
-        name: ``"torchcodec"``, ``"torchvision"``, or ``"auto"`` for the first that is available.
+        name: ``"torchcodec"``, ``"torchvision"``, ``"dali"``, or ``"auto"`` for the first that is
+            available.
         prefer: a family (as a loaded state names it) that ``"auto"`` takes where available.
 
     Raises:
-        ValueError: there is no decoder of this name.
+        ValueError: there is no decoder of this name, or none on the CPU.
         MissingDependency: its package is not installed.
         LoaderError: its package cannot be used; the text says why.
 
@@ -42,20 +74,76 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
     >>> make_decoder("pillow")
     Traceback (most recent call last):
         ...
-    ValueError: unknown decoder 'pillow'. Remedy: use one of 'auto', 'torchcodec', 'torchvision'
+    ValueError: unknown decoder 'pillow'. Remedy: use one of 'auto', 'torchcodec', 'torchvision', \
+'nvimgcodec', 'dali'
     """
     if name == "auto":
-        names = available()
-        return DECODERS[prefer if prefer in names else names[0]]()
+        return _first(DECODERS, prefer)
+    _check_name(name)
     if name not in DECODERS:
-        choices = ", ".join(repr(choice) for choice in ("auto", *DECODERS))
-        raise ValueError(f"unknown decoder {name!r}. Remedy: use one of {choices}")
+        raise ValueError(
+            f"decoder={name!r} decodes on GPUs only. Remedy: pass device='cuda', or use one of "
+            f"{_listed('auto', *DECODERS)}"
+        )
     return DECODERS[name]()
 
 
-def _usable(name: str) -> bool:
+def make_batch_decoder(name: str, device: torch.device, prefer: str | None = None) -> BatchDecoder:
+    """The GPU's decoder of this name; CUDA is not touched before it decodes (law 7).
+
+    Args:
+        name: ``"torchcodec"``, ``"torchvision"``, ``"nvimgcodec"``, ``"dali"``, or ``"auto"`` for
+            the first whose package is available.
+        device: a CUDA device; without an index, the one that is current when it decodes.
+        prefer: a family (as a loaded state names it) that ``"auto"`` takes where available.
+
+    Raises:
+        ValueError: there is no decoder of this name, or ``device`` is no GPU.
+        MissingDependency: its package is not installed.
+        LoaderError: its package cannot be used; the text says why.
+
+    >>> make_batch_decoder("auto", torch.device("cuda"), prefer="torchvision-cuda").family
+    'torchvision-cuda'
+    """
+    if device.type != "cuda":
+        raise ValueError(
+            f"device={str(device)!r} decodes image by image. Remedy: make_decoder({name!r}), or "
+            "pass a CUDA device"
+        )
+    makers = {each: _on(device, make) for each, make in BATCH_DECODERS.items()}
+    if name == "auto":
+        return _first(makers, FAMILIES.get(prefer or ""))
+    _check_name(name)
+    return makers[name]()
+
+
+def _on(
+    device: torch.device, make: Callable[[torch.device], BatchDecoder]
+) -> Callable[[], BatchDecoder]:
+    return lambda: make(device)
+
+
+def _first(makers: Mapping[str, Callable[[], AnyDecoder]], prefer: str | None) -> AnyDecoder:
+    """Imports no further package than the one it finds: each takes a while."""
+    names = sorted(makers, key=lambda name: name != prefer)
+    for name in names:
+        decoder = _made(makers[name])
+        if decoder is not None:
+            return decoder
+    return makers["torchvision"]()
+
+
+def _made(make: Callable[[], AnyDecoder]) -> AnyDecoder | None:
     try:
-        DECODERS[name]()
+        return make()
     except LoaderError:
-        return False
-    return True
+        return None
+
+
+def _check_name(name: str) -> None:
+    if name not in DECODER_NAMES:
+        raise ValueError(f"unknown decoder {name!r}. Remedy: use one of {_listed(*DECODER_NAMES)}")
+
+
+def _listed(*names: str) -> str:
+    return ", ".join(repr(name) for name in names)

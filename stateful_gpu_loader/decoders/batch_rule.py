@@ -1,0 +1,128 @@
+"""The rule of this room, around operators that decode whole batches of JPEGs.
+
+Law 1 asks that the same bytes always get the same answer, whatever batch they are in. So an image
+that does not come out of a batch is tried again by itself, on the same backend, and only that
+verdict counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+
+from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.orientation import apply_orientation
+from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY, SOURCE_LOCATION
+from stateful_gpu_loader.errors import LoaderError
+
+RawBatch = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
+"""Encoded images to uint8 [3, height, width] each, as stored: no orientation applied. None in place
+of one that cannot be decoded, or RuntimeError for all of them."""
+
+NO_MEMORY = re.compile("|".join(OUT_OF_MEMORY) + r"|cudaErrorMemoryAllocation|: 5$")
+"""5 is nvJPEG's ALLOCATOR_FAILURE, which ends the operators' messages."""
+
+NO_FAULT_OF_THE_BYTES = re.compile(
+    r"CUDA error|cudaError|CUDA (runtime|driver) API error|not compiled|Failed to create|"
+    r"initialize nvjpeg|synchronize|driver|: [17]$"
+)
+"""1 and 7 are nvJPEG's NOT_INITIALIZED and ARCH_MISMATCH."""
+
+SPARE_BYTES = 2**26
+"""What a decoder's working memory may come to beside the pixels."""
+
+
+def decode_batch_by_rule(
+    decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+) -> list[torch.Tensor | ValueError]:
+    """Pixels by the rule, each image judged by itself.
+
+    Args:
+        decode: the backend, which knows nothing of the rule.
+        data: uint8 [num_bytes] each, on the CPU: images that the backend takes.
+        headers: what ``probe`` says of each.
+
+    Returns:
+        uint8 [3, header.height, header.width] each, where ``decode`` puts them; a ValueError in
+        place of each that ``decode`` refuses when it is alone.
+
+    Raises:
+        torch.OutOfMemoryError, RuntimeError: there is no memory.
+        LoaderError: the backend does not work here, whatever the bytes are.
+    """
+    together = _attempt(decode, list(data))
+    return [
+        _by_rule(decode, image, each, header, alone=len(data) == 1)
+        for image, each, header in zip(together, data, headers, strict=True)
+    ]
+
+
+def wait_for_the_stream(device: torch.device) -> None:
+    """Blocks the host until all that is queued on the current stream of ``device`` is done.
+
+    nvJPEG's engines write when they are called, ahead of what the stream still has to do with
+    memory that was freed for the new pixels; no event holds them back, only this does (FACTS.md).
+    Errors that earlier work left on the device are raised here, before a decoder is blamed.
+    """
+    torch.cuda.current_stream(device).synchronize()
+
+
+def check_memory(device: torch.device, header: ImageHeader) -> None:
+    """Raises where an image was perhaps refused for want of memory, by a backend that says no why.
+
+    Raises:
+        torch.OutOfMemoryError: ``device`` has less free than the image may need to be decoded.
+    """
+    needed = 4 * 3 * header.height * header.width + SPARE_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    if free < needed:
+        raise torch.OutOfMemoryError(
+            f"an image of {header.height} x {header.width} pixels was not decoded, and {device} "
+            f"may be out of memory: {free} of {total} bytes are free, {needed} may be needed. "
+            "Remedy: a smaller batch or model, or decoder='torchcodec', whose images lie in "
+            "torch's own memory"
+        )
+
+
+def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """As ``decode``, but all None where it fails for reasons that may lie in the bytes."""
+    if not data:
+        return []
+    try:
+        return decode(data)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
+        if NO_MEMORY.search(reason):
+            raise torch.OutOfMemoryError(f"no memory to decode images: {reason}") from error
+        if NO_FAULT_OF_THE_BYTES.search(reason):
+            raise LoaderError(
+                f"images cannot be decoded on this GPU: {reason}. Remedy: pass another decoder=, "
+                "see docs/decoders.md, or device=None"
+            ) from error
+        return [None] * len(data)
+
+
+def _by_rule(
+    decode: RawBatch,
+    image: torch.Tensor | None,
+    data: torch.Tensor,
+    header: ImageHeader,
+    *,
+    alone: bool,
+) -> torch.Tensor | ValueError:
+    if image is None and not alone:
+        (image,) = _attempt(decode, [data])
+    if image is None:
+        return ValueError(
+            f"{header.format.upper()} cannot be decoded: the batch decoder refuses it"
+        )
+    if image.shape != (3, *header.stored_size) or image.dtype != torch.uint8:
+        return ValueError(
+            f"{header.format.upper()} decoded to {image.dtype} {list(image.shape)}, its header "
+            f"says {[3, *header.stored_size]}"
+        )
+    return apply_orientation(image, header.orientation)

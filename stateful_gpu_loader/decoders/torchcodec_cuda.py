@@ -1,0 +1,68 @@
+"""TorchcodecBatchDecoder: nvJPEG as torchcodec calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.machine import describe_versions
+from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.rule import RGB, without_exif
+from stateful_gpu_loader.decoders.torchcodec_decoder import TorchcodecDecoder
+from stateful_gpu_loader.errors import LoaderError
+
+
+class TorchcodecBatchDecoder:
+    """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
+
+    As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
+    torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        MissingDependency: torchcodec is not installed.
+        LoaderError: torchcodec is installed and cannot be used, or decodes on the CPU alone.
+    """
+
+    family = "torchcodec-cuda"
+    takes = staticmethod(is_common_jpeg)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.cpu: Decoder = TorchcodecDecoder()
+        if not hasattr(torch.ops.torchcodec_ns, "decode_jpegs_cuda"):
+            raise LoaderError(
+                f"decoder='torchcodec' with device={str(device)!r} cannot be used: torchcodec "
+                f"{self.cpu.version()} decodes no images on GPUs. Remedy: install torchcodec >= "
+                "0.17, or use decoder='torchvision'"
+            )
+
+    def version(self) -> str:
+        """Of torchcodec, which brings its own nvJPEG, and the GPU's model."""
+        return describe_versions("torchcodec")
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        plain = [
+            without_exif(each, header) if isinstance(header, JpegHeader) else each
+            for each, header in zip(data, headers, strict=True)
+        ]
+        return decode_batch_by_rule(partial(_decode, self._device), plain, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"
+
+
+def _decode(device: torch.device, data: list[torch.Tensor]) -> list[torch.Tensor]:
+    decoded: list[torch.Tensor] = torch.ops.torchcodec_ns.decode_jpegs_cuda(data, RGB, device)
+    return decoded

@@ -1,0 +1,59 @@
+"""TorchvisionBatchDecoder: nvJPEG as torchvision calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.machine import describe_versions
+from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.rule import RGB
+from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
+
+
+class TorchvisionBatchDecoder:
+    """Decodes with ``torch.ops.image.decode_jpegs_cuda``; always there.
+
+    It gives an image to the GPU's JPEG engines where they take it, otherwise to nvJPEG's CUDA
+    kernels: by the image's bytes, never by load. EXIF is not looked at. It works on a private
+    stream and has finished when it returns.
+
+    Args:
+        device: a CUDA device.
+
+    >>> TorchvisionBatchDecoder(torch.device("cuda", 0))
+    TorchvisionBatchDecoder(cuda:0)
+    """
+
+    family = "torchvision-cuda"
+    takes = staticmethod(is_common_jpeg)
+
+    def __init__(self, device: torch.device) -> None:
+        import torchvision  # noqa: F401  (registers the operators)
+
+        self._device = device
+        self.cpu: Decoder = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of torchvision, which brings its own nvJPEG, and the GPU's model."""
+        return describe_versions("torchvision")
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        return decode_batch_by_rule(partial(_decode, self._device), data, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"
+
+
+def _decode(device: torch.device, data: list[torch.Tensor]) -> list[torch.Tensor]:
+    decoded: list[torch.Tensor] = torch.ops.image.decode_jpegs_cuda(data, RGB, device)
+    return decoded

@@ -1,0 +1,150 @@
+"""GPU decoders by name, without touching a GPU (D1, D2, law 7)."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import (
+    BATCH_DECODERS,
+    DECODER_NAMES,
+    DECODERS,
+    make_batch_decoder,
+    make_decoder,
+)
+from stateful_gpu_loader.decoders import dali_pipelines as dali
+from stateful_gpu_loader.decoders import nvimgcodec_cuda as nvimgcodec
+from stateful_gpu_loader.decoders import torchcodec_decoder as torchcodec
+from stateful_gpu_loader.decoders.registry import FAMILIES
+from stateful_gpu_loader.errors import LoaderError, MissingDependency
+
+DEVICE = torch.device("cuda")
+
+
+def forget() -> None:
+    for cached in (dali.require_dali, nvimgcodec._library, torchcodec._operators):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Packages that are not found as long as they are in this set."""
+    absent: set[str] = set()
+    find_spec = importlib.util.find_spec
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name in absent else find_spec(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    forget()
+    yield absent
+    forget()
+
+
+@pytest.mark.parametrize("name", BATCH_DECODERS)
+def test_making_a_decoder_starts_nothing(name: str) -> None:
+    decoder = make_batch_decoder(name, DEVICE)
+    assert FAMILIES[decoder.family] == name
+    assert decoder.family not in DECODERS
+    assert decoder.version()
+    assert repr(decoder).endswith("(cuda)")
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
+    cpu = {name: make_batch_decoder(name, DEVICE).cpu.family for name in BATCH_DECODERS}
+    assert cpu == {
+        "torchcodec": "torchcodec",
+        "torchvision": "torchvision",
+        "nvimgcodec": "torchvision",
+        "dali": "torchvision",
+    }
+
+
+def test_auto_takes_the_family_that_was_saved() -> None:
+    assert make_batch_decoder("auto", DEVICE).family == "torchcodec-cuda"
+    for family in FAMILIES:
+        assert make_batch_decoder("auto", DEVICE, prefer=family).family == family
+    for unknown in (None, "torchvision", "a family of tomorrow"):
+        assert make_batch_decoder("auto", DEVICE, prefer=unknown).family == "torchcodec-cuda"
+    assert make_batch_decoder("dali", DEVICE, prefer="torchvision-cuda").family == "dali-cuda"
+
+
+def test_auto_goes_on_to_what_is_installed(missing: set[str]) -> None:
+    missing |= {"torchcodec", "nvidia.dali", "nvidia.nvimgcodec"}
+    for prefer in (None, *FAMILIES):
+        assert make_batch_decoder("auto", DEVICE, prefer=prefer).family == "torchvision-cuda"
+    assert make_decoder("auto", prefer="dali").family == "torchvision"
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("torchcodec", "torchcodec", "codec"),
+        ("nvimgcodec", "nvidia.nvimgcodec", "nvimgcodec"),
+        ("nvimgcodec", "nvidia", "nvimgcodec"),
+        ("dali", "nvidia.dali", "dali"),
+        ("dali", "nvidia", "dali"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    missing: set[str], name: str, package: str, extra: str
+) -> None:
+    missing.add(package)
+    remedy = rf"decoder='{name}' needs .*pip install 'stateful_gpu_loader\[{extra}\]'"
+    with pytest.raises(MissingDependency, match=remedy):
+        make_batch_decoder(name, DEVICE)
+    if name in DECODERS:
+        with pytest.raises(MissingDependency, match=remedy):
+            make_decoder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("nvimgcodec", "nvidia.nvimgcodec"), ("dali", "nvidia.dali")]
+)
+def test_a_package_that_cannot_be_loaded_says_why(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    """None in ``sys.modules`` is how Python marks an import that fails."""
+    parent, _, child = module.rpartition(".")
+    monkeypatch.delattr(importlib.import_module(parent), child, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    with pytest.raises(LoaderError, match=rf"'{name}' cannot be used: importing .*Remedy: install"):
+        make_batch_decoder(name, DEVICE)
+
+
+def test_an_unknown_name_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'nvimgcodec', 'dali'"):
+        make_batch_decoder("pillow", DEVICE)
+    assert ("auto", *BATCH_DECODERS) == DECODER_NAMES
+    assert set(DECODERS) < set(DECODER_NAMES)
+
+
+def test_nvimgcodec_without_a_gpu_says_which_device_it_needs() -> None:
+    with pytest.raises(ValueError, match=r"'nvimgcodec' decodes on GPUs only.*device='cuda'"):
+        make_decoder("nvimgcodec")
+
+
+def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"device='cpu'.*make_decoder\('dali'\)"):
+        make_batch_decoder("dali", torch.device("cpu"))
+
+
+def test_auto_imports_no_more_than_it_needs() -> None:
+    """DALI's import takes a while, and starts with what CUDA finds."""
+    code = (
+        "import sys, torch, stateful_gpu_loader.decoders as d;"
+        "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'));"
+        "print([name for name in sys.modules if name.startswith('nvidia.')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"

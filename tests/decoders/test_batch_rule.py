@@ -1,0 +1,182 @@
+"""Batches by the rule: each image judged by itself, the machine's faults never its own (D7, G6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.batch_rule import check_memory, decode_batch_by_rule
+from stateful_gpu_loader.errors import LoaderError
+from tests.decoders.cuda_stub import damaged, decode_as_stored, is_damaged
+from tests.decoders.variants import exif, photo
+from tests.images import encode
+
+
+class AllOrNothing:
+    """As torch's operators: one bad image and there is no result at all."""
+
+    def __init__(self, message: str = "Failed to decode batch: 3") -> None:
+        self.message = message
+        self.sizes: list[int] = []
+
+    def __call__(self, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        self.sizes.append(len(data))
+        if any(is_damaged(each) for each in data):
+            raise RuntimeError(self.message)
+        return [decode_as_stored(each) for each in data]
+
+
+class OneByOne(AllOrNothing):
+    """As nvImageCodec: None in place of the bad ones."""
+
+    def __call__(self, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        self.sizes.append(len(data))
+        return [None if is_damaged(each) else decode_as_stored(each) for each in data]
+
+
+FILES = [encode(photo(40 + i, 50), exif=exif(1 + i)) for i in range(8)]
+HEADERS = [probe(data) for data in FILES]
+
+
+def reference(data: torch.Tensor) -> torch.Tensor:
+    return make_decoder("torchvision").decode(data, probe(data))
+
+
+@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
+def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrNothing]) -> None:
+    decode = backend()
+    images = decode_batch_by_rule(decode, FILES, HEADERS)
+    assert decode.sizes == [8]
+    for image, data in zip(images, FILES, strict=True):
+        assert isinstance(image, torch.Tensor)
+        assert torch.equal(image, reference(data))
+
+
+@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
+@pytest.mark.parametrize("bad", [{0}, {7}, {2, 3, 5}, set(range(8))])
+def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: set[int]) -> None:
+    files = [damaged(data) if i in bad else data for i, data in enumerate(FILES)]
+    images = decode_batch_by_rule(backend(), files, HEADERS)
+    assert {i for i, image in enumerate(images) if isinstance(image, ValueError)} == bad
+    for image, data in zip(images, FILES, strict=True):
+        assert isinstance(image, ValueError) or torch.equal(image, reference(data))
+
+
+@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
+def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing]) -> None:
+    """Law 1: with others or alone, with good ones or bad ones."""
+    files = [damaged(data) if i == 4 else data for i, data in enumerate(FILES)]
+    together = decode_batch_by_rule(backend(), files, HEADERS)
+    for image, data, header in zip(together, files, HEADERS, strict=True):
+        (alone,) = decode_batch_by_rule(backend(), [data], [header])
+        if isinstance(alone, torch.Tensor):
+            assert isinstance(image, torch.Tensor)
+            assert torch.equal(image, alone)
+        else:
+            assert str(image) == str(alone)
+
+
+def test_a_refusal_in_company_is_tried_again_alone() -> None:
+    """A backend that loses an image to its neighbours is not what the bytes decide."""
+    calls: list[int] = []
+
+    def loses_the_second(data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        calls.append(len(data))
+        return [
+            None if len(data) > 1 and i == 1 else decode_as_stored(each)
+            for i, each in enumerate(data)
+        ]
+
+    images = decode_batch_by_rule(loses_the_second, FILES[:3], HEADERS[:3])
+    assert calls == [3, 1]
+    assert all(isinstance(image, torch.Tensor) for image in images)
+
+
+def test_a_single_image_is_judged_once() -> None:
+    decode = AllOrNothing()
+    (answer,) = decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1])
+    assert decode.sizes == [1]
+    assert isinstance(answer, ValueError)
+    assert str(answer).startswith("JPEG cannot be decoded")
+
+
+def test_an_empty_batch_asks_nobody() -> None:
+    decode = AllOrNothing()
+    assert decode_batch_by_rule(decode, [], []) == []
+    assert decode.sizes == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Failed to get image info: 5",
+        "Error while decoding JPEG images: Failed to decode batch: 5",
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA runtime API error cudaErrorMemoryAllocation (2)",
+        "std::bad_alloc",
+    ],
+)
+def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
+
+
+def test_torchs_own_want_of_memory_is_raised_as_it_is() -> None:
+    def exhausted(data: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^tried to allocate 2 GiB$"):
+        decode_batch_by_rule(exhausted, FILES, HEADERS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "decode_jpegs_cuda: torchvision not compiled with nvJPEG support",
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "Failed to initialize nvjpeg with hardware backend: 6",
+        "Failed to create nvjpeg state: 8",
+        "Failed to synchronize CUDA stream: 700",
+        "Failed to decode batch: 1",
+        "/src/decode_jpegs_cuda.cpp, nvjpeg.cpp:12, Failed to decode batch: 7",
+    ],
+)
+def test_a_broken_machine_is_no_fault_of_the_bytes(message: str) -> None:
+    """Decoding on the CPU instead would change pixels without a word."""
+    with pytest.raises(LoaderError, match=r"on this GPU: .*\. Remedy: pass another decoder="):
+        decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
+
+
+@pytest.mark.parametrize("status", [2, 3, 4, 6, 8, 9, 10])
+def test_what_nvjpeg_says_of_bytes_is_a_refusal(status: int) -> None:
+    decode = AllOrNothing(f"Error while decoding JPEG images: Failed to parse: {status}\nmore")
+    (answer,) = decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1])
+    assert isinstance(answer, ValueError)
+
+
+def test_pixels_of_another_size_than_the_header_says_are_refused() -> None:
+    images = decode_batch_by_rule(AllOrNothing(), FILES[:2], [HEADERS[0], HEADERS[0]])
+    assert isinstance(images[0], torch.Tensor)
+    assert isinstance(images[1], ValueError)
+    assert "its header says [3, 40, 50]" in str(images[1])
+
+
+def test_grey_that_stays_one_channel_is_refused() -> None:
+    def grey(data: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [decode_as_stored(each)[:1] for each in data]
+
+    (answer,) = decode_batch_by_rule(grey, FILES[:1], HEADERS[:1])
+    assert isinstance(answer, ValueError)
+
+
+def test_a_refusal_on_a_full_gpu_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, header = torch.device("cuda", 0), HEADERS[0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**37))
+    check_memory(device, header)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**37))
+    with pytest.raises(torch.OutOfMemoryError, match=r"1048576 of \d+ bytes are free.*Remedy"):
+        check_memory(device, header)

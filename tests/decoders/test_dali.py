@@ -1,0 +1,219 @@
+"""DALI's decoder on the CPU, for real (D1, I1)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from stateful_gpu_loader.decoders import JpegHeader, make_decoder, probe
+from stateful_gpu_loader.decoders.dali_decoder import DaliDecoder
+from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool
+from tests.decoders.cuda_stub import same
+from tests.decoders.variants import photo, pillow_variants
+from tests.images import PHOTOGRAPHS, encode, photograph
+
+dali = pytest.importorskip("nvidia.dali")
+
+PHOTOS = [encode(photograph(name), quality=90) for name in PHOTOGRAPHS]
+COMMON = {name: data for name, data in pillow_variants().items() if DaliDecoder.takes(probe(data))}
+
+
+@pytest.fixture
+def decoder() -> DaliDecoder:
+    return DaliDecoder()
+
+
+def reference(data: torch.Tensor) -> torch.Tensor:
+    return make_decoder("torchvision").decode(data, probe(data))
+
+
+def decode(decoder: DaliDecoder, data: torch.Tensor) -> torch.Tensor:
+    return decoder.decode(data, probe(data))
+
+
+def decode_all(decoder: DaliDecoder, files: list[torch.Tensor]) -> list[Any]:
+    return decoder.decode_batch(files, [probe(data) for data in files])
+
+
+def two_frames(data: torch.Tensor) -> torch.Tensor:
+    """A second frame header in the middle of a progressive file."""
+    changed = encode(photograph("coffee"), progressive=True)
+    middle = changed.numel() // 2
+    changed[middle : middle + 100] = torch.tensor([0xFF, 0xC0], dtype=torch.uint8).repeat(50)
+    return changed
+
+
+def missing_table(data: torch.Tensor) -> torch.Tensor:
+    """Its first scan names a Huffman table that the file does not have."""
+    position = data.numpy().tobytes().index(b"\xff\xda")
+    changed = data.clone()
+    changed[position + 6] = 0x33
+    return changed
+
+
+@pytest.mark.parametrize("number", range(len(PHOTOS)), ids=PHOTOGRAPHS)
+def test_photographs_agree_with_torchvision(decoder: DaliDecoder, number: int) -> None:
+    """Within one level of rounding; to the bit with the wheels that are installed here."""
+    difference = decode(decoder, PHOTOS[number]).int() - reference(PHOTOS[number]).int()
+    assert difference.abs().max() <= 1
+
+
+@pytest.mark.parametrize("sampling", ["CSS_440", "CSS_422", "CSS_420", "CSS_444"])
+def test_every_subsampling_that_is_taken_agrees_with_torchvision(
+    decoder: DaliDecoder, sampling: str
+) -> None:
+    """4:4:0 is what turning a 4:2:2 photograph without loss gives; Pillow does not write it."""
+    codec = pytest.importorskip("nvidia.nvimgcodec", minversion="0.9")
+    encoder = codec.Encoder(device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY)
+    parameters = codec.EncodeParams(
+        quality_value=90, chroma_subsampling=getattr(codec.ChromaSubsampling, sampling)
+    )
+    pixels = reference(PHOTOS[2]).permute(1, 2, 0).contiguous().numpy()
+    stream = encoder.encode(codec.as_image(pixels), codec="jpeg", params=parameters)
+    data = torch.frombuffer(bytearray(memoryview(stream)), dtype=torch.uint8)
+    header = probe(data)
+    assert decoder.takes(header)
+    assert isinstance(header, JpegHeader)
+    assert header.subsampling.replace(":", "") == sampling.removeprefix("CSS_")
+    assert (decode(decoder, data).int() - reference(data).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("sizes", [[1, 6, 2, 6, 1], [6, 5, 1]])
+def test_batches_of_changing_lengths_give_what_single_images_give(
+    decoder: DaliDecoder, sizes: list[int]
+) -> None:
+    for size in sizes:
+        for image, data in zip(decode_all(decoder, PHOTOS[:size]), PHOTOS, strict=False):
+            assert same(image, decode(decoder, data))
+
+
+def test_every_common_variant_in_one_batch(decoder: DaliDecoder) -> None:
+    """1 x 1 pixels and 20,000 among them; grey, progressive, turned."""
+    for image, (name, data) in zip(
+        decode_all(decoder, list(COMMON.values())), COMMON.items(), strict=True
+    ):
+        assert same(image, decode(decoder, data)), name
+
+
+def test_delivered_pixels_outlive_later_batches_and_their_pipeline() -> None:
+    """DALI's other executors write the next batch over the last one's pixels."""
+    pool = PipelinePool(device_id=None, num_threads=1)
+    kept = [
+        (image, data)
+        for turn in range(6)
+        for image, data in zip(pool.decode(PHOTOS[turn:]), PHOTOS[turn:], strict=True)
+    ]
+    del pool
+    DaliDecoder().decode_batch(PHOTOS, [probe(data) for data in PHOTOS])
+    assert all(same(image, reference(data)) for image, data in kept)
+
+
+@pytest.mark.parametrize("make", [two_frames, missing_table])
+def test_a_bad_file_costs_none_of_the_others_and_is_refused_each_time(
+    decoder: DaliDecoder, make: Any
+) -> None:
+    """One such file ends a pipeline for good."""
+    files = [make(data) if i in (1, 4) else data for i, data in enumerate(PHOTOS)]
+    for _ in range(3):
+        images = decode_all(decoder, files)
+        assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 4]
+        assert all(same(images[i], reference(PHOTOS[i])) for i in (0, 2, 3, 5))
+        with pytest.raises(ValueError, match=r"^JPEG cannot be decoded: DALI failed to decode it$"):
+            decode(decoder, files[1])
+        assert same(decode(decoder, PHOTOS[1]), reference(PHOTOS[1]))
+
+
+def test_what_dali_is_not_given_is_decoded_by_torchvision(
+    decoder: DaliDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_at_all(pool: PipelinePool, data: Any) -> Any:
+        raise AssertionError("DALI was asked")
+
+    monkeypatch.setattr(PipelinePool, "decode", none_at_all)
+    for name in ("jpeg cmyk", "jpeg rgb", "png rgba", "webp animated"):
+        data = pillow_variants()[name]
+        assert same(decode(decoder, data), reference(data))
+    with pytest.raises(AssertionError, match="DALI was asked"):
+        decode(decoder, PHOTOS[0])
+
+
+def test_the_machines_faults_are_not_the_files(
+    decoder: DaliDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 6: DALI tells both in one long report."""
+    report = "Critical error in pipeline:\nError in CPU operator\nstd::bad_alloc\n"
+
+    class Exhausted:
+        def feed_input(self, name: str, data: Any) -> None:
+            raise RuntimeError(report)
+
+    monkeypatch.setattr(
+        "stateful_gpu_loader.decoders.dali_pipelines.build", lambda *sizes, **options: Exhausted()
+    )
+    monkeypatch.setattr(
+        "stateful_gpu_loader.decoders.dali_decoder._POOL",
+        PipelinePool(device_id=None, num_threads=1),
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        decode_all(decoder, PHOTOS)
+    with pytest.raises(RuntimeError, match="bad_alloc"):
+        decode(decoder, PHOTOS[0])
+
+
+def test_threads_share_no_pipeline(decoder: DaliDecoder) -> None:
+    expected = [reference(data) for data in PHOTOS]
+    with ThreadPoolExecutor(4) as pool:
+        images = list(pool.map(lambda i: decode(decoder, PHOTOS[i % 6]), range(48)))
+    assert all(same(image, expected[i % 6]) for i, image in enumerate(images))
+
+
+class Photos(Dataset[torch.Tensor]):
+    def __init__(self, decoder: DaliDecoder) -> None:
+        self.decoder = decoder
+
+    def __len__(self) -> int:
+        return len(PHOTOS)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return decode(self.decoder, PHOTOS[index])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_decode_after_the_parent_did(decoder: DaliDecoder, method: str) -> None:
+    """A pipeline that a fork inherits would hang: its threads are not there."""
+    decode(decoder, PHOTOS[0])
+    loader = DataLoader(
+        Photos(decoder),
+        batch_size=None,
+        num_workers=1,
+        timeout=120,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    for image, data in zip(loader, PHOTOS, strict=True):
+        assert same(image, reference(data))
+
+
+def test_a_fork_ends_though_it_inherited_pipelines(decoder: DaliDecoder) -> None:
+    decode(decoder, PHOTOS[0])
+    child = multiprocessing.get_context("fork").Process(target=os.getpid)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_a_decoder_holds_no_state(decoder: DaliDecoder) -> None:
+    decode(decoder, PHOTOS[0])
+    assert len(pickle.dumps(decoder)) < 300
+    assert decoder.version() == dali.__version__
+
+
+def test_an_image_of_one_pixel(decoder: DaliDecoder) -> None:
+    data = encode(photo(1, 1))
+    assert decode(decoder, data).shape == (3, 1, 1)

@@ -1,0 +1,118 @@
+"""DALI's decoder for GPUs, with pipelines of the CPU in the place of the GPU's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import dali_cuda, dali_pipelines, make_decoder, probe
+from stateful_gpu_loader.decoders.dali_cuda import DaliBatchDecoder
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same
+from tests.decoders.variants import pillow_variants
+
+pytest.importorskip("nvidia.dali")
+
+FILES = [data for data in pillow_variants().values() if DaliBatchDecoder.takes(probe(data))]
+
+
+class PoolOfTheCpu(dali_pipelines.PipelinePool):
+    """As asked for, but on the CPU; overwrites its last batch as DALI may overwrite a GPU's."""
+
+    made: list[tuple[int | None, int]]
+    stub: CudaStub
+
+    def __init__(self, *, device_id: int | None, num_threads: int) -> None:
+        self.made.append((device_id, num_threads))
+        self._last: list[torch.Tensor] = []
+        super().__init__(device_id=None, num_threads=1)
+
+    def decode(self, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.stub.events.append("decode")
+        for image in self._last:
+            image.zero_()
+        if any(is_damaged(each) for each in data):
+            raise RuntimeError("DALI failed to decode it")
+        self._last = super().decode(data)
+        return self._last
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
+    stub = CudaStub(monkeypatch)
+    PoolOfTheCpu.made, PoolOfTheCpu.stub = [], stub
+    monkeypatch.setattr(dali_cuda, "PipelinePool", PoolOfTheCpu)
+    return stub
+
+
+def decode(decoder: DaliBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
+    return decoder.decode_batch(files, [probe(data) for data in files])
+
+
+def reference(data: torch.Tensor) -> torch.Tensor:
+    return make_decoder("torchvision").decode(data, probe(data))
+
+
+def test_pixels_are_copied_out_before_dali_writes_again(stub: CudaStub) -> None:
+    decoder = DaliBatchDecoder(DEVICE)
+    turns = [decode(decoder, FILES[turn:]) for turn in range(3)]
+    for turn, images in enumerate(turns):
+        assert all(
+            same(image, reference(data)) for image, data in zip(images, FILES[turn:], strict=True)
+        )
+
+
+def test_the_host_waits_before_decoding_and_for_the_copies(stub: CudaStub) -> None:
+    decode(DaliBatchDecoder(DEVICE), FILES[:2])
+    assert stub.events == ["wait", "decode", "wait"]
+
+
+def test_a_bad_image_costs_none_of_the_others(stub: CudaStub) -> None:
+    files = [damaged(data) if i == 2 else data for i, data in enumerate(FILES)]
+    images = decode(DaliBatchDecoder(DEVICE), files)
+    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [2]
+    assert all(same(images[i], reference(FILES[i])) for i in range(len(FILES)) if i != 2)
+
+
+def test_a_refusal_on_a_full_gpu_is_want_of_memory(stub: CudaStub) -> None:
+    stub.free_bytes = 2**20
+    decode(DaliBatchDecoder(DEVICE), FILES[:2])
+    with pytest.raises(torch.OutOfMemoryError):
+        decode(DaliBatchDecoder(DEVICE), [damaged(FILES[0])])
+
+
+def test_pipelines_are_made_at_the_first_batch_for_the_device(
+    stub: CudaStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dali_cuda, "host_threads", lambda: 5)
+    given, current = DaliBatchDecoder(DEVICE), DaliBatchDecoder(torch.device("cuda"))
+    assert PoolOfTheCpu.made == []
+    for decoder in (given, current, given):
+        decode(decoder, FILES[:1])
+    assert PoolOfTheCpu.made == [(0, 5), (3, 5)]
+    assert len(pickle.dumps(given)) < 300
+
+
+def test_a_gpus_pipeline_leaves_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 1: with any other hw_decoder_load the length of a batch would decide pixels."""
+    asked: dict[str, Any] = {}
+    dali = dali_pipelines.require_dali()
+
+    def image(encoded: Any, **options: Any) -> Any:
+        asked.update(options)
+        return encoded
+
+    monkeypatch.setattr(dali.fn.decoders, "image", image)
+    monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)
+    dali_pipelines.build(8, device_id=0, num_threads=2)
+    assert asked.pop("output_type") == dali.types.RGB
+    assert asked == {
+        "device": "mixed",
+        "adjust_orientation": False,
+        "use_fast_idct": False,
+        "hw_decoder_load": 0.0,
+        "jpeg_fancy_upsampling": True,
+    }

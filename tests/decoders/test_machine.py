@@ -1,0 +1,43 @@
+"""What of the machine decides pixels or speed, asked without touching CUDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stateful_gpu_loader.decoders import machine
+
+
+def test_gpu_models_are_read_from_the_drivers_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "DRIVER", tmp_path)
+    for number, model in enumerate(["NVIDIA H200", "NVIDIA H200", "NVIDIA A100-SXM4-80GB"]):
+        folder = tmp_path / f"0000:{number:02x}:00.0"
+        folder.mkdir()
+        text = f"Model: \t\t {model}\nIRQ:   \t\t 22\nVideo BIOS: 96.00\n"
+        (folder / "information").write_text(text)
+    assert machine.gpu_models() == ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
+    text = machine.describe_versions("pytest", "no-such-package")
+    assert text == f"pytest {pytest.__version__}, NVIDIA A100-SXM4-80GB, NVIDIA H200"
+
+
+def test_without_a_driver_there_are_no_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "DRIVER", tmp_path / "absent")
+    assert machine.gpu_models() == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads"), [(None, 16), ("1", 16), ("5", 3), ("64", 1), ("0", 16), ("many", 16)]
+)
+def test_ranks_of_a_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch, ranks: str | None, threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert machine.host_threads() == threads

@@ -1,0 +1,166 @@
+"""nvImageCodec behind the protocol: engines, then CUDA, by the bytes and never by load (D7)."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import make_batch_decoder, make_decoder, probe
+from stateful_gpu_loader.decoders import nvimgcodec_cuda as module
+from stateful_gpu_loader.decoders.nvimgcodec_cuda import NvimgcodecBatchDecoder
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same
+from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
+from tests.decoders.variants import pillow_variants
+
+FILES = {
+    name: data
+    for name, data in pillow_variants().items()
+    if make_batch_decoder("torchvision", DEVICE).takes(probe(data))
+}
+PROGRESSIVE = [name for name in FILES if "progressive" in name]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
+    return CudaStub(monkeypatch)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, library: FakeNvimgcodec) -> FakeNvimgcodec:
+    monkeypatch.setattr(module, "_library", lambda: library)
+    return library
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, stub: CudaStub) -> FakeNvimgcodec:
+    return installed(monkeypatch, FakeNvimgcodec())
+
+
+def decode(decoder: NvimgcodecBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
+    return decoder.decode_batch(files, [probe(data) for data in files])
+
+
+def by_cuda(data: torch.Tensor) -> torch.Tensor:
+    return make_decoder("torchvision").decode(data, probe(data))
+
+
+def by_engines(data: torch.Tensor) -> torch.Tensor:
+    return by_cuda(data).clamp(max=254) + 1
+
+
+def stage(library: FakeNvimgcodec, kind: BackendKind) -> FakeDecoder:
+    (found,) = [decoder for decoder in library.decoders if decoder.kind is kind]
+    return found
+
+
+def test_engines_decode_baseline_and_cuda_the_progressive(library: FakeNvimgcodec) -> None:
+    images = decode(NvimgcodecBatchDecoder(DEVICE), list(FILES.values()))
+    for (name, data), image in zip(FILES.items(), images, strict=True):
+        assert same(image, by_cuda(data) if name in PROGRESSIVE else by_engines(data)), name
+    assert stage(library, BackendKind.HYBRID_CPU_GPU).calls[0][0] == len(PROGRESSIVE)
+
+
+def test_what_an_engine_refuses_goes_to_cuda(library: FakeNvimgcodec) -> None:
+    files = list(FILES.values())[:4]
+    library.engines_refuse = [files[1]]
+    images = decode(NvimgcodecBatchDecoder(DEVICE), files)
+    assert same(images[1], by_cuda(files[1]))
+    assert same(images[0], by_engines(files[0]))
+
+
+def test_a_batch_that_the_engines_lose_is_not_given_to_cuda(library: FakeNvimgcodec) -> None:
+    """Law 1: the neighbours of one bad image keep the pixels that they have without it."""
+    files = [data for name, data in FILES.items() if name not in PROGRESSIVE][:4]
+    library.lose_batches_with = [files[2]]
+    images = decode(NvimgcodecBatchDecoder(DEVICE), files)
+    assert all(same(image, by_engines(data)) for image, data in zip(images, files, strict=True))
+
+
+@pytest.mark.parametrize("sizes", [[1, 9, 2, 20], [20, 1, 9]])
+def test_the_lengths_of_batches_decide_nothing(library: FakeNvimgcodec, sizes: list[int]) -> None:
+    decoder = NvimgcodecBatchDecoder(DEVICE)
+    everything = list(FILES.values()) * 2
+    alone = [decode(NvimgcodecBatchDecoder(DEVICE), [data])[0] for data in everything]
+    for size in sizes:
+        images = decode(decoder, everything[:size])
+        assert all(same(image, alone[i]) for i, image in enumerate(images))
+
+
+def test_a_gpu_without_engines_decodes_all_by_cuda(
+    monkeypatch: pytest.MonkeyPatch, stub: CudaStub
+) -> None:
+    library = installed(monkeypatch, FakeNvimgcodec(engines=False))
+    files = list(FILES.values())
+    images = decode(NvimgcodecBatchDecoder(DEVICE), files)
+    assert all(same(image, by_cuda(data)) for image, data in zip(images, files, strict=True))
+    assert len(stage(library, BackendKind.HW_GPU_ONLY).calls) == 1
+
+
+def test_a_bad_image_is_refused_alone(library: FakeNvimgcodec) -> None:
+    files = list(FILES.values())[:5]
+    files[1] = damaged(files[1])
+    files[2] = files[2].clone()
+    headers = [probe(data) for data in files]
+    files[2][:2] = 0  # a stream that cannot be read at all
+    images = NvimgcodecBatchDecoder(DEVICE).decode_batch(files, headers)
+    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 2]
+    assert all(isinstance(images[i], torch.Tensor) for i in (0, 3, 4))
+
+
+def test_a_refusal_on_a_full_gpu_is_want_of_memory(library: FakeNvimgcodec, stub: CudaStub) -> None:
+    """nvImageCodec gives None for both."""
+    decoder = NvimgcodecBatchDecoder(DEVICE)
+    file = damaged(FILES["jpeg 4:2:0"])
+    stub.free_bytes = 2**20
+    decode(decoder, [FILES["jpeg 4:2:0"]])
+    with pytest.raises(torch.OutOfMemoryError):
+        decode(decoder, [file])
+
+
+def test_the_rule_is_left_to_us_and_the_stream_is_the_current_one(
+    library: FakeNvimgcodec, stub: CudaStub
+) -> None:
+    decode(NvimgcodecBatchDecoder(DEVICE), list(FILES.values()))
+    decode(NvimgcodecBatchDecoder(torch.device("cuda")), [FILES["jpeg 4:2:0"]])
+    assert [decoder.device_id for decoder in library.decoders] == [0, 0, 3, 3]
+    for decoder in library.decoders:
+        assert decoder.options == ":fancy_upsampling=1"
+        for _, params, cuda_stream in decoder.calls:
+            assert params == {"exif": False, "color": "srgb", "depth": False}
+            assert cuda_stream == 77
+    assert stub.events == ["wait", "wait"]
+
+
+def test_nothing_is_made_before_the_first_batch(library: FakeNvimgcodec) -> None:
+    decoder = NvimgcodecBatchDecoder(DEVICE)
+    assert decoder.version() is not None
+    assert not library.decoders
+    decode(decoder, [FILES["jpeg 4:2:0"]])
+    decode(decoder, [FILES["jpeg 4:2:0"]])
+    assert len(library.decoders) == 2
+    assert len(pickle.dumps(decoder)) < 500
+
+
+def test_the_real_library_has_what_is_used() -> None:
+    """Without a GPU it decodes on the CPU alone, from 0.9 on, by the same names and arguments."""
+    real = pytest.importorskip("nvidia.nvimgcodec", minversion="0.9")
+    for kind in (BackendKind.HW_GPU_ONLY, BackendKind.HYBRID_CPU_GPU):
+        assert real.Backend(getattr(real.BackendKind, kind.name)).load_hint == 1.0
+    parameters = real.DecodeParams(
+        apply_exif_orientation=False, color_spec=real.ColorSpec.SRGB, allow_any_depth=False
+    )
+    assert not parameters.apply_exif_orientation
+    data = FILES["jpeg 4:2:0"]
+    decoder = real.Decoder(
+        device_id=real.NVIMGCODEC_DEVICE_CPU_ONLY,
+        max_num_cpu_threads=1,
+        backends=[real.Backend(real.BackendKind.CPU_ONLY)],
+        options=module.OPTIONS,
+    )
+    streams = [real.CodeStream(data.numpy())]
+    (image,) = decoder.decode(streams, params=parameters, cuda_stream=0)
+    assert inspect.isroutine(image.__dlpack__)
+    assert torch.equal(torch.asarray(image.__array__()).permute(2, 0, 1), by_cuda(data))

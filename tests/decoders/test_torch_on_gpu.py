@@ -1,0 +1,133 @@
+"""torchvision's and torchcodec's decoders for GPUs, around operators that stand in for nvJPEG."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import BatchDecoder, make_batch_decoder, make_decoder, probe
+from stateful_gpu_loader.errors import LoaderError
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, decode_as_stored, is_damaged, same
+from tests.decoders.variants import variants
+
+NAMES = ("torchvision", "torchcodec")
+COMMON = {
+    name: data
+    for name, (data, _) in variants()
+    if make_batch_decoder("torchvision", DEVICE).takes(probe(data))
+}
+
+
+class Operator:
+    """``decode_jpegs_cuda``: all or nothing, as stored; what it was called with."""
+
+    def __init__(self, stub: CudaStub) -> None:
+        self.events = stub.events
+        self.calls: list[tuple[list[torch.Tensor], int, torch.device]] = []
+        self.message = "Error while decoding JPEG images: Failed to decode batch: 3"
+
+    def __call__(
+        self, data: list[torch.Tensor], mode: int, device: torch.device
+    ) -> list[torch.Tensor]:
+        self.events.append("decode")
+        self.calls.append((data, mode, device))
+        if any(is_damaged(each) for each in data):
+            raise RuntimeError(self.message)
+        return [decode_as_stored(each) for each in data]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
+    return CudaStub(monkeypatch)
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch, stub: CudaStub) -> Operator:
+    fake = Operator(stub)
+    for name in NAMES:
+        make_batch_decoder(name, DEVICE)  # registers the real operator
+    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", fake)
+    monkeypatch.setattr(torch.ops.torchcodec_ns, "decode_jpegs_cuda", fake)
+    return fake
+
+
+@pytest.fixture(params=NAMES)
+def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
+    return make_batch_decoder(request.param, DEVICE)
+
+
+def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
+    return decoder.decode_batch(files, [probe(data) for data in files])
+
+
+def test_every_common_variant_shows_the_pixels_of_the_rule(
+    decoder: BatchDecoder, operator: Operator
+) -> None:
+    images = decode(decoder, list(COMMON.values()))
+    assert len(operator.calls) == 1
+    for (name, data), image in zip(COMMON.items(), images, strict=True):
+        assert same(image, make_decoder("torchvision").decode(data, probe(data))), name
+
+
+def test_a_bad_image_costs_none_of_the_others(decoder: BatchDecoder, operator: Operator) -> None:
+    files = [*COMMON.values()]
+    files[3] = damaged(files[3])
+    images = decode(decoder, files)
+    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [3]
+    assert [len(data) for data, _, _ in operator.calls] == [len(files)] + [1] * len(files)
+
+
+def test_the_host_waits_for_the_stream_before_nvjpeg_writes(
+    decoder: BatchDecoder, operator: Operator
+) -> None:
+    """D8: the engines ignore the stream's order."""
+    decode(decoder, [*COMMON.values()][:2])
+    assert operator.events == ["wait", "decode"]
+
+
+def test_the_operator_gets_rgb_and_the_device(decoder: BatchDecoder, operator: Operator) -> None:
+    decode(decoder, [COMMON["jpeg grey"]])
+    ((_, mode, device),) = operator.calls
+    assert (mode, device) == (3, DEVICE)
+
+
+def test_torchcodec_is_given_no_exif(operator: Operator) -> None:
+    """It would apply the orientation by its own reading, and we once more."""
+    decode(make_batch_decoder("torchcodec", DEVICE), [COMMON["jpeg orientation 6"]])
+    (((data,), _, _),) = operator.calls
+    assert b"Exif" not in data.numpy().tobytes()
+    assert b"Exif" in COMMON["jpeg orientation 6"].numpy().tobytes()
+
+
+def test_a_build_without_nvjpeg_is_named(decoder: BatchDecoder, operator: Operator) -> None:
+    operator.message = "decode_jpegs_cuda: torchvision not compiled with nvJPEG support"
+    with pytest.raises(LoaderError, match="not compiled with nvJPEG"):
+        decode(decoder, [damaged(COMMON["jpeg grey"])])
+
+
+def test_a_torchcodec_that_decodes_on_the_cpu_alone_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class CpuOnly:
+        """The namespace of a torchcodec before 0.17."""
+
+    make_decoder("torchcodec")
+    monkeypatch.setattr(torch.ops, "torchcodec_ns", CpuOnly())
+    with pytest.raises(
+        LoaderError, match=r"decodes no images on GPUs\. Remedy: install torchcodec"
+    ):
+        make_batch_decoder("torchcodec", DEVICE)
+    assert make_batch_decoder("auto", DEVICE).family == "torchvision-cuda"
+
+
+def test_what_the_gpu_refuses_is_decoded_by_the_familys_cpu_decoder(decoder: BatchDecoder) -> None:
+    assert decoder.family == f"{decoder.cpu.family}-cuda"
+
+
+def test_a_pickled_decoder_decodes_the_same(decoder: BatchDecoder, operator: Operator) -> None:
+    copy = pickle.loads(pickle.dumps(decoder))
+    (image,) = decode(copy, [COMMON["jpeg 4:2:0"]])
+    assert same(image, decode(decoder, [COMMON["jpeg 4:2:0"]])[0])

@@ -86,6 +86,42 @@ def as_range(name: str, value: Any) -> tuple[float, float]:
     return lowest, highest
 
 
+def as_symmetric_range(name: str, value: Any) -> tuple[float, float]:
+    """As :func:`as_range`; one number d means (-d, d).
+
+    Raises:
+        TypeError: it is neither a number nor a sequence of two.
+        ValueError: the number is negative, or the two are not finite or not in order.
+
+    >>> as_symmetric_range("degrees", 30), as_symmetric_range("degrees", (0, 90))
+    ((-30.0, 30.0), (0.0, 90.0))
+    """
+    if not isinstance(value, (int, float)):
+        return as_range(name, value)
+    if value < 0:
+        raise ValueError(f"{name} = {value!r} must not be negative. Remedy: pass (lowest, highest)")
+    return as_range(name, (-value, value))
+
+
+def as_center(center: Any) -> tuple[float, float] | None:
+    """(x, y) in pixels as floats, or None for the image's center.
+
+    Raises:
+        TypeError: it is no sequence.
+        ValueError: it has not two numbers.
+
+    >>> as_center([16, 8])
+    (16.0, 8.0)
+    """
+    if center is None:
+        return None
+    if not isinstance(center, Sequence):
+        raise TypeError(f"{center = } must be a sequence of two numbers, (x, y)")
+    if len(center) != 2:
+        raise ValueError(f"{center = } must have two numbers, (x, y)")
+    return float(center[0]), float(center[1])
+
+
 def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
     """The name of an interpolation: from itself, torchvision's enum or Pillow's constant.
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from stateful_gpu_loader.randomness import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.batches.batching import Batching
 from stateful_gpu_loader.transforms.recipe import Draw, Recipe, copy_into
+from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
 """The numbers of one sample: one row for each recipe."""
@@ -131,6 +133,42 @@ class Compose:
         recipe, numbers = last
         recipe.apply_into(image, numbers, out)
 
+    def apply_batch(self, images: Sequence[Tensor], drawn: PipelineDraw) -> Tensor:
+        """As :meth:`apply`, for n images of any sizes at once, on any device.
+
+        Crops, bilinear resizes and flips, and what directly follows of Normalize and ToDtype, are
+        one pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after
+        each resize, from a float32 sum, which may differ from torchvision's in its last bits, so
+        that one byte in some thousands differs by a level of 255. Row i depends on image i and
+        its numbers alone, bit for bit.
+
+        Nothing waits for the device; work is queued on the current stream.
+
+        Args:
+            images: n uint8 images [C, H, W] of any strides, on one device, of the sizes that were
+                drawn for; they stay as they are.
+            drawn: from :meth:`draw`, for these n.
+
+        Returns: [n, C, h, w] in :attr:`output_dtype` and :attr:`memory_format`, in memory of its
+        own.
+
+        Raises:
+            ValueError: there are no images, or not n; or the results would differ in size; or a
+                box lies outside its image.
+
+        >>> from stateful_gpu_loader.transforms import Resize
+        >>> images = [torch.zeros(3, *size, dtype=torch.uint8) for size in [(50, 70), (60, 40)]]
+        >>> recipes = Compose([Resize((32, 32))])
+        >>> drawn = recipes.draw(42, 0, np.arange(2), np.array([[50, 70], [60, 40]]))
+        >>> recipes.apply_batch(images, drawn).shape
+        torch.Size([2, 3, 32, 32])
+        """
+        _check_batch(images, drawn)
+        batching = Batching(images, self.memory_format)
+        for recipe, draw in zip(self.recipes, drawn.draws, strict=True):
+            batching.apply(recipe, draw.numbers, [(h, w) for h, w in draw.sizes.tolist()])
+        return batching.finish()
+
     def __call__(self, image: Tensor) -> Tensor:
         """Draw from torch's default generator and apply, recipe by recipe."""
         for recipe in self.recipes:
@@ -144,6 +182,12 @@ class Compose:
         for recipe in self.recipes:
             dtype = recipe.dtype_after(dtype)
         return dtype
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How a batch is laid out: as the last ToMemoryFormat says."""
+        formats = [r.memory_format for r in self.recipes if isinstance(r, ToMemoryFormat)]
+        return formats[-1] if formats else torch.contiguous_format
 
     def fingerprint(self) -> str:
         """The recipes and their arguments as text: equal texts give equal pixels.
@@ -165,3 +209,20 @@ def _checked_sequence(transforms: object) -> Sequence[object]:
             "Remedy: pass a list of recipes"
         )
     return transforms
+
+
+def _check_batch(images: Sequence[Tensor], drawn: PipelineDraw) -> None:
+    sizes = drawn.sizes
+    if len(images) != len(sizes) or not len(sizes):
+        raise ValueError(
+            f"there are {len(images)} images and numbers for {len(sizes)}. Remedy: pass at least "
+            "one image, and what Compose.draw gave for their sizes"
+        )
+    if (sizes != sizes[0]).any():
+        other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
+        raise ValueError(
+            f"the images of one batch differ in size: image 0 gives {sizes[0, 0]}x{sizes[0, 1]}, "
+            f"image {other} gives {sizes[other, 0]}x{sizes[other, 1]} (height x width). Remedy: "
+            "end the recipes with one that fixes the size, such as RandomResizedCrop(224), or "
+            "pass collate_fn"
+        )

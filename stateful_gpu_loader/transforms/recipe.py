@@ -6,7 +6,6 @@ keys (law 1), so that the CPU and the GPU turn the same numbers into pixels.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.fingerprint import fingerprint_of
 
 FloatArray = npt.NDArray[np.float64]
-
-_PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,17 @@ class Recipe(ABC):
     num_draws: int = 0
     """Uniforms per sample: a fixed budget, 0 where nothing is random."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """A class with an :meth:`apply` of its own inherits none of the other ways to it.
+
+        They would make the pixels of the class above it.
+        """
+        super().__init_subclass__(**arguments)
+        if "apply" in vars(cls):
+            for name in ("apply_into", "apply_batch", "place", "pointwise"):
+                if name not in vars(cls):
+                    setattr(cls, name, getattr(Recipe, name))
+
     @abstractmethod
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         """Decide for a whole batch; row i depends on row i of the arguments alone.
@@ -110,15 +121,35 @@ class Recipe(ABC):
         rows = zip(images.unbind(0), numbers.tolist(), strict=True)
         return torch.stack([self.apply(image, row) for image, row in rows])
 
+    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
+        """Fold a recipe that only moves pixels, or resizes bytes bilinearly, into a placement.
+
+        So several recipes become one pass over the pixels of a whole batch. A recipe that folds
+        gives the pixels of :meth:`apply`, within what a resize on another device differs by.
+
+        Args:
+            placement: where the pixels of n images come from so far.
+            numbers: [n, k], as :attr:`Draw.numbers`.
+
+        Returns: the placement after the recipe, or None where it cannot be folded.
+        """
+        return None
+
+    def pointwise(self, before: Pointwise) -> Pointwise | None:
+        """Fold a recipe that changes each value by itself; None where it cannot be folded.
+
+        Args:
+            before: what is done to each value so far.
+        """
+        return None
+
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the result for an image of ``dtype``."""
         return dtype
 
     def fingerprint(self) -> str:
         """The recipe and its arguments as text: equal texts give equal pixels."""
-        arguments = inspect.signature(type(self)).parameters
-        described = ", ".join(f"{name}={getattr(self, name)!r}" for name in arguments)
-        return f"{self._name()}({described})"
+        return fingerprint_of(self)
 
     def __repr__(self) -> str:
         return self.fingerprint()
@@ -141,12 +172,6 @@ class Recipe(ABC):
             wrapped: Tensor = tv_tensors.wrap(result, like=image)
             return wrapped
         return result
-
-    def _name(self) -> str:
-        cls = type(self)
-        # A user's own class of the same name is another recipe (law 4).
-        prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
-        return f"{prefix}{cls.__qualname__}"
 
 
 def nothing_drawn(sizes: IndexArray) -> Draw:

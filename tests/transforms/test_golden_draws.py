@@ -7,6 +7,9 @@ import pytest
 
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.randomness import Stream, uniforms
+from stateful_gpu_loader.transforms.color.blur import GaussianBlur
+from stateful_gpu_loader.transforms.color.erasing import RandomErasing
+from stateful_gpu_loader.transforms.geometry.affine import RandomAffine
 
 POSITIONS = np.array([0, 1, 2**40 + 3])
 SIZES = np.array([[375, 500], [1, 1], [20000, 20]])
@@ -77,6 +80,43 @@ GOLDEN = [
     ),
     (T.RandomGrayscale(0.5), [[0], [1], [0]], SIZES.tolist()),
     (T.Normalize([0.5], [0.5]), [[], [], []], SIZES.tolist()),
+    (
+        RandomAffine(30, (0.1, 0.2), (0.5, 2.0), (-5, 5, -3, 3)),
+        [
+            [
+                13.61333311535418,
+                18,
+                -27,
+                0.8636660858755931,
+                2.5247897091321647,
+                1.1944567691534758,
+            ],
+            [-9.657738036476076, 0, 0, 1.1266775440890342, 0.8747476059943438, 2.7630103854462504],
+            [
+                18.93723299726844,
+                -2,
+                -1428,
+                0.9313644606154412,
+                2.118650246411562,
+                2.2981671919114888,
+            ],
+        ],
+        SIZES.tolist(),
+    ),
+    (
+        GaussianBlur(1),
+        [[1.4810888819862158], [0.7441716288449243], [1.6496790449135006]],
+        SIZES.tolist(),
+    ),
+    (
+        RandomErasing(0.8, value="random"),
+        [
+            [179, 108, 111, 161, 3867114914, 4103767090],
+            [0, 0, 0, 0, 1887163168, 1474660565],
+            [0, 0, 0, 0, 895283194, 3243035460],
+        ],
+        SIZES.tolist(),
+    ),
 ]
 
 

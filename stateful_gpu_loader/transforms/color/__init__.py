@@ -1,0 +1,1 @@
+"""What colors become, and what is blurred, sharpened or erased."""

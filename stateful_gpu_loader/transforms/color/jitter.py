@@ -1,0 +1,165 @@
+"""ColorJitter and RandomGrayscale: other colors in the same places."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.arguments import as_range
+from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.color.adjustments import (
+    Factor,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    to_grey,
+)
+from stateful_gpu_loader.transforms.color.hue import adjust_hue
+from stateful_gpu_loader.transforms.probability import WithProbability
+from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+
+_ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
+_ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_hue,
+)
+
+
+class ColorJitter(Recipe):
+    """Change brightness, contrast, saturation and hue in random order, as v2's ``ColorJitter``.
+
+    Numbers: the order, as four of 0 brightness, 1 contrast, 2 saturation, 3 hue; then their four
+    factors in that numbering. A property whose argument is None is left alone.
+
+    Args:
+        brightness, contrast, saturation: lowest and highest factor, or one number d for
+            (max(0, 1 - d), 1 + d).
+        hue: lowest and highest shift, within -0.5 and 0.5, or one number d for (-d, d).
+
+    Raises:
+        TypeError, ValueError: an argument is of another kind or outside its range.
+
+    >>> ColorJitter(brightness=0.4, hue=0.1)
+    ColorJitter(brightness=(0.6, 1.4), contrast=None, saturation=None, hue=(-0.1, 0.1))
+    """
+
+    num_draws = 5
+
+    def __init__(
+        self,
+        brightness: float | Sequence[float] | None = None,
+        contrast: float | Sequence[float] | None = None,
+        saturation: float | Sequence[float] | None = None,
+        hue: float | Sequence[float] | None = None,
+    ) -> None:
+        self.brightness = _factor_range("brightness", brightness)
+        self.contrast = _factor_range("contrast", contrast)
+        self.saturation = _factor_range("saturation", saturation)
+        self.hue = _hue_range(hue)
+        self._ranges = (self.brightness, self.contrast, self.saturation, self.hue)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        orders = _ORDERS[np.floor(uniforms[:, 0] * len(_ORDERS)).astype(np.int64)]
+        neutral = [(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0)]
+        ranges = [given or none for given, none in zip(self._ranges, neutral, strict=True)]
+        lowest, highest = np.array(ranges).T
+        factors = lowest + uniforms[:, 1:] * (highest - lowest)
+        return Draw(np.concatenate((orders, factors), axis=1), sizes)
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        chosen = [i for i in map(int, numbers[:4]) if self._ranges[i] is not None]
+        if not chosen:
+            return image
+        # All that follows works plane by plane, at twice the speed where planes are contiguous.
+        image = image.contiguous()
+        for operation in chosen:
+            image = _ADJUSTMENTS[operation](image, numbers[4 + operation])
+        return image
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        """Step by step, and in a step one call for each operation: at most sixteen in all."""
+        operations = [i for i in range(4) if self._ranges[i] is not None]
+        if not operations:
+            return images
+        orders = numbers[:, :4].astype(np.int64)
+        # [4, n]: for each step, the rows of the batch by what is done to them.
+        rows = np.argsort(orders, axis=0, kind="stable").T
+        factors = numbers[rows, 4 + np.take_along_axis(orders.T, rows, axis=1)]
+        packed = on_device(np.stack((rows, factors)), images.device)
+        rows_there, factors_there = packed[0].to(torch.int64), packed[1].view(4, -1, 1, 1, 1)
+        jittered = images.clone(memory_format=torch.contiguous_format)
+        # [4, 5]: for each step, where the rows of each operation begin, and end.
+        bounds = (orders[:, :, None] < np.arange(5)).sum(axis=0).tolist()
+        for step in range(4):
+            for operation in operations:
+                group = slice(*bounds[step][operation : operation + 2])
+                if group.start < group.stop:
+                    chosen = rows_there[step, group]
+                    adjusted = _ADJUSTMENTS[operation](
+                        jittered.index_select(0, chosen), factors_there[step, group]
+                    )
+                    jittered.index_copy_(0, chosen, adjusted)
+        return jittered
+
+
+class RandomGrayscale(WithProbability):
+    """Take the color away, keeping the channels, as v2's ``RandomGrayscale``.
+
+    Numbers: 1 for grey, 0 to leave the image as it is.
+
+    Args:
+        p: the probability of grey.
+
+    Raises:
+        ValueError: not 0 <= p <= 1.
+
+    >>> import torch
+    >>> RandomGrayscale().apply(torch.tensor([[[100]], [[0]], [[0]]], dtype=torch.uint8), [1])
+    tensor([[[29]],
+    <BLANKLINE>
+            [[29]],
+    <BLANKLINE>
+            [[29]]], dtype=torch.uint8)
+    """
+
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__(p)
+
+    def _act(self, images: Tensor) -> Tensor:
+        return to_grey(images).expand(images.shape)
+
+
+def _factor_range(name: str, value: float | Sequence[float] | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        _refuse_negative(name, value)
+        value = (max(1.0 - value, 0.0), 1.0 + value)
+    lowest, highest = as_range(name, value)
+    if lowest < 0:
+        raise ValueError(f"{name}={value!r} must not be negative")
+    return None if lowest == highest == 1.0 else (lowest, highest)
+
+
+def _hue_range(value: float | Sequence[float] | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float)):
+        _refuse_negative("hue", value)
+        value = (-value, value)
+    lowest, highest = as_range("hue", value)
+    if not -0.5 <= lowest <= highest <= 0.5:
+        raise ValueError(f"hue={value!r} must lie within -0.5 and 0.5")
+    return None if lowest == highest == 0.0 else (lowest, highest)
+
+
+def _refuse_negative(name: str, value: float) -> None:
+    if value < 0:
+        raise ValueError(f"{name}={value!r} must not be negative. Remedy: pass (lowest, highest)")

@@ -1,0 +1,1 @@
+"""Where pixels go: crops, resizes, flips, rotations, affine maps."""

@@ -1,0 +1,1 @@
+"""Batch recipes: samples of one batch mixed with each other, labels too."""

@@ -1,0 +1,1 @@
+"""Policies: which operation, and how strong, is drawn for each image."""

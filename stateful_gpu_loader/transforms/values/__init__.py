@@ -1,0 +1,1 @@
+"""Other dtypes, ranges and layouts of the same pixels."""

@@ -1,0 +1,70 @@
+"""Recipes that act on batches, and batches for them in every dtype and layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stateful_gpu_loader.transforms import (
+    ColorJitter,
+    Normalize,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomRotation,
+    RandomVerticalFlip,
+    Recipe,
+    ToDtype,
+)
+from stateful_gpu_loader.transforms.color.blur import GaussianBlur
+from stateful_gpu_loader.transforms.color.erasing import RandomErasing
+from stateful_gpu_loader.transforms.geometry.affine import RandomAffine
+
+RECIPES = {
+    "horizontal flip": RandomHorizontalFlip(),
+    "vertical flip": RandomVerticalFlip(0.3),
+    "grayscale": RandomGrayscale(0.5),
+    "jitter": ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "jitter of two": ColorJitter(contrast=0.4, hue=0.5),
+    "no jitter": ColorJitter(),
+    "rotation": RandomRotation(30),
+    "smooth rotation": RandomRotation((-10, 200), "bilinear", fill=(9, 8, 7)),
+    "quarter turns": RandomRotation((90, 90)),
+    "off-center rotation": RandomRotation((0, 360), "bilinear", center=(3, 4), fill=None),
+    "affine": RandomAffine(30, (0.1, 0.2), (0.5, 1.5), 5),
+    "smooth affine": RandomAffine(9, None, (0.5, 1.5), (-5, 5, -3, 3), "bilinear", 7, (1, 2)),
+    "normalize": Normalize([0.1, 0.2, 0.3], [0.2, 0.3, 0.4]),
+    "cast": ToDtype(torch.float16, scale=True),
+    "blur": GaussianBlur((5, 3), (0.1, 5.0)),
+    "erasing": RandomErasing(0.7, value=(5, 6.7, -3)),
+    "noise": RandomErasing(0.7, value="random"),
+}
+DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def images(n: int, size: tuple[int, int], dtype: torch.dtype, layout: str) -> Tensor:
+    """Random pixels [n, 3, H, W]; "planes", "interleaved", or "strided": a part of wider rows."""
+    generator = torch.Generator().manual_seed(n)
+    height, width = size
+    pixels = torch.randint(0, 256, (n, 3, height, width + 3), generator=generator).to(torch.uint8)
+    if dtype.is_floating_point:
+        pixels = pixels.to(dtype) / 255
+    pixels = pixels[..., :width]
+    if layout == "planes":
+        return pixels.contiguous()
+    if layout == "interleaved":
+        return pixels.contiguous(memory_format=torch.channels_last)
+    return pixels
+
+
+def numbers_for(recipe: Recipe, batch: Tensor, seed: int = 0) -> np.ndarray:
+    """[n, k]: one row for each image, from NumPy's uniforms; nobody may write to them."""
+    n, sizes = len(batch), np.full((len(batch), 2), batch.shape[-2:])
+    uniforms = np.random.default_rng(seed).random((n, recipe.num_draws))
+    numbers = recipe.draw(uniforms, sizes).numbers
+    numbers.setflags(write=False)
+    return numbers
+
+
+def one_by_one(recipe: Recipe, batch: Tensor, numbers: np.ndarray) -> Tensor:
+    return torch.stack([recipe.apply(*row) for row in zip(batch, numbers.tolist(), strict=True)])

@@ -1,0 +1,104 @@
+"""Recipes on batches: what they make of each image alone, without waiting for the device (D5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stateful_gpu_loader.transforms import Recipe
+from tests.transforms.batch_recipes import DTYPES, RECIPES, images, numbers_for, one_by_one
+
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_recipe
+def test_a_batch_is_its_images_one_by_one(recipe: Recipe, dtype: torch.dtype) -> None:
+    """D5: bit for bit, in any layout, and the images stay as they are."""
+    for size in ((37, 53), (24, 24)):
+        for layout in ("planes", "interleaved", "strided"):
+            batch = images(9, size, dtype, layout)
+            before, numbers = batch.clone(), numbers_for(recipe, batch)
+            made, expected = recipe.apply_batch(batch, numbers), one_by_one(recipe, batch, numbers)
+            assert made.dtype is expected.dtype is recipe.dtype_after(dtype)
+            assert torch.equal(made, expected)
+            assert torch.equal(batch, before)
+
+
+@every_recipe
+def test_an_image_does_not_depend_on_the_batch_around_it(recipe: Recipe) -> None:
+    """Law 1: any part of a batch, in any order, gets the same pixels."""
+    batch = images(12, (31, 40), torch.float32, "planes")
+    numbers = numbers_for(recipe, batch)
+    whole = recipe.apply_batch(batch, numbers)
+    for rows in (np.array([3]), np.arange(11, -1, -1), np.array([7, 2, 5])):
+        assert torch.equal(recipe.apply_batch(batch[rows], numbers[rows]), whole[rows])
+
+
+@every_recipe
+def test_threads_do_not_matter(recipe: Recipe) -> None:
+    """Law 1: one intra-op thread or two, the same bits."""
+    batch = images(5, (160, 131), torch.float32, "planes")
+    numbers = numbers_for(recipe, batch)
+    alone = recipe.apply_batch(batch, numbers)
+    torch.set_num_threads(2)
+    assert torch.equal(recipe.apply_batch(batch, numbers), alone)
+
+
+class Recorded(TorchDispatchMode):
+    """Counts the operations, and the copies from the CPU to the device."""
+
+    num_operations = num_copies = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        self.num_operations += 1
+        if operation is torch.ops.aten._to_copy.default and args[0].is_cpu and not result.is_cpu:
+            self.num_copies += 1
+        return result
+
+
+@every_recipe
+def test_nothing_is_read_back_and_little_is_launched(recipe: Recipe) -> None:
+    """D5, on a device without memory, where a look at any value raises.
+
+    The numbers travel in one copy (noise adds its seeds), and as many operations are launched for
+    64 images as for 32.
+    """
+    counts = []
+    for n in (32, 64):
+        batch = torch.empty(n, 3, 40, 48, dtype=torch.uint8, device="meta")
+        numbers = numbers_for(recipe, batch)
+        recipe.apply_batch(batch, numbers)  # copies what is the same for all batches
+        with Recorded() as recorded:
+            made = recipe.apply_batch(batch, numbers)
+        assert made.is_meta
+        assert recorded.num_copies <= (2 if "random" in recipe.fingerprint() else 1)
+        counts.append(recorded.num_operations)
+    assert counts[0] == counts[1] < 1000
+
+
+@pytest.mark.needs_cuda
+@every_recipe
+def test_a_gpu_makes_the_same_pixels_without_waiting(recipe: Recipe) -> None:
+    """D5: within a level of bytes, but for pixels that a nearest sample takes from next door."""
+    batch = images(16, (64, 48), torch.uint8, "planes")
+    numbers = numbers_for(recipe, batch)
+    there = batch.cuda()
+    recipe.apply_batch(there, numbers)  # copies what is the same for all batches
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        made = recipe.apply_batch(there, numbers)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    expected = recipe.apply_batch(batch, numbers)
+    tolerance = 1 if made.dtype is torch.uint8 else 1e-3
+    assert ((made.cpu().double() - expected.double()).abs() <= tolerance).double().mean() > 0.999

@@ -1,0 +1,139 @@
+"""Resize and the resampling beneath it: torchvision's pixels, bit for bit (D6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+from stateful_gpu_loader.transforms import Resize
+from stateful_gpu_loader.transforms.geometry.resampling import crop, resize
+from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
+
+ARGUMENTS = [
+    {"size": 256},
+    {"size": [100]},
+    {"size": (192, 256)},
+    {"size": 100, "max_size": 120},
+    {"size": None, "max_size": 200},
+    {"size": 128, "interpolation": "nearest"},
+    {"size": 128, "interpolation": InterpolationMode.NEAREST_EXACT},
+    {"size": 128, "interpolation": "bicubic"},
+    {"size": 128, "interpolation": 2, "antialias": False},
+    {"size": 128, "interpolation": InterpolationMode.BICUBIC, "antialias": None},
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("name", ["astronaut", "coffee"])
+def test_pixels_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
+    """D6: bit for bit on uint8, from the decoder's view and from planar memory; on float too."""
+    recipe, reference = Resize(**arguments), v2.Resize(**arguments)
+    for image in (decoded(name), decoded(name).contiguous(), as_float(decoded(name))):
+        (numbers,) = rows_for(recipe, image, 1)
+        torch.testing.assert_close(recipe.apply(image, numbers), reference(image), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("size", ODD_SIZES)
+@pytest.mark.parametrize("arguments", ARGUMENTS[:5], ids=str)
+def test_odd_images(arguments: dict[str, Any], size: tuple[int, int]) -> None:
+    """D6: drawn sizes and pixels equal torchvision's, down to 1x1."""
+    image = noise(*size)
+    try:
+        expected = v2.Resize(**arguments)(image)
+    except RuntimeError:
+        with pytest.raises(ValueError, match=f"{size[0]}x{size[1]}"):
+            rows_for(Resize(**arguments), image, 1)
+        return
+    (numbers,) = rows_for(Resize(**arguments), image, 1)
+    assert tuple(numbers) == tuple(expected.shape[1:])
+    assert torch.equal(Resize(**arguments).apply(image, numbers), expected)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    height=st.integers(1, 400),
+    width=st.integers(1, 400),
+    channels=st.sampled_from([1, 3, 4]),
+    new_size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+)
+def test_short_way_equals_torchvision(
+    height: int, width: int, channels: int, new_size: tuple[int, int]
+) -> None:
+    """D6: the direct call of the kernel, for any size, number of channels and memory layout."""
+    image = noise(height + 4, width + 3, channels)
+    view = crop(image, 3, 2, height, width)
+    expected = F.resize(view.clone(), list(new_size))
+    assert torch.equal(resize(view, new_size, "bilinear", True), expected)
+    assert torch.equal(resize(view.contiguous(), new_size, "bilinear", True), expected)
+
+
+def test_very_long_image() -> None:
+    """D6: 20000 x 20 pixels, both ways."""
+    for image in (noise(20000, 20), noise(20, 20000)):
+        assert torch.equal(resize(image, (224, 224), "bilinear", True), F.resize(image, [224, 224]))
+
+
+def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6: on a CPU where torchvision goes by way of float, so does the recipe."""
+    monkeypatch.setattr(
+        "stateful_gpu_loader.transforms.geometry.resampling._resizes_bytes", lambda: False
+    )
+    called = []
+    functional = F.resize_image
+
+    def recorded(*args: object, **kwargs: object) -> torch.Tensor:
+        called.append(args)
+        return functional(*args, **kwargs)
+
+    monkeypatch.setattr(F, "resize_image", recorded)
+    image = decoded("rocket")
+    assert resize(image, (64, 64), "bilinear", True).shape == (3, 64, 64)
+    assert called
+
+
+def test_unchanged_size_is_no_work() -> None:
+    image = decoded("coffee")
+    (numbers,) = rows_for(Resize(tuple(image.shape[1:])), image, 1)
+    assert Resize(400).apply(image, numbers) is image
+
+
+def test_sizes_are_those_of_the_batch() -> None:
+    """D5: sizes are known before an image is decoded."""
+    images = [noise(*size) for size in ODD_SIZES]
+    drawn = Resize(64).draw(torch.empty(len(images), 0).double().numpy(), sizes_of(images))
+    made = [
+        Resize(64).apply(image, numbers)
+        for image, numbers in zip(images, drawn.numbers.tolist(), strict=True)
+    ]
+    assert (sizes_of(made) == drawn.sizes).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"size": (1, 2, 3)}, ValueError, "3 sides"),
+        ({"size": 0}, ValueError, "at least 1 pixel"),
+        ({"size": 224.5}, TypeError, "224.5"),
+        ({"size": "224"}, TypeError, "'224'"),
+        ({"size": None}, ValueError, "needs max_size"),
+        ({"size": (10, 20), "max_size": 30}, ValueError, "fixes both"),
+        ({"size": 30, "max_size": 30}, ValueError, "greater than"),
+        ({"size": 30, "interpolation": "box"}, ValueError, "'box'"),
+        ({"size": 30, "interpolation": InterpolationMode.LANCZOS}, ValueError, "LANCZOS"),
+        ({"size": 30, "interpolation": 5}, ValueError, "interpolation=5"),
+        ({"size": 30, "antialias": "warn"}, ValueError, "'warn'"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(
+    arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    """D6: what v2 refuses, and what recipes do not support, is refused when it is built."""
+    with pytest.raises(error, match=match):
+        Resize(**arguments)

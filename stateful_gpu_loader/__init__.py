@@ -17,6 +17,7 @@ from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.rng import RNG
 from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
 from stateful_gpu_loader.sources import FolderSource
+from stateful_gpu_loader.starting import start_workers
 
 __all__ = [
     "RNG",
@@ -30,6 +31,7 @@ __all__ = [
     "StateMismatch",
     "StatefulGPULoader",
     "WorkerLost",
+    "start_workers",
     "transforms",
 ]
 

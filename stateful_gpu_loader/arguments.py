@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from stateful_gpu_loader.decoders import DECODERS
+import torch
+
+from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.samplers import (
@@ -43,12 +45,37 @@ def check_arguments(
         raise ValueError(f"{prefetch_factor = } must be a positive int or None")
     _check_choice("worker_type", worker_type, WORKER_TYPES)
     _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
-    _check_choice("decoder", decoder, ("auto", *DECODERS))
+    _check_choice("decoder", decoder, DECODER_NAMES)
     _check_choice("on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
     if not _is_int_from(0, max_worker_restarts):
         raise ValueError(f"{max_worker_restarts = } must be an int from 0")
     if snapshot_every_n_steps is not None and not _is_int_from(0, snapshot_every_n_steps):
         raise ValueError(f"{snapshot_every_n_steps = } must be an int from 0, or None")
+
+
+def as_device(device: Any) -> torch.device | None:
+    """The device of finished batches; None for the CPU.
+
+    Raises:
+        ValueError: it is of another kind than "cuda" and "cpu".
+        TypeError: it names no device.
+    """
+    if device is None:
+        return None
+    try:
+        given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TypeError(
+            f"{device = } names no device ({reason}). Remedy: 'cuda', 'cuda:1', a torch.device, "
+            "or None for the CPU"
+        ) from error
+    if given.type not in ("cuda", "cpu"):
+        raise ValueError(
+            f"device={str(device)!r} is not supported: images are decoded on CUDA GPUs, or on the "
+            "CPU. Remedy: device='cuda', or device=None and batch.to() in your loop"
+        )
+    return given if given.type == "cuda" else None
 
 
 def _check_seed(seed: Any) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from torch.utils.data import BatchSampler, DistributedSampler
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, default_collate
 
-from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.arguments import as_device
+from stateful_gpu_loader.decoders import (
+    BatchDecoder,
+    Decoder,
+    make_batch_decoder,
+    make_decoder,
+)
+from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.choice import Work, Workers, as_transform
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.streams.map_stream import Feed, MapStream
@@ -26,7 +34,11 @@ from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Fingerprint, Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
+from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.world import size_and_rank
+
+AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
+"""One by one in the workers, in batches on the device, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +53,11 @@ class Parts:
     """The dataset, or what stands for it, if it holds encoded images."""
     transform: Any
     """As :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it."""
+    device: torch.device | None
+    """Where batches are delivered; None is the CPU."""
+    finishes_images: bool
+    """Whether the device decodes and augments, and not only receives what the workers made."""
+    batch_transform: BatchTransform | None
 
     @classmethod
     def of(cls, loader: Any, *, has_batch_sampler: bool) -> Parts:
@@ -52,11 +69,19 @@ class Parts:
         is_mapped = is_map(loader.dataset)
         order = order_of(loader.sampler) if is_mapped and not has_batch_sampler else None
         has_sampler = is_mapped and order is None
+        source, transform = as_source(loader.dataset), as_transform(loader.transform)
+        device = as_device(loader.device)
+        stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
+        recipes_only = transform is None or isinstance(transform, Compose)
+        given = loader.batch_transform
         return cls(
             order=order,
             memory=SamplerMemory(own_sampler_of(loader)[0]) if has_sampler else None,
-            source=as_source(loader.dataset),
-            transform=as_transform(loader.transform),
+            source=source,
+            transform=transform,
+            device=device,
+            finishes_images=device is not None and source is not None and stacks and recipes_only,
+            batch_transform=None if given is None else BatchTransform(given, device),
         )
 
     @property
@@ -83,7 +108,25 @@ class Parts:
         size: int | None = batching_of(loader).batch_size
         return size
 
-    def fingerprint(self, loader: Any, decoder: Decoder | None) -> Fingerprint:
+    def make_decoder(self, loader: Any, prefer: str | None = None) -> AnyDecoder:
+        """The decoder of the loader's images; None where it has none.
+
+        Args:
+            prefer: a family that ``decoder="auto"`` takes where it is available.
+        """
+        if self.source is None:
+            return None
+        if self.device is not None and self.finishes_images:
+            return make_batch_decoder(loader.decoder, self.device, prefer)
+        return make_decoder(loader.decoder, prefer)
+
+    def decoder_for(self, loader: Any, saved: str, *, present: AnyDecoder) -> AnyDecoder:
+        """``decoder="auto"`` takes the family that the state was saved with, where it can."""
+        if present is None or saved == present.family:
+            return present
+        return self.make_decoder(loader, prefer=saved)
+
+    def fingerprint(self, loader: Any, decoder: AnyDecoder) -> Fingerprint:
         """What must not change between saving and loading."""
         return fingerprint_of(
             dataset=loader.dataset if self.source is None else self.source,
@@ -92,10 +135,12 @@ class Parts:
             length=self.num_positions,
             drop_last=batching_of(loader).drop_last,
             transform=self.transform,
+            batch_transform=self.batch_transform,
             decoder=decoder,
+            on_device=self.finishes_images,
         )
 
-    def work(self, loader: Any, decoder: Decoder | None, known_bad: Mapping[int, str]) -> Work:
+    def work(self, loader: Any, decoder: AnyDecoder, known_bad: Mapping[int, str]) -> Work:
         """What the loader's workers do."""
         return Work(
             dataset=loader.dataset,
@@ -105,7 +150,8 @@ class Parts:
             batched=loader.batch_sampler is not None,
             drop_last=loader.drop_last,
             source=self.source,
-            decoder=decoder,
+            decoder=None if self.finishes_images else cast("Decoder | None", decoder),
+            batch_decoder=cast("BatchDecoder", decoder) if self.finishes_images else None,
             bad_samples=BadSamplePolicy(
                 mode=loader.on_bad_sample,
                 order=self.order,

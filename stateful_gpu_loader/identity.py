@@ -8,6 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers import PositionOrder, ShuffledOrder
 from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
@@ -23,13 +25,21 @@ def fingerprint_of(
     length: int | None,
     drop_last: bool,
     transform: Any,
-    decoder: Decoder | None,
+    batch_transform: Any,
+    decoder: Decoder | BatchDecoder | None,
+    on_device: bool,
 ) -> Fingerprint:
     """Describe all that decides what the batches are, and nothing that does not.
 
     A dataset is known by its own ``fingerprint()``; without one it is not compared. A user's
     sampler is known by its class, an iterable dataset (no order, no sampler) by being one.
+
+    Args:
+        on_device: whether images are finished on a GPU: then triton's version counts, too.
     """
+    version = None if decoder is None else decoder.version()
+    if version is not None and on_device:
+        version = ", ".join([version, *package_versions("triton")])
     has_content_id = callable(getattr(dataset, "fingerprint", None))
     if order is not None:
         algorithm = order.algorithm
@@ -42,8 +52,9 @@ def fingerprint_of(
         shuffle=isinstance(order, ShuffledOrder),
         drop_last=drop_last,
         transform="none" if transform is None else describe(transform),
+        batch_transform="none" if batch_transform is None else describe(batch_transform),
         decoder="none" if decoder is None else decoder.family,
-        decoder_version=None if decoder is None else decoder.version(),
+        decoder_version=version,
     )
 
 

@@ -21,10 +21,10 @@ from stateful_gpu_loader.arguments import (
 )
 from stateful_gpu_loader.assembly import Parts, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
-from stateful_gpu_loader.decoders import Decoder, make_decoder
-from stateful_gpu_loader.engine.choice import Work, check_worker_type, make_pipeline
+from stateful_gpu_loader.crew import Crew
+from stateful_gpu_loader.engine.choice import Work, check_worker_type
+from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
-from stateful_gpu_loader.engine.pipelines.team import pin
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.passes import Address, Passes
@@ -56,9 +56,16 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             default one (0 with several ranks), and kept in the state.
         rank, num_replicas: as in DistributedSampler; None leaves the dataset unsharded, and
             ``num_replicas="auto"`` reads torch.distributed at the first ``next()``.
-        decoder: of a Source's images: ``"auto"``, ``"torchcodec"`` or ``"torchvision"``.
+        device: where batches are delivered: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; None is
+            the CPU. A Source's images are decoded there and go through the recipes there, ahead of
+            the loop; with a callable as ``transform`` or a ``collate_fn``, and for any other
+            dataset, the workers make the batch and only it moves.
+        decoder: of a Source's images, ``"auto"`` or a name of :mod:`stateful_gpu_loader.decoders`.
         transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable:
             on the image of a Source, on the whole sample of another dataset.
+        batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
+            runs at the delivery, on the device, with the global generators (CUDA's, too) keyed by
+            the batch's first position; the caller's are put back.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads where all work is done
             by recipes on a Source, processes elsewhere.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
@@ -106,8 +113,10 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         seed: int | None = None,
         rank: int | None = None,
         num_replicas: int | str | None = None,
+        device: torch.device | str | int | None = None,
         decoder: str = "auto",
         transform: Any = None,
+        batch_transform: Any = None,
         worker_type: str = "auto",
         on_bad_sample: str = "raise",
         max_worker_restarts: int = 3,
@@ -170,8 +179,10 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self.seed = seed
         self.rank = rank
         self.num_replicas = num_replicas
+        self.device = device
         self.decoder = decoder
         self.transform = transform
+        self.batch_transform = batch_transform
         self.worker_type = worker_type
         self.on_bad_sample = on_bad_sample
         self.max_worker_restarts = max_worker_restarts
@@ -179,7 +190,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
 
         self._parts = Parts.of(self, has_batch_sampler=batch_sampler is not None)
         check_division(self._parts.order, num_replicas)
-        self._image_decoder = None if self._parts.source is None else make_decoder(decoder)
+        self._image_decoder = self._parts.make_decoder(self)
         self._seed = SettledSeed(
             seed_of(self.sampler) if seed is None else seed,
             generator,
@@ -189,7 +200,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self._bad_samples = BadSamples()
         self._worker_restarts = 0
         self._fingerprint: tuple[int | None, str] | None = None
-        self._idle_pipeline: Pipeline | None = None
+        self._crew = Crew(self._parts.device)
         if num_workers > 0:
             check_worker_type(self._work(), workers_of(self))
 
@@ -207,7 +218,10 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
                 begin=self._begin_pass,
                 rebuild=self._new_workers,
                 release=self._release,
-                finish=self._finish,
+                finish=Delivery(
+                    batch_transform=self._parts.batch_transform,
+                    pins=self.pin_memory and self._parts.device is None,
+                ),
                 note_bad=self._note_bad,
                 note_restart=self._note_restart,
                 length=self.__len__,
@@ -303,7 +317,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         else:
             state = LoaderState.from_dict(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
-        decoder = self._decoder_for(saved)
+        decoder = self._parts.decoder_for(self, saved.decoder, present=self._image_decoder)
         present = self._parts.fingerprint(self, decoder)
         present.check(saved, accept=accept, position=state.position)
         num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
@@ -316,9 +330,9 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         if decoder is not self._image_decoder:
             self._image_decoder = decoder
             self._fingerprint = None
-            self._keep_idle(None)
+            self._crew.keep(None)
         if self._work().has_worker_states:
-            self._keep_idle(None)
+            self._crew.keep(None)
         if "seed" not in accept or self.seed is None:
             self._seed.load(state.seed)
         self._bad_samples = bad_samples
@@ -332,17 +346,19 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         seed = self._seed.draw()
         current = self._parts.begin(self, self._passes)
         work = self._work()
-        pipeline, self._idle_pipeline = self._idle_pipeline, None
-        has_new_workers = pipeline is None
-        if pipeline is None:
-            pipeline = make_pipeline(work, workers_of(self), seed, current.start)
+        pipeline, has_new_workers = self._crew.take(work, workers_of(self), seed, current.start)
         stream = self._parts.stream(
             self, current, seed=seed, work=work, has_new_workers=has_new_workers
         )
-        return Begun(current, stream, pipeline, decoder=self._image_decoder)
+        return Begun(current, stream, pipeline, seed=seed, decoder=self._image_decoder)
+
+    def _launch_workers(self) -> None:
+        place = self._passes.address()
+        self._crew.launch(self._work(), workers_of(self), self._seed.value, place)
 
     def _new_workers(self, begun: Begun) -> Pipeline:
-        return make_pipeline(self._work(), workers_of(self), self._seed.value, begun.current.place)
+        place = begun.current.place
+        return self._crew.renew(self._work(), workers_of(self), self._seed.value, place)
 
     def _release(self, begun: Begun) -> None:
         """Keep persistent workers for the next pass, unless they are ahead of it or outdated."""
@@ -353,19 +369,9 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             if work.has_worker_states
             else begun.decoder is self._image_decoder
         ):
-            self._keep_idle(begun.pipeline)
+            self._crew.keep(begun.pipeline)
         else:
             begun.pipeline.close()
-
-    def _keep_idle(self, pipeline: Pipeline | None) -> None:
-        before, self._idle_pipeline = self._idle_pipeline, pipeline
-        if before is not None:
-            before.close()
-
-    def _finish(self, batch: Any) -> Any:
-        if self.pin_memory and torch.accelerator.is_available():
-            return pin(batch)
-        return batch
 
     def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
         self._bad_samples.add(found)
@@ -387,10 +393,3 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             text = self._parts.fingerprint(self, self._image_decoder).to_text()
             self._fingerprint = length, text
         return self._fingerprint[1]
-
-    def _decoder_for(self, saved: Fingerprint) -> Decoder | None:
-        """``decoder="auto"`` takes the family that the state was saved with, where it can."""
-        present = self._image_decoder
-        if present is None or saved.decoder == present.family:
-            return present
-        return make_decoder(self.decoder, prefer=saved.decoder)

@@ -70,6 +70,8 @@ class Stream(IntEnum):
     """What worker processes are seeded with before they serve a pass."""
     DATAPIPES = 12
     """What the graph of a DataPipe is seeded with, the same in all workers and ranks."""
+    BATCH_RECIPES = 13
+    """Recipes that act on a whole batch, keyed by its first position."""
     RECIPES = 64
     """The first recipe of a pipeline."""
 

@@ -143,6 +143,8 @@ class Fingerprint:
     """Family of the decoder of encoded images, or "none"."""
     decoder_version: str | None
     """For information: another one warns."""
+    batch_transform: str = "none"
+    """As ``transform``, of the whole batch."""
 
     def to_text(self) -> str:
         """JSON, one line, keys in order of declaration."""
@@ -166,10 +168,11 @@ class Fingerprint:
                 remedy=_REMEDY_FOREIGN,
             ) from None
         for field, kinds in _FINGERPRINT_TYPES.items():
-            if type(fields[field]) not in kinds:
+            value = getattr(saved, field)
+            if type(value) not in kinds:
                 raise StateMismatch(
                     f"fingerprint's {field}",
-                    saved=fields[field],
+                    saved=value,
                     present=" or ".join(kind.__name__ for kind in kinds),
                     remedy=_REMEDY_FOREIGN,
                 )
@@ -200,7 +203,16 @@ class Fingerprint:
             )
 
 
-COMPARED = ("dataset", "length", "order", "shuffle", "drop_last", "transform", "decoder")
+COMPARED = (
+    "dataset",
+    "length",
+    "order",
+    "shuffle",
+    "drop_last",
+    "transform",
+    "batch_transform",
+    "decoder",
+)
 """Fields of :class:`Fingerprint` that are compared, in this order."""
 
 _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
@@ -212,6 +224,7 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
     "transform": (str,),
     "decoder": (str,),
     "decoder_version": (str, type(None)),
+    "batch_transform": (str,),
 }
 
 ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed"}

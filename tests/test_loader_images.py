@@ -382,3 +382,19 @@ def _drain(batches: Iterator[Any]) -> tuple[list[Any], list[Exception]]:
             return delivered, caught
         except Exception as error:
             caught.append(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_laid_out_as_the_recipes_say(photos: Path, workers: int) -> None:
+    """D7: channels_last, the same pixels, in workers too."""
+    for worker_type in ("thread", "process"):
+        plain = make_images(photos, num_workers=workers, worker_type=worker_type)
+        last = make_images(
+            photos,
+            transform=[*RECIPES, T.ToMemoryFormat(torch.channels_last)],
+            num_workers=workers,
+            worker_type=worker_type,
+        )
+        for (images, _), (wanted, _) in zip(last, plain, strict=True):
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert same(images, wanted)

@@ -24,6 +24,7 @@ PUBLIC = {
     "StateMismatch",
     "StatefulGPULoader",
     "WorkerLost",
+    "start_workers",
     "transforms",
 }
 

@@ -24,10 +24,10 @@ def gpu_models() -> list[str]:
     return sorted(found)
 
 
-def describe_versions(*packages: str) -> str:
-    """The versions of those of ``packages`` that are installed, and the GPU models.
+def package_versions(*packages: str) -> list[str]:
+    """Name and version of each of ``packages`` that is installed.
 
-    >>> describe_versions("torchdata", "no-such-package")[:10]
+    >>> package_versions("torchdata", "no-such-package")[0][:10]
     'torchdata '
     """
     parts = []
@@ -36,7 +36,12 @@ def describe_versions(*packages: str) -> str:
             parts.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(parts + gpu_models())
+    return parts
+
+
+def describe_versions(*packages: str) -> str:
+    """The versions of those of ``packages`` that are installed, and the GPU models."""
+    return ", ".join(package_versions(*packages) + gpu_models())
 
 
 def host_threads() -> int:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.engine.executors.images import CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.engine.device.ahead import DevicePipeline
+from stateful_gpu_loader.engine.device.images import ImageFinisher
+from stateful_gpu_loader.engine.device.moving import move_tensors
+from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.executors.images import (
+    Allocate,
+    CallableExecutor,
+    RecipeExecutor,
+)
 from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
@@ -51,12 +61,20 @@ class Work:
     source: Source | None
     """The dataset, or what stands for it, if it holds encoded images."""
     decoder: Decoder | None
-    """Of the source's images."""
+    """Of the source's images, one by one in the workers."""
+    batch_decoder: BatchDecoder | None
+    """Of the source's images, in batches on the device: then the workers only read."""
     bad_samples: BadSamplePolicy
 
     @property
     def is_iterable(self) -> bool:
         return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def recipes(self) -> Compose | None:
+        """What happens to a source's images, where it is recipes alone."""
+        transform = Compose([]) if self.transform is None else self.transform
+        return transform if isinstance(transform, Compose) else None
 
     @property
     def has_worker_states(self) -> bool:
@@ -138,15 +156,41 @@ def check_worker_type(work: Work, workers: Workers) -> None:
     runs_in_threads(work, workers)
 
 
-def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
-    """A pipeline that is ready to be started, first on the pass that begins at ``start``."""
+def make_pipeline(
+    work: Work, workers: Workers, seed: int, start: Address, stage: Stage | None = None
+) -> Pipeline:
+    """A pipeline that is ready to be started, first on the pass that begins at ``start``.
+
+    Args:
+        stage: finishes the batches on its device; None leaves them to the workers.
+    """
+    if stage is None:
+        memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
+        return _workers_pipeline(work, workers, seed, start, memory.empty)
+    if work.batch_decoder is not None:
+        allocate: Allocate = stage.place.empty_host
+    else:
+        allocate = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER).empty
+    has_processes = workers.num_workers > 0 and not runs_in_threads(work, workers)
+    return DevicePipeline(
+        _workers_pipeline(work, workers, seed, start, allocate),
+        stage=stage,
+        finish=_finisher(work, stage),
+        ahead=(workers.prefetch_factor or 2) if workers.num_workers else 1,
+        timeout=workers.timeout,
+        forks=has_processes,
+    )
+
+
+def _workers_pipeline(
+    work: Work, workers: Workers, seed: int, start: Address, allocate: Allocate
+) -> Pipeline:
     if workers.num_workers == 0:
-        return InlinePipeline(_executor(work, BatchMemory(_BATCHES_WITH_THE_USER).empty))
+        return InlinePipeline(_executor(work, allocate))
     prefetch_factor = workers.prefetch_factor or 2
     if runs_in_threads(work, workers):
-        memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
         return ThreadPipeline(
-            _executor(work, memory.empty),
+            _executor(work, allocate),
             num_workers=workers.num_workers,
             prefetch_factor=prefetch_factor,
             timeout=workers.timeout,
@@ -169,9 +213,19 @@ def make_pipeline(work: Work, workers: Workers, seed: int, start: Address) -> Pi
     return ProcessPipeline(loader)
 
 
-def _executor(
-    work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-) -> Executor:
+def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
+    if work.source is None or work.recipes is None or work.batch_decoder is None:
+        return partial(move_tensors, place=stage.place)
+    return ImageFinisher(
+        work.source,
+        decoder=work.batch_decoder,
+        recipes=work.recipes,
+        policy=work.bad_samples,
+        place=stage.place,
+    )
+
+
+def _executor(work: Work, allocate: Allocate) -> Executor:
     if work.is_iterable:
         return IterableExecutor(
             work.dataset,
@@ -187,9 +241,16 @@ def _executor(
     return executor
 
 
-def _map_executor(
-    work: Work, allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-) -> Executor:
+def _map_executor(work: Work, allocate: Allocate) -> Executor:
+    if work.source is not None and work.batch_decoder is not None and work.recipes is not None:
+        return EncodedExecutor(
+            work.source,
+            takes=work.batch_decoder.takes,
+            decoder=work.batch_decoder.cpu,
+            recipes=work.recipes,
+            allocate=allocate,
+            policy=work.bad_samples,
+        )
     if work.source is None or work.decoder is None:
         return SampleExecutor(
             work.dataset,
@@ -198,11 +259,11 @@ def _map_executor(
             batched=work.batched,
             policy=work.bad_samples,
         )
-    if work.transform is None or isinstance(work.transform, Compose):
+    if work.recipes is not None:
         return RecipeExecutor(
             work.source,
             decoder=work.decoder,
-            recipes=work.transform or Compose([]),
+            recipes=work.recipes,
             collate_fn=work.collate_fn,
             batched=work.batched,
             policy=work.bad_samples,
@@ -224,7 +285,7 @@ def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
         return f"{name} is iterated, or has state, in each worker by itself"
     if work.source is None:
         return f"{name} is no Source, so its __getitem__ may draw from the global generators"
-    if not (work.transform is None or isinstance(work.transform, Compose)):
+    if work.recipes is None:
         return "its transform is a callable, which may draw from the global generators"
     if work.collate_fn not in DRAWS_NOTHING:
         return "its collate_fn may draw from the global generators"

@@ -83,6 +83,14 @@ NOTHING = _Nothing()
 class Pipeline(Protocol):
     """Runs requests ahead of the user and answers them, in order unless it was told otherwise."""
 
+    def launch(self) -> None:
+        """Start worker processes already, where there are any, for the pass that begins next.
+
+        Raises:
+            WorkersDied: they died while they started.
+        """
+        ...
+
     def start(
         self,
         requests: Iterator[Any],
@@ -110,6 +118,10 @@ class Pipeline(Protocol):
         Raises:
             WorkersDied: a worker died or outlasted the timeout; nothing can be read any more.
         """
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether ``next()`` has nothing to wait for; a pipeline may not know, and say no."""
         ...
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateful_gpu_loader.bad_samples import FoundBad
+from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
     Answer,
@@ -20,6 +21,7 @@ from stateful_gpu_loader.engine.pipeline import (
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.passes import Address, Pass, Passes
+from stateful_gpu_loader.records import Request
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Begun:
     stream: Stream
     pipeline: Pipeline
     """Started on the requests of the stream."""
+    seed: int
+    """Of the pass."""
     losses: int = 0
     """How often workers were lost since a batch was delivered."""
     is_running: bool = False
@@ -57,7 +61,7 @@ class Conduct:
     """A pipeline with new workers, not started, for a pass that has lost its own."""
     release: Callable[[Begun], None]
     """Takes the pipeline back."""
-    finish: Callable[[Any], Any]
+    finish: Delivery
     """The last step on a batch, in the user's thread."""
     note_bad: Callable[[tuple[FoundBad, ...]], None]
     """Samples of a delivered batch that could not be used."""
@@ -119,7 +123,7 @@ class Run:
                 if is_replay or payload is NOTHING:
                     begun.stream.deliver(request, said)
                     continue
-                batch = self._conduct.finish(payload)
+                batch = self._finished(begun, request, said, payload)
                 if said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
                 self._deliver(begun, begun.stream.deliver(request, said))
@@ -165,6 +169,18 @@ class Run:
             self._recover(begun, loss)
         else:
             begun.is_running = True
+
+    def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
+        place = begun.current.place
+        # A turn of an iterable dataset is addressed by the batches before it.
+        position = request.start if isinstance(request, Request) else place.position
+        try:
+            return self._conduct.finish(
+                payload, seed=begun.seed, epoch=place.epoch, position=position
+            )
+        except Exception as error:
+            self._fail(begun, request, said, Failure(error))
+            raise
 
     def _deliver(self, begun: Begun, place: Address) -> None:
         if not begun.current.delivered:

@@ -101,9 +101,13 @@ class RecipeExecutor:
     def _rows(self, sizes: IndexArray, keys: list[SampleKey]) -> torch.Tensor | None:
         if not self._stacked:
             return None
-        _check_one_size(sizes, keys)
+        check_one_size(sizes, keys)
         height, width = sizes[0].tolist()
-        return self._allocate((len(keys), 3, height, width), self._recipes.output_dtype)
+        recipes = self._recipes
+        if recipes.memory_format is torch.channels_last:
+            interleaved = self._allocate((len(keys), height, width, 3), recipes.output_dtype)
+            return interleaved.permute(0, 3, 1, 2)
+        return self._allocate((len(keys), 3, height, width), recipes.output_dtype)
 
     def _salvaged(
         self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
@@ -187,7 +191,16 @@ class _Opened:
     """uint8 [3, height, width], until they are in the batch."""
 
 
-def _check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:
+def check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:
+    """Refuse a batch whose images cannot be stacked.
+
+    Args:
+        sizes: int64 [n, 2]: height and width in pixels.
+        keys: of the same images.
+
+    Raises:
+        ValueError: they differ in size.
+    """
     if (sizes != sizes[0]).any():
         other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
         raise ValueError(
@@ -237,7 +250,7 @@ def read(source: Source, key: SampleKey) -> EncodedSample:
     except BadSample:
         raise
     except ValueError as error:
-        raise _bad(f"{type(source).__name__}[{key.index}]", key, error) from error
+        raise bad_image(f"{type(source).__name__}[{key.index}]", key, error) from error
 
 
 def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
@@ -245,7 +258,7 @@ def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
     try:
         return probe(sample.data)
     except ValueError as error:
-        raise _bad(sample.name, key, error) from error
+        raise bad_image(sample.name, key, error) from error
 
 
 def decode(
@@ -255,10 +268,11 @@ def decode(
     try:
         return decoder.decode(sample.data, header)
     except ValueError as error:
-        raise _bad(sample.name, key, error) from error
+        raise bad_image(sample.name, key, error) from error
 
 
-def _bad(name: str, key: SampleKey, error: ValueError) -> BadSample:
+def bad_image(name: str, key: SampleKey, error: ValueError) -> BadSample:
+    """The BadSample for what a reader or decoder said of some bytes."""
     return BadSample(
         name, index=key.index, position=key.position, epoch=key.epoch, reason=str(error)
     )

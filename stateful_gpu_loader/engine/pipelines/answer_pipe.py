@@ -47,6 +47,10 @@ class AnswerPipe:
         if all(fd != self._fd for fd, _ in self._poll.poll()):
             raise WritersLost
 
+    def has_begun(self) -> bool:
+        """Whether a message has begun to arrive."""
+        return any(fd == self._fd and event & select.POLLIN for fd, event in self._poll.poll(0))
+
     def receive(self) -> memoryview:
         """The next message: uint8 [n].
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
-
-import torch
 
 from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
@@ -16,12 +12,8 @@ from stateful_gpu_loader.engine.pipeline import (
     execute,
     never_stopped,
 )
-from stateful_gpu_loader.engine.pipelines.intraop import single_threaded
-from stateful_gpu_loader.randomness import caller_generators_restored
+from stateful_gpu_loader.engine.surroundings import workers_surroundings
 from stateful_gpu_loader.records import WorkerStart
-
-_ONE_AT_A_TIME = threading.RLock()
-"""The global generators and the number of threads belong to the whole process."""
 
 
 class InlinePipeline:
@@ -32,6 +24,9 @@ class InlinePipeline:
         self._requests: Iterator[Any] = iter(())
         self._start: WorkerStart | None = None
         self._interrupted: Any = None
+
+    def launch(self) -> None:
+        """There is nothing to start."""
 
     def start(
         self,
@@ -48,13 +43,13 @@ class InlinePipeline:
         request = next(self._requests) if self._interrupted is None else self._interrupted
         # Offered again after a KeyboardInterrupt: nothing is lost by it.
         self._interrupted = request
-        with _ONE_AT_A_TIME, ExitStack() as surroundings:
-            _enter_a_workers_surroundings(surroundings)
-            if self._executor.uses_global_generators:
-                surroundings.enter_context(caller_generators_restored())
+        with workers_surroundings(draws=self._executor.uses_global_generators):
             answer = self._answer(request)
         self._interrupted = None
         return request, answer
+
+    def is_ready(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._requests = iter(())
@@ -70,12 +65,3 @@ class InlinePipeline:
                 return BeginFailure(error)
             self._start = None
         return execute(self._executor, request, never_stopped, Failure)
-
-
-def _enter_a_workers_surroundings(stack: ExitStack) -> None:
-    """What the user's loop has switched on would change a batch, and no worker has it (law 1)."""
-    stack.enter_context(single_threaded())
-    if torch.is_autocast_enabled("cpu"):
-        stack.enter_context(torch.autocast("cpu", enabled=False))
-    if torch.get_default_device().type != "cpu":
-        stack.enter_context(torch.device("cpu"))

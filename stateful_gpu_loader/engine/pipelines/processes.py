@@ -40,6 +40,12 @@ class ProcessPipeline:
         """The worker processes, or those that there were last."""
         self._is_torn = False
         """An interrupt came where requests or answers are lost by it."""
+        self._is_fresh = False
+        """The workers were started, and have not served a pass."""
+
+    def launch(self) -> None:
+        self._launched()
+        self._is_fresh = True
 
     def start(
         self,
@@ -49,13 +55,14 @@ class ProcessPipeline:
         one_at_a_time: bool = False,
     ) -> None:
         self._dispatch = self._nothing_to_do()
-        if not self._persistent or self._is_torn:
+        if self._is_torn or not (self._persistent or self._is_fresh):
             self.close()
-        if self._team is None:
-            self._team = self._loader.launch()
-            self.workers = self._team.workers
-        elif self._team.watch.has_lost():
-            raise WorkersDied(self._team.watch.verdict(), None)
+        self._is_fresh = False
+        team = self._team
+        if team is None:
+            team = self._launched()
+        elif team.watch.has_lost():
+            raise WorkersDied(team.watch.verdict(), None)
         self._dispatch = Dispatch(
             requests,
             starts,
@@ -63,7 +70,7 @@ class ProcessPipeline:
             limit=1 if one_at_a_time else self._limit,
             in_order=self._in_order,
         )
-        self._send(self._team)
+        self._send(team)
 
     def __next__(self) -> tuple[Any, Any]:
         team, dispatch = self._team, self._dispatch
@@ -86,12 +93,26 @@ class ProcessPipeline:
         request, answer = dispatch.deliver()
         return request, _with_failure_rebuilt(answer)
 
+    def is_ready(self) -> bool:
+        team, dispatch = self._team, self._dispatch
+        while team is not None and not dispatch.is_ready() and team.has_answer():
+            try:
+                self._receive(team)
+            except WorkersDied:
+                return True
+        return dispatch.is_ready()
+
     def close(self) -> None:
         team, self._team = self._team, None
         self._dispatch = self._nothing_to_do()
         self._is_torn = False
         if team is not None:
             team.end()
+
+    def _launched(self) -> Team:
+        self._team = team = self._loader.launch()
+        self.workers = team.workers
+        return team
 
     def _send(self, team: Team, spare: int = 0) -> None:
         """Keep as many requests under way as there is room for."""

@@ -164,6 +164,10 @@ class Team(_MultiProcessingDataLoaderIter):
         """Let this worker answer under this number."""
         self._index_queues[worker].put((number, errand))
 
+    def has_answer(self) -> bool:
+        """Whether an answer has begun to arrive."""
+        return self._pipe.has_begun()
+
     def wait(self) -> None:
         """Wait for an answer to arrive; an interrupt here loses nothing.
 

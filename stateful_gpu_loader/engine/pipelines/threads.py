@@ -45,6 +45,9 @@ class ThreadPipeline:
         self._exchange: _Exchange | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
+    def launch(self) -> None:
+        """Threads begin with their pass: nothing they could meet has to be avoided."""
+
     def start(
         self,
         requests: Iterator[Any],
@@ -75,6 +78,9 @@ class ThreadPipeline:
         if self._exchange is None:
             raise StopIteration
         return self._exchange.next_answer(self._timeout)
+
+    def is_ready(self) -> bool:
+        return self._exchange is not None and self._exchange.is_ready()
 
     def close(self) -> None:
         if self._end is not None:
@@ -163,6 +169,11 @@ class _Exchange:
             if error is None:
                 raise StopIteration
             raise error  # and the order is asked again at the next call
+
+    def is_ready(self) -> bool:
+        self.fill()
+        with self._lock:
+            return self._is_ready()
 
     def stop(self) -> None:
         with self._lock:

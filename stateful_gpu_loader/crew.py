@@ -1,0 +1,68 @@
+"""Crew: who makes a loader's batches, from one pass to the next."""
+
+from __future__ import annotations
+
+import torch
+
+from stateful_gpu_loader.engine.choice import Work, Workers, make_pipeline
+from stateful_gpu_loader.engine.device.place import open_place
+from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
+from stateful_gpu_loader.errors import WorkerLost
+from stateful_gpu_loader.passes import Address
+
+
+class Crew:
+    """Makes pipelines, keeps one that is idle, and the device stage for the loader's life.
+
+    Args:
+        device: where batches are finished; None leaves them where the workers made them.
+    """
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device
+        self._stage: Stage | None = None
+        self.idle: Pipeline | None = None
+        """Kept from a pass for the next one."""
+        self._is_new = False
+        """It has served none yet."""
+
+    def take(
+        self, work: Work, workers: Workers, seed: int, start: Address
+    ) -> tuple[Pipeline, bool]:
+        """The idle pipeline or a new one, and whether its workers are new."""
+        idle, self.idle = self.idle, None
+        is_new, self._is_new = self._is_new, False
+        if idle is not None:
+            return idle, is_new
+        return self.renew(work, workers, seed, start), True
+
+    def launch(self, work: Work, workers: Workers, seed: int, start: Address) -> None:
+        """Start the workers of the pass that begins next, unless they wait for it already.
+
+        Raises:
+            WorkerLost: they died while they started.
+        """
+        if self.idle is not None:
+            return
+        pipeline = self.renew(work, workers, seed, start)
+        try:
+            pipeline.launch()
+        except WorkersDied as loss:
+            raise WorkerLost(
+                f"{loss.what}. Remedy: look for what ends them: memory, or worker_init_fn"
+            ) from loss
+        self.idle, self._is_new = pipeline, True
+
+    def renew(self, work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
+        """A pipeline with new workers, none of them started."""
+        if self._device is not None and self._stage is None:
+            self._stage = Stage(open_place(self._device))
+        return make_pipeline(work, workers, seed, start, self._stage)
+
+    def keep(self, pipeline: Pipeline | None) -> None:
+        """Keep this one for the next pass; what was kept before is ended."""
+        before, self.idle = self.idle, pipeline
+        self._is_new = False
+        if before is not None:
+            before.close()

@@ -1,0 +1,179 @@
+"""Finishing batches of images on the device: decode, augment, in the stage's own thread.
+
+Law 1: which decoder an image meets is a function of its bytes. One that the GPU's decoder refuses
+is decoded on the CPU, and is bad if that refuses it too, whatever batch it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader.decoders import ImageHeader
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.engine.device.moving import move_tensors
+from stateful_gpu_loader.engine.device.place import Place
+from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
+from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, OpenedImage
+from stateful_gpu_loader.engine.executors.images import (
+    bad_image,
+    check_one_size,
+    header_of,
+    read,
+)
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
+from stateful_gpu_loader.errors import BadSample
+from stateful_gpu_loader.records import SampleKey
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.compose import PipelineDraw
+
+
+class ImageFinisher:
+    """``[images, targets]`` on the device, of the images that were read for one request.
+
+    Args:
+        source: for what is read in a bad sample's place.
+        decoder: of what the GPU takes.
+        recipes: what happens to the pixels; may be empty.
+        policy: what is done about bad samples; None raises.
+        place: the device; its private stream is current whenever this is called.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        decoder: BatchDecoder,
+        recipes: Compose,
+        policy: BadSamplePolicy | None,
+        place: Place,
+    ) -> None:
+        self._source = source
+        self._decoder = decoder
+        self._recipes = recipes
+        self._policy = policy if policy is not None and policy.is_active else None
+        self._place = place
+
+    def __call__(self, batch: EncodedBatch) -> Any:
+        keys = batch.request.keys()
+        decoded = self._decoded(batch, keys)
+        pixels = [found for found in decoded if isinstance(found, torch.Tensor)]
+        if batch.drawn is not None and len(pixels) == len(keys):
+            targets = [image.target for image in batch.images if image is not None]
+            return self._finished(pixels, targets, batch.drawn, keys)
+        if self._policy is not None:
+            return self._salvaged(self._policy, batch, decoded)
+        raise next(found for found in decoded if isinstance(found, BadSample))
+
+    def _decoded(
+        self, batch: EncodedBatch, keys: list[SampleKey]
+    ) -> list[torch.Tensor | BadSample | None]:
+        """Pixels of each image, or why there are none; None of those that were not opened."""
+        encoded = batch.arena.split(batch.lengths)
+        pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
+        of_gpu: list[tuple[int, OpenedImage]] = []
+        for i, image in enumerate(batch.images):
+            if image is None:
+                continue
+            if image.pixels is None:
+                of_gpu.append((i, image))
+            else:
+                pixels[i] = self._place.copy_in(image.pixels)
+        decoded = self._decode(
+            [encoded[i] for i, _ in of_gpu], [image.header for _, image in of_gpu]
+        )
+        for (i, image), found in zip(of_gpu, decoded, strict=True):
+            if isinstance(found, ValueError):
+                pixels[i] = bad_image(image.name, keys[i], found)
+            else:
+                pixels[i] = found
+        return pixels
+
+    def _decode(
+        self, data: list[torch.Tensor], headers: list[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """By the GPU, and on the CPU what it refuses.
+
+        The host waits before: what is allocated may still be read by what was queued (D8). And
+        after: the bytes may still be read by the decoder, and their memory is about to be free.
+        """
+        if not data:
+            return []
+        self._place.settle()
+        decoded = self._decoder.decode_batch(data, headers)
+        self._place.settle()
+        return [
+            self._decode_on_cpu(data[i], headers[i]) if isinstance(found, ValueError) else found
+            for i, found in enumerate(decoded)
+        ]
+
+    def _decode_on_cpu(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:
+        try:
+            return self._place.copy_in(self._decoder.cpu.decode(data, header))
+        except ValueError as error:
+            return error
+
+    def _finished(
+        self,
+        images: list[torch.Tensor],
+        targets: list[Any],
+        drawn: PipelineDraw,
+        keys: list[SampleKey],
+    ) -> list[Any]:
+        check_one_size(drawn.sizes, keys)
+        batch = self._recipes.apply_batch(images, drawn)
+        return [batch, move_tensors(default_collate(targets), self._place)]
+
+    def _salvaged(
+        self,
+        policy: BadSamplePolicy,
+        batch: EncodedBatch,
+        decoded: Sequence[torch.Tensor | BadSample | None],
+    ) -> Any:
+        """As in the workers of a CPU loader, sample by sample: the bad ones are met again here."""
+        request = batch.request
+        salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
+        for slot, image, pixels in zip(salvage.kept, batch.images, decoded, strict=True):
+            if isinstance(pixels, torch.Tensor) and image is not None:
+                slot.sample = _Decoded(image.header, image.target, pixels)
+        kept = salvage.settle(self._make)
+        positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
+        sizes = [(slot.sample.header.height, slot.sample.header.width) for slot in kept]
+        drawn = self._recipes.draw(
+            request.seed, request.epoch, positions, np.array(sizes, dtype=np.int64)
+        )
+        images = [slot.sample.pixels for slot in kept]
+        targets = [slot.sample.target for slot in kept]
+        finished = self._finished(images, targets, drawn, [slot.key for slot in kept])
+        return salvage.answer(finished)
+
+    def _make(self, slot: Slot) -> None:
+        """Read and decode one sample by itself; as in a batch, to the bit."""
+        if slot.sample is not None:
+            return
+        sample = read(self._source, slot.key)
+        header = header_of(sample, slot.key)
+        if self._decoder.takes(header):
+            (pixels,) = self._decode([sample.data], [header])
+        else:
+            pixels = self._decode_on_cpu(sample.data, header)
+        if isinstance(pixels, ValueError):
+            raise bad_image(sample.name, slot.key, pixels) from pixels
+        slot.sample = _Decoded(header, sample.target, pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """An image of a batch that is made sample by sample."""
+
+    header: ImageHeader
+    target: Any
+    pixels: torch.Tensor
+    """uint8 [3, height, width] on the device."""

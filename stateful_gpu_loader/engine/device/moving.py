@@ -1,0 +1,28 @@
+"""Moving finished batches of any dataset to the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.engine.device.nested import map_tensors
+from stateful_gpu_loader.engine.device.place import Place
+
+
+def move_tensors(batch: Any, place: Place) -> Any:
+    """The batch with its tensors on the device, queued there by the stage's own thread.
+
+    Objects of the user's that have ``to()`` wait for :func:`move_rest`: what they do with their
+    tensors' memory nobody else can know.
+    """
+    return map_tensors(
+        batch, lambda thing: place.copy_in(thing) if isinstance(thing, torch.Tensor) else thing
+    )
+
+
+def move_rest(batch: Any, device: torch.device) -> Any:
+    """Move what :func:`move_tensors` left alone, in the user's own thread and stream."""
+    return map_tensors(
+        batch, lambda thing: thing if isinstance(thing, torch.Tensor) else thing.to(device)
+    )

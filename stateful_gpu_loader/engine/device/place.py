@@ -1,0 +1,143 @@
+"""Place: a device as the stage sees it, its private queue of work, and the way out of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import torch
+
+from stateful_gpu_loader.errors import LoaderError
+
+
+class Place(Protocol):
+    """What the stage asks of a device.
+
+    ``working``, ``settle`` and ``mark`` are for the stage's own thread, ``receive`` is for the
+    thread that takes a batch over.
+    """
+
+    device: torch.device
+
+    def open(self) -> None:
+        """Touch the device, for the first time, in the user's own thread, whose current device
+        counts.
+
+        Raises:
+            LoaderError: it is not there, or cannot be used.
+        """
+        ...
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Within it the thread's work is queued on the device, behind what it queued before."""
+        ...
+
+    def settle(self) -> None:
+        """Wait, on the host, until all that was queued is done."""
+        ...
+
+    def mark(self) -> Any:
+        """A mark behind all that was queued."""
+        ...
+
+    def receive(self, mark: Any, tensors: list[torch.Tensor]) -> None:
+        """Let the calling thread's own work on the device wait for a mark, and keep the tensors'
+        memory from being taken again before that work has used them."""
+        ...
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, queued; the tensor itself if it lies there."""
+        ...
+
+    def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised memory of the host from which the device copies fast; any thread."""
+        ...
+
+
+class CudaPlace:
+    """One GPU, with one private stream for the loader's life.
+
+    Law 2 and D8 lie in three rules. What the stage allocates belongs to the private stream, and
+    nothing of it is written by hand a second time. nvJPEG's hardware engine writes when it is
+    called, whatever its stream still has to do (FACTS.md), so that the stage waits on the host
+    before it decodes: :meth:`settle`. And a delivered tensor is recorded on the consumer's stream:
+    torch's caching allocator hands its memory out again only when the host has seen that stream
+    pass the point where it was freed.
+
+    Nothing is touched before :meth:`open` (law 7; C9: whoever forks has forked by then).
+
+    Args:
+        device: of type "cuda"; without an index, the current one when it is opened.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self) -> None:
+        if self._stream is None:
+            self.device = _present(self.device)
+            self._stream = torch.cuda.Stream(self.device)
+
+    def working(self) -> AbstractContextManager[Any]:
+        stream = self._private_stream()
+        stack = ExitStack()
+        stack.enter_context(torch.cuda.device(self.device))
+        stack.enter_context(torch.cuda.stream(stream))
+        return stack
+
+    def settle(self) -> None:
+        self._private_stream().synchronize()
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._private_stream())
+        return event
+
+    def receive(self, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(mark)
+        for tensor in tensors:
+            tensor.record_stream(stream)
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The allocator of page-locked memory knows of this copy, and keeps its source until then.
+        is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+        source = tensor.pin_memory() if is_plain else tensor
+        return source.to(self.device, non_blocking=True)
+
+    def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.device(self.device):  # else a context is made on the first GPU
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def _private_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            raise RuntimeError("the place has not been opened")
+        return self._stream
+
+
+def _present(device: torch.device) -> torch.device:
+    """The device with its index, once it is known to be there."""
+    try:
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.get_device_properties(index)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise LoaderError(
+            f"device={str(device)!r} cannot be used: {reason}. Remedy: a machine with such a GPU "
+            "and a build of torch for it, or device=None, which decodes on the CPU"
+        ) from error
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "native":
+        raise LoaderError(
+            f"device={str(device)!r} cannot be used with torch's allocator {backend!r}: it hands "
+            "memory out again in the order of streams, which nvJPEG's hardware engine does not "
+            "keep. Remedy: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+        )
+    return torch.device("cuda", index)
+
+
+def open_place(device: torch.device) -> Place:
+    """The place of a device; nothing is started before its first use."""
+    return CudaPlace(device)

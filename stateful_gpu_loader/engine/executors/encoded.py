@@ -1,0 +1,139 @@
+"""Batches of encoded images: read and looked into here, decoded and augmented by the device stage.
+
+What the GPU does not take is decoded here, in the workers: which that is, the image's header alone
+decides (law 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader.decoders import Decoder, ImageHeader
+from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
+from stateful_gpu_loader.engine.executors.images import Allocate, decode, header_of, read
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.records import Request, SampleKey
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.compose import PipelineDraw
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedImage:
+    """One image that was read, and whose header was understood."""
+
+    name: str
+    """Where it lies, for error messages."""
+    target: Any
+    header: ImageHeader
+    pixels: torch.Tensor | None
+    """uint8 [3, height, width] on the CPU where the GPU does not take it."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedBatch:
+    """The images of one request, their bytes back to back."""
+
+    request: Request
+    images: tuple[OpenedImage | None, ...]
+    """One for each sample; None where a sample is bad, or could not be read: with a policy for
+    bad samples it is tried, and judged, by whoever decodes."""
+    arena: torch.Tensor
+    """uint8 [num_bytes] on the CPU: what the GPU is to decode."""
+    lengths: tuple[int, ...]
+    """Bytes of each sample in the arena; 0 of one that has pixels, or is bad."""
+    drawn: PipelineDraw | None
+    """What the recipes decided; None where a sample is missing, or of a size that they refuse."""
+
+    def describe(self) -> str:
+        """Its size, for a person."""
+        num_bytes = [3 * image.header.height * image.header.width for image in self.images if image]
+        return (
+            f"a batch of {len(self.images)} images ({self.arena.numel() / 2**20:.1f} MiB encoded, "
+            f"{sum(num_bytes) / 2**20:.1f} MiB decoded)"
+        )
+
+
+class EncodedExecutor:
+    """Reads and opens; touches no global generator, so it runs in any thread.
+
+    Args:
+        source: of encoded images.
+        takes: whether the GPU decodes an image of this header.
+        decoder: for all others.
+        recipes: of which the numbers are drawn here.
+        allocate: where the bytes lie.
+        policy: what is done about bad samples: under any but "raise" their places stay open.
+    """
+
+    uses_global_generators = False
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        takes: Callable[[ImageHeader], bool],
+        decoder: Decoder,
+        recipes: Compose,
+        allocate: Allocate,
+        policy: BadSamplePolicy,
+    ) -> None:
+        self._source = source
+        self._takes = takes
+        self._decoder = decoder
+        self._recipes = recipes
+        self._allocate = allocate
+        self._policy = policy
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
+        opened: list[OpenedImage | None] = []
+        encoded: list[torch.Tensor] = []
+        keys = request.keys()
+        for key in keys:
+            check()
+            image, data = self._open(key)
+            opened.append(image)
+            encoded.append(data)
+        lengths = tuple(data.numel() for data in encoded)
+        arena = self._allocate((sum(lengths),), torch.uint8)
+        torch.cat(encoded, out=arena)
+        drawn = self._draw(request, [image for image in opened if image is not None])
+        return EncodedBatch(request, tuple(opened), arena, lengths, drawn)
+
+    def _draw(self, request: Request, opened: list[OpenedImage]) -> PipelineDraw | None:
+        if len(opened) < len(request.indices):
+            return None
+        sizes = [(image.header.height, image.header.width) for image in opened]
+        try:
+            return self._recipes.draw(
+                request.seed, request.epoch, request.positions, np.array(sizes, dtype=np.int64)
+            )
+        except ValueError:
+            if not self._policy.is_active:
+                raise
+            # The size they refuse may be what a damaged header says: that is judged first.
+            return None
+
+    def _open(self, key: SampleKey) -> tuple[OpenedImage | None, torch.Tensor]:
+        if self._policy.known_reason(key.index) is not None:
+            return None, _NO_BYTES
+        try:
+            sample = read(self._source, key)
+            header = header_of(sample, key)
+            if self._takes(header):
+                return OpenedImage(sample.name, sample.target, header, None), sample.data
+            pixels = decode(self._decoder, sample, header, key)
+            return OpenedImage(sample.name, sample.target, header, pixels), _NO_BYTES
+        except Exception as error:
+            is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
+            if not self._policy.is_active or not is_for_later:
+                raise
+            return None, _NO_BYTES
+
+
+_NO_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")

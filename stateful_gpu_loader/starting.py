@@ -1,0 +1,54 @@
+"""start_workers: the worker processes of several loaders, before anything touches the GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.loader import StatefulGPULoader
+
+
+def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
+    """Start the worker processes that the loaders' next passes will use.
+
+    By itself a loader starts them at its first ``next()``. Where they are forked, a process that
+    has used the GPU before then hands its children a driver that they cannot use; whose workers
+    use the GPU, or a library that does, starts the workers of all loaders first.
+
+    Loaders whose workers are threads, or wait already, are left as they are. No order is drawn and
+    no generator advanced.
+
+    Args:
+        loaders: in any number.
+
+    Raises:
+        LoaderError: workers would be forked, and CUDA has been initialised in this process.
+        WorkerLost: workers died while they started.
+
+    >>> loader = StatefulGPULoader(range(4), num_workers=1)
+    >>> start_workers(loader)
+    >>> [int(batch) for batch in loader]
+    [0, 1, 2, 3]
+    """
+    forking = [loader for loader in loaders if loader.num_workers and _forks(loader)]
+    if forking and torch.cuda.is_initialized():
+        raise LoaderError(
+            "start_workers() forks worker processes, and CUDA has been initialised in this process "
+            "before. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
+            "loader with device='cuda'), or build the loaders with "
+            "multiprocessing_context='forkserver' or 'spawn'"
+        )
+    for loader in loaders:
+        loader._launch_workers()
+
+
+def _forks(loader: StatefulGPULoader[Any]) -> bool:
+    """Whether worker processes of the loader would be forked."""
+    context = loader.multiprocessing_context
+    if isinstance(context, BaseContext):
+        return context.get_start_method() == "fork"
+    return (context or multiprocessing.get_start_method()) == "fork"

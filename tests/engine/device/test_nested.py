@@ -1,0 +1,70 @@
+"""Batches of any structure, tensor by tensor (A1, D8)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from stateful_gpu_loader.engine.device.nested import map_tensors, tensors_of
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclass(frozen=True)
+class Boxes:
+    corners: torch.Tensor
+    name: str
+
+
+def added(thing: Any) -> Any:
+    return thing + 1
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        lambda leaf: leaf,
+        lambda leaf: [leaf, "text", 3],
+        lambda leaf: (leaf, None),
+        lambda leaf: Pair(leaf, b"bytes"),
+        lambda leaf: {"a": leaf, "b": [leaf]},
+        lambda leaf: OrderedDict(a=leaf),
+        lambda leaf: Boxes(leaf, "box"),
+        lambda leaf: [{"a": (leaf, [leaf])}],
+    ],
+)
+def test_structures_are_kept_and_tensors_changed(structure: Any) -> None:
+    batch, wanted = structure(torch.zeros(2)), structure(torch.ones(2))
+    changed = map_tensors(batch, added)
+    assert type(changed) is type(batch)
+    assert repr(changed) == repr(wanted)
+    assert all(tensor.sum() == 0 for tensor in tensors_of(batch)), "the batch itself stays"
+    assert len(tensors_of(batch)) == repr(batch).count("tensor(")
+
+
+def test_what_holds_no_tensors_stays_itself() -> None:
+    for thing in ("text", b"bytes", 3, None, np.zeros(2), range(3), torch.Tensor, {1, 2}):
+        assert map_tensors(thing, added) is thing
+
+
+def test_an_object_that_can_be_moved_is_not_looked_into() -> None:
+    packed = pack_sequence([torch.ones(2), torch.ones(1)])
+    seen: list[Any] = []
+    map_tensors([packed], lambda thing: seen.append(thing) or thing)
+    assert len(seen) == 1
+    assert isinstance(seen[0], PackedSequence)
+    assert tensors_of([packed]) == []
+
+
+def test_a_type_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:
+    class Odd(list[Any]):
+        def __init__(self, first: Any, second: Any) -> None:
+            super().__init__([first, second])
+
+    assert map_tensors(Odd(torch.zeros(1), 2), added) == [torch.ones(1), 2]

@@ -1,0 +1,122 @@
+"""The stage: one thread, one place, batches that are safe when they are handed over (D8, D9)."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.engine.device.stage import Stage
+from tests.fake_gpu import GARBAGE, FakePlace
+
+
+@pytest.fixture
+def place() -> FakePlace:
+    place = FakePlace()
+    place.open()
+    return place
+
+
+def filled_late(place: FakePlace, value: int) -> Any:
+    def make() -> torch.Tensor:
+        tensor = torch.full((4,), GARBAGE)
+        place.queue(lambda: tensor.fill_(value))  # type: ignore[arg-type, return-value]
+        return tensor
+
+    return make
+
+
+def test_a_batch_is_taken_over_behind_the_work_that_makes_it(place: FakePlace) -> None:
+    """D8: what was queued is done before the consumer may read it, and its memory is recorded."""
+    stage = Stage(place)
+    tasks = [stage.submit(filled_late(place, number)) for number in range(20)]
+    for number, task in enumerate(tasks):
+        assert task.wait(20)
+        batch = task.take(place)
+        assert batch.tolist() == [number] * 4
+        assert place.received[-1] == batch.data_ptr()
+    assert len(place.stage_threads) == 1
+
+
+def test_an_error_is_raised_by_whoever_takes_the_batch(place: FakePlace) -> None:
+    stage = Stage(place)
+
+    def fail() -> None:
+        raise KeyError("label")
+
+    failing, sound = stage.submit(fail), stage.submit(filled_late(place, 1))
+    assert failing.wait(20)
+    with pytest.raises(KeyError, match="label"):
+        failing.take(place)
+    assert sound.wait(20)
+    assert sound.take(place).tolist() == [1] * 4
+
+
+def test_a_cancelled_batch_is_not_made(place: FakePlace) -> None:
+    stage, at_work, go_on = Stage(place), threading.Event(), threading.Event()
+
+    def first() -> None:
+        at_work.set()
+        assert go_on.wait(20)
+
+    made: list[int] = []
+    stage.submit(first)
+    assert at_work.wait(20)
+    second, third = (stage.submit(lambda number=number: made.append(number)) for number in (2, 3))
+    second.cancel()
+    go_on.set()
+    assert third.wait(20)
+    assert made == [3]
+
+
+def test_no_finished_batch_is_held(place: FakePlace) -> None:
+    """Neither by the thread, which waits for the next task, nor by the task it was taken from."""
+    stage = Stage(place)
+    task = stage.submit(filled_late(place, 1))
+    assert task.wait(20)
+    batch = task.take(place)
+    stage.submit(lambda: None).wait(20)
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
+
+
+def test_a_stage_that_nobody_holds_ends_its_thread(place: FakePlace) -> None:
+    stage = Stage(place)
+    assert stage.submit(threading.current_thread).wait(20)
+    thread = stage.submit(threading.current_thread)
+    thread.wait(20)
+    worker = thread.take(place)
+    del stage
+    gc.collect()
+    worker.join(20)
+    assert not worker.is_alive()
+
+
+def test_the_interpreter_exits_while_the_stage_is_at_work() -> None:
+    program = """
+import threading
+from stateful_gpu_loader.engine.device.stage import Stage
+from tests.fake_gpu import FakePlace
+place = FakePlace()
+place.open()
+stage = Stage(place)
+begun = threading.Event()
+def work():
+    begun.set()
+    return [sum(range(1000)) for _ in range(100)]
+for _ in range(100):
+    stage.submit(work)
+begun.wait(20)
+print("done")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

@@ -1,0 +1,179 @@
+"""A GPU that the CPU plays: work is queued, done late, and must be waited for.
+
+What it makes is the CPU's own; when it is there, and to whom it belongs, is checked as on a GPU.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder
+from stateful_gpu_loader.errors import LoaderError
+
+GARBAGE = 171
+
+
+class FakePlace:
+    """A device with one queue, whose work is done by a thread, some time later.
+
+    ``copy_in`` gives memory that is filled late, unless the stage itself goes on with it.
+    """
+
+    def __init__(self, device: torch.device | None = None, *, present: bool = True) -> None:
+        self.asked_for = device
+        self.device = torch.device("cpu")
+        self.is_open = False
+        self.present = present
+        self.is_settled = False
+        self.received: list[int] = []
+        self.user_threads: set[int] = set()
+        self.stage_threads: set[int] = set()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        if not self.present:
+            raise LoaderError("device='cuda' cannot be used: no GPU. Remedy: device=None")
+        self.user_threads.add(threading.get_ident())
+        if not self.is_open:
+            self.is_open = True
+            self._thread = threading.Thread(target=_serve, args=(self._work,), daemon=True)
+            self._thread.start()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        assert self.is_open
+        self.stage_threads.add(threading.get_ident())
+        assert not self.stage_threads & self.user_threads
+        yield
+
+    def settle(self) -> None:
+        self.mark().wait()
+        self.is_settled = True
+
+    def mark(self) -> threading.Event:
+        reached = threading.Event()
+        self.queue(reached.set)
+        return reached
+
+    def queue(self, work: Callable[[], None]) -> None:
+        """Have this done, after all that was queued before, and not at once."""
+        self.is_settled = False
+        self._work.put(work)
+
+    def receive(self, mark: threading.Event, tensors: list[torch.Tensor]) -> None:
+        assert threading.get_ident() in self.user_threads
+        assert mark.wait(20)
+        self.received += [tensor.data_ptr() for tensor in tensors]
+
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        source = tensor.clone()
+        if source.dtype == torch.uint8 and source.ndim == 3:
+            return source  # pixels, on which the CPU goes on by itself
+        late = torch.full_like(source, GARBAGE) if source.dtype != torch.bool else source
+        self.queue(lambda: late.copy_(source))  # type: ignore[arg-type, return-value]
+        return late
+
+    def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.full(shape, GARBAGE, dtype=dtype)
+
+
+def _serve(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    delays = random.Random(0)
+    while (one := work.get()) is not None:
+        time.sleep(delays.random() / 500)
+        one()
+
+
+class FakeDecoder:
+    """Decodes in several threads, in any order, each image late; darker than the CPU does.
+
+    It takes 8-bit JPEGs that are not CMYK, and refuses, by their bytes, one in ``refuses_one_in``
+    of them. ``failures`` are raised by the coming calls, one each.
+    """
+
+    family = "fake-cuda"
+
+    def __init__(self, place: FakePlace | None = None, *, refuses_one_in: int = 4) -> None:
+        self.cpu = make_decoder("torchvision")
+        self.place = place
+        self.failures: list[Exception] = []
+        self.num_calls = 0
+        self._refuses_one_in = refuses_one_in
+
+    def version(self) -> str:
+        return "1"
+
+    def takes(self, header: ImageHeader) -> bool:
+        return isinstance(header, JpegHeader) and header.components != 4
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        assert self.place is None or self.place.is_settled, "memory may still be in use (D8)"
+        self.num_calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        found: list[Any] = [None] * len(data)
+        order = list(range(len(data)))
+        random.Random(len(data)).shuffle(order)
+
+        def decode(i: int) -> None:
+            time.sleep(random.Random(i).random() / 2000)
+            found[i] = self._decode(data[i], headers[i])
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(decode, order))
+        return found
+
+    def _decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:
+        if zlib.crc32(data.numpy().tobytes()) % self._refuses_one_in == 0:
+            return ValueError("the fake GPU does not like these bytes")
+        try:
+            return self.cpu.decode(data, header) // 2
+        except ValueError as error:
+            return error
+
+
+class FakeGpu:
+    """Places and decoders that loaders of ``device="cuda"`` are given in a test."""
+
+    def __init__(self) -> None:
+        self.places: list[FakePlace] = []
+        self.present = True
+        self.generator = torch.Generator()
+        self.decoder = FakeDecoder()
+
+    def open_place(self, device: torch.device) -> FakePlace:
+        place = FakePlace(device, present=self.present)
+        self.places.append(place)
+        self.decoder.place = place
+        return place
+
+    def make_batch_decoder(
+        self, name: str, device: torch.device, prefer: str | None = None
+    ) -> FakeDecoder:
+        return self.decoder
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """``device="cuda"`` reaches a device that the CPU plays."""
+    gpu = FakeGpu()
+    monkeypatch.setattr("stateful_gpu_loader.crew.open_place", gpu.open_place)
+    monkeypatch.setattr("stateful_gpu_loader.assembly.make_batch_decoder", gpu.make_batch_decoder)
+    monkeypatch.setattr(
+        "stateful_gpu_loader.engine.batch_transform.cuda_generator", lambda device: gpu.generator
+    )
+    return gpu

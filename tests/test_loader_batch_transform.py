@@ -1,0 +1,199 @@
+"""batch_transform: any callable on the batch, exactly; the generators stay the caller's (D10)."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
+from tests.fake_gpu import FakeGpu, fake_gpu
+
+__all__ = ["fake_gpu"]
+Loader = StatefulGPULoader[Any]
+N = 22
+
+
+class Labelled:
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((3, 8, 8), float(index)) + torch.rand(()), index % 5
+
+
+def noise(batch: list[torch.Tensor]) -> list[Any]:
+    images, labels = batch
+    images = images + torch.rand(()) + random.random() + float(np.random.rand())
+    return [images, labels]
+
+
+def make(given: Any = noise, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, **changes}
+    return StatefulGPULoader(Labelled(), batch_transform=given, **arguments)
+
+
+EXECUTIONS: tuple[dict[str, Any], ...] = ({}, {"num_workers": 1}, {"num_workers": 2})
+KINDS = {
+    "draws from all generators": noise,
+    "v2's MixUp": v2.MixUp(num_classes=5),
+    "MixUp": T.MixUp(num_classes=5),
+    "a list": [T.CutMix(num_classes=5), noise, T.MixUp(num_classes=5)],
+}
+
+
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS.keys())
+def test_every_place_resumes_exactly(given: Any) -> None:
+    assert_exact_resume(partial(make, given), other=EXECUTIONS)
+
+
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS.keys())
+def test_the_callers_generators_are_put_back(given: Any) -> None:
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    wanted = torch.rand(3), np.random.rand(3), random.random()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    list(make(given))
+    assert same((torch.rand(3), np.random.rand(3), random.random()), wanted)
+
+
+def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) -> None:
+    """As the CPU's: by the batch's first position."""
+
+    def noisy(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [batch[0] + torch.rand((), generator=fake_gpu.generator), batch[1]]
+
+    build = partial(make, noisy, device="cuda")
+    assert_exact_resume(build, other=EXECUTIONS)
+    fake_gpu.generator.manual_seed(9)
+    before = fake_gpu.generator.get_state()
+    images = torch.cat([images for images, _ in build()])
+    assert same(fake_gpu.generator.get_state(), before)
+    plain = torch.cat([images for images, _ in make(lambda batch: batch)])
+    drawn = (images - plain)[:, 0, 0, 0]
+    assert len(set(drawn[::4].tolist())) == len(drawn[::4]), "each batch draws its own"
+
+
+def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
+    """Law 1: keyed by seed, epoch and the first position alone."""
+    expected, _ = uninterrupted(make(), 2)
+    again, _ = uninterrupted(make(num_workers=2), 2)
+    assert same(again, expected)
+    other_seed, _ = uninterrupted(make(seed=4), 1)
+    assert not same(other_seed[0], expected[0])
+    shares = [
+        float((images[0] - images[0].round()).flatten()[0])
+        for batches in expected
+        for images, _ in batches
+    ]
+    assert len(set(shares)) == len(shares)
+
+
+def test_two_batch_recipes_draw_from_words_of_their_own() -> None:
+    """One added at the end disturbs none before it, nor draws what that drew."""
+    seen: dict[str, list[float]] = {"one": [], "two": []}
+
+    class Spy(T.MixUp):
+        def __init__(self, name: str) -> None:
+            super().__init__(num_classes=5)
+            self.name = name
+
+        def draw(self, uniforms: Any, *rest: Any) -> Any:
+            seen[self.name] += uniforms.tolist()
+            return super().draw(uniforms, *rest)
+
+        def fingerprint(self) -> str:
+            return self.name
+
+    list(make([Spy("one")]))
+    alone = seen["one"].copy()
+    seen["one"].clear()
+    list(make([Spy("one"), Spy("two")]))
+    assert seen["one"] == alone
+    assert not set(seen["one"]) & set(seen["two"])
+
+
+def test_it_sees_the_batch_that_would_be_delivered_and_may_return_anything() -> None:
+    loader = make(lambda batch: {"images": batch[0].shape, "type": type(batch)}, drop_last=True)
+    assert list(loader) == [{"images": (4, 3, 8, 8), "type": list}] * 5
+
+
+def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> None:
+    """G3."""
+    calls: list[int] = []
+
+    def fails_once(batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError("in the transform")
+        return batch
+
+    expected = [copy_of(batch) for batch in make(lambda batch: batch)]
+    loader = make(fails_once, num_workers=2)
+    batches = iter(loader)
+    found = [next(batches), next(batches)]
+    state = loader.state_dict()
+    with pytest.raises(ZeroDivisionError, match="in the transform"):
+        next(batches)
+    assert loader.state_dict() == state
+    assert same([*found, *batches], [*expected[:2], *expected[3:]])
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(12))
+
+
+@pytest.mark.filterwarnings("ignore:.* of the iterable dataset are read again:UserWarning")
+def test_over_an_iterable_it_is_keyed_by_the_batches_before() -> None:
+    def build(**changes: Any) -> Loader:
+        return StatefulGPULoader(
+            Counting(),
+            batch_size=2,
+            seed=3,
+            batch_transform=lambda batch: batch + torch.rand(()),
+            **changes,
+        )
+
+    assert_exact_resume(build)
+    drawn = [float(batch[0] % 1) for batch in build()]
+    assert len(set(drawn)) == len(drawn) == 6
+
+
+def test_another_batch_transform_is_a_mismatch() -> None:
+    """B7."""
+    state = make(T.MixUp(num_classes=5)).state_dict()
+    for other in (T.MixUp(num_classes=6), noise, None):
+        with pytest.raises(StateMismatch, match=r"batch_transform differs.*MixUp"):
+            make(other).load_state_dict(state)
+    make(None).load_state_dict(state, accept={"batch_transform"})
+    make(T.MixUp(num_classes=5)).load_state_dict(state)
+
+
+def test_a_state_from_before_there_were_batch_transforms_loads() -> None:
+    """B8."""
+
+    state = make(None).state_dict()
+    fields = json.loads(state["fingerprint"])
+    del fields["batch_transform"]
+    loader = make(None)
+    loader.load_state_dict({**state, "fingerprint": json.dumps(fields)})
+    with pytest.raises(StateMismatch, match="batch_transform differs"):
+        make(noise).load_state_dict({**state, "fingerprint": json.dumps(fields)})
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"batch_transform has 3 of type int"):
+        make([noise, 3])

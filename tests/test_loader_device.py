@@ -1,0 +1,355 @@
+"""``device="cuda"`` on a device that the CPU plays: exact as on the CPU (D5, D8, D9, A8, A10)."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.order import Permutation
+from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
+from tests.images import encode, photograph, write_photo_folder
+
+__all__ = ["fake_gpu"]
+
+RECIPES = [
+    T.RandomResizedCrop(32),
+    T.RandomHorizontalFlip(),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.RandomRotation(20),
+    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+]
+Loader = StatefulGPULoader[Any]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs, some grey and progressive; and a CMYK one, PNGs and a WebP among them."""
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=8)
+    picture = photograph("coffee").resize((90, 60))
+    others = {
+        "class_00/z_cmyk.jpg": encode(picture.convert("CMYK"), "JPEG"),
+        "class_00/z_alpha.png": encode(picture.convert("RGBA"), "PNG"),
+        "class_01/z_lossy.webp": encode(picture, "WEBP"),
+        "class_01/z_palette.png": encode(picture.convert("P"), "PNG"),
+    }
+    for name, data in others.items():
+        (root / name).write_bytes(data.numpy().tobytes())
+    return root
+
+
+def make(root: Path, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {
+        "batch_size": 6,
+        "shuffle": True,
+        "seed": 42,
+        "device": "cuda",
+        "transform": RECIPES,
+        **changes,
+    }
+    return StatefulGPULoader(FolderSource(root), **arguments)
+
+
+EXECUTIONS = (
+    {"num_workers": 0},
+    {"num_workers": 1, "prefetch_factor": 1},
+    {"num_workers": 2, "prefetch_factor": 2},
+    {"num_workers": 3, "prefetch_factor": 4},
+    {"num_workers": 1, "prefetch_factor": 3, "worker_type": "process"},
+    {"num_workers": 2, "prefetch_factor": 1, "worker_type": "process"},
+)
+
+
+def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """A6, B2, D9: from each execution to each other, state at every batch; another decoder delays,
+    reorders and refuses."""
+    assert_exact_on_all(partial(make, photos), EXECUTIONS)
+    assert fake_gpu.decoder.num_calls > 0
+
+
+@pytest.mark.parametrize("other_size", [1, 4, 20])
+def test_another_batch_size_keeps_every_image(
+    photos: Path, fake_gpu: FakeGpu, other_size: int
+) -> None:
+    """B4, law 1: an image's pixels depend on no other image of its batch."""
+    expected, states = uninterrupted(make(photos), 1)
+    resumed = make(photos, batch_size=other_size, num_workers=2)
+    resumed.load_state_dict(states[0, 2])
+    rest = [copy_of(batch) for batch in resumed]
+    for part in (0, 1):
+        wanted = torch.cat([batch[part] for batch in expected[0][2:]])
+        assert same(torch.cat([batch[part] for batch in rest]), wanted)
+
+
+ALL_RECIPES = [
+    T.RandomCrop(48, padding=4, pad_if_needed=True),
+    T.Resize(40),
+    T.RandomVerticalFlip(),
+    T.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5),
+    T.TrivialAugmentWide(),
+    T.RandAugment(),
+    T.GaussianBlur(3),
+    T.RandomGrayscale(0.3),
+    T.CenterCrop(36),
+    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    T.RandomErasing(0.7, value="random"),
+    T.ToDtype(torch.bfloat16),
+    T.ToMemoryFormat(torch.channels_last),
+]
+
+
+def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D6: folded or not, on whole batches of any size."""
+    build = partial(make, photos, transform=ALL_RECIPES)
+    assert_exact_resume(build, other=EXECUTIONS, every=2)
+    images = torch.cat([images for images, _ in build()])
+    assert images.dtype == torch.bfloat16
+    single = list(build(batch_size=1))
+    assert all(image.is_contiguous(memory_format=torch.channels_last) for image, _ in single)
+    assert same(torch.cat([image for image, _ in single]), images)
+
+
+def test_every_image_meets_its_own_decoder_and_draws(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D5, D11, law 1: recomputed one by one; the header routes, and what the GPU refuses is the
+    CPU's."""
+    source, recipes = FolderSource(photos), T.Compose(RECIPES)
+    loader, cpu, gpu = make(photos, num_workers=2), make_decoder("torchvision"), FakeDecoder()
+    met = {"gpu": 0, "refused": 0, "cpu": 0}
+    for epoch in range(2):
+        images = torch.cat([images for images, _ in loader])
+        order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
+        for position, index in enumerate(order.tolist()):
+            data = source.read(index).data
+            header = probe(data)
+            pixels = cpu.decode(data, header)
+            kind = "cpu"
+            if gpu.takes(header):
+                (found,) = gpu.decode_batch([data], [header])
+                kind = "gpu" if isinstance(found, torch.Tensor) else "refused"
+                pixels = found if isinstance(found, torch.Tensor) else pixels
+            met[kind] += 1
+            sizes = np.array([pixels.shape[1:]])
+            drawn = recipes.draw(42, epoch, np.array([position]), sizes)
+            assert same(images[position : position + 1], recipes.apply_batch([pixels], drawn))
+    assert all(met.values()), met
+
+
+def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D5: the same crops and flips, and the same order; pixels within the fake's own darkness."""
+    recipes = RECIPES[:2]
+    on_gpu = list(make(photos, transform=recipes, num_workers=2))
+    on_cpu = list(make(photos, transform=recipes, device=None, decoder="torchvision"))
+    for (images, targets), (wanted, wanted_targets) in zip(on_gpu, on_cpu, strict=True):
+        assert same(targets, wanted_targets)
+        for image, other in zip(images.int(), wanted.int(), strict=True):
+            darker = (image * 2 - other).abs().max() <= 4
+            assert darker or (image - other).abs().max() <= 2
+
+
+def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: FakeGpu) -> None:
+    """B7: a state of the CPU on the GPU, and the other way round."""
+    cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
+    for saved, present in ((cpu, gpu), (gpu, cpu)):
+        state = saved.state_dict()
+        with pytest.raises(StateMismatch, match=r"decoder differs: .*(fake-cuda|torchvision)"):
+            present.load_state_dict(state)
+        present.load_state_dict(state, accept={"decoder"})
+
+
+def test_another_version_of_what_decides_pixels_warns(
+    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN.md, Images: the decoder's, the resampling's, the GPU's model."""
+    loader = make(photos)
+    state = loader.state_dict()
+    next(iter(loader))
+    assert loader.state_dict()["fingerprint"] == state["fingerprint"]
+    assert re.search(r'"decoder_version": "1, triton \d', state["fingerprint"])
+    monkeypatch.setattr(FakeDecoder, "version", lambda self: "2, another GPU")
+    with pytest.warns(UserWarning, match=r"saved with fake-cuda 1, .*this is 2, another GPU"):
+        make(photos).load_state_dict(state)
+
+
+def test_nothing_is_touched_before_the_first_batch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """A10, law 7."""
+    threads = threading.active_count()
+    loader = make(photos, num_workers=2)
+    loader.state_dict()
+    iterator = iter(loader)
+    loader.state_dict()
+    assert fake_gpu.places == []
+    assert threading.active_count() == threads
+    next(iterator)
+    assert len(fake_gpu.places) == 1
+    assert fake_gpu.places[0].asked_for == torch.device("cuda")
+
+
+def test_one_place_and_one_thread_serve_the_loader_for_its_life(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    loader = make(photos, num_workers=2)
+    for _ in range(3):
+        list(loader)
+        next(iter(loader))
+    (place,) = fake_gpu.places
+    assert len(place.stage_threads) == 1
+
+
+def test_a_missing_gpu_is_said_at_the_first_batch_and_again(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    fake_gpu.present = False
+    loader = make(photos, num_workers=2)
+    before = loader.state_dict()
+    iterator = iter(loader)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=r"no GPU\. Remedy"):
+            next(iterator)
+    assert loader.state_dict() == before
+
+
+def test_an_early_break_leaves_nothing_stale_and_nothing_behind(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """A8."""
+    before = set(threading.enumerate())
+    loader = make(photos, num_workers=2, prefetch_factor=4)
+    expected = list(make(photos))
+    list(loader)
+    for _ in range(5):
+        iterator = iter(loader)
+        next(iterator)
+        del iterator
+        loader.load_state_dict(make(photos).state_dict())
+        assert same(list(loader), expected)
+    del loader
+    gc.collect()
+    begun = set(threading.enumerate()) - before
+    assert [thread.name for thread in begun if "gpu_loader" in thread.name] == []
+
+
+def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu) -> None:
+    expected = list(make(photos))
+    loader = make(photos, num_workers=2)
+    batches, found = iter(loader), []
+    found.append(next(batches))
+    state = loader.state_dict()
+    fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 2
+    messages: list[str] = []
+    while True:
+        try:
+            found.append(next(batches))
+        except torch.OutOfMemoryError as error:
+            messages.append(str(error))
+            if len(found) == 1:
+                assert loader.state_dict() == state
+        except StopIteration:
+            break
+    assert len(messages) == 2
+    assert all("a batch of 6 images (" in text and "decoded)" in text for text in messages)
+    assert same(found, expected)
+
+
+def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
+    """G3: an exception keeps its type, and the loader goes on behind it."""
+    expected = list(make(photos))
+    loader = make(photos, num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+    fake_gpu.decoder.failures = [OSError("driver")]
+    with pytest.raises(OSError, match="driver"):
+        next(batches)
+    assert same(list(batches), expected[1:])
+
+
+def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D8: whoever keeps them keeps them."""
+    loader = make(photos, num_workers=2, prefetch_factor=4)
+    kept = [batch for _ in range(3) for batch in loader]
+    again = make(photos)
+    assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
+
+
+def test_the_state_is_that_of_the_delivered_batch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """Law 2: whatever the depth."""
+    loader = make(photos, num_workers=3, prefetch_factor=4)
+    for delivered, _ in enumerate(loader, 1):
+        assert loader.state_dict()["position"] == min(6 * delivered, 20)
+
+
+def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """A callable as transform, a collate_fn, batch_size=None: decoded on the CPU, exactly."""
+
+    def noisy(image: torch.Tensor) -> torch.Tensor:
+        return image[:, :16, :16] * torch.rand(())
+
+    def pairs(samples: list[Any]) -> dict[str, Any]:
+        return {"images": torch.stack([image for image, _ in samples]), "names": ["a"]}
+
+    kinds: list[dict[str, Any]] = [
+        {"transform": noisy},
+        {"transform": RECIPES, "collate_fn": pairs},
+        {"transform": RECIPES, "batch_size": None},
+    ]
+    for kind in kinds:
+        expected = list(make(photos, device=None, decoder="torchvision", **kind))
+        for workers in (0, 2):
+            loader = make(photos, decoder="torchvision", num_workers=workers, **kind)
+            assert same(list(loader), expected)
+        assert_exact_resume(partial(make, photos, **kind), other=({"num_workers": 2},), every=4)
+    assert fake_gpu.decoder.num_calls == 0
+
+
+class Numbers:
+    """A map-style dataset that draws."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.rand(3), "y": (index, random.random()), "name": f"sample {index}"}
+
+
+def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
+    """``device=`` on what is no Source: the same batches, and the same states."""
+
+    def numbers(**changes: Any) -> Loader:
+        return StatefulGPULoader(Numbers(), batch_size=4, shuffle=True, seed=3, **changes)
+
+    expected, states = uninterrupted(numbers(), 2)
+    for workers in (0, 2):
+        moved = uninterrupted(numbers(device="cuda", num_workers=workers), 2)
+        assert same(moved[0], expected)
+        assert moved[1] == states
+    assert_exact_resume(
+        partial(numbers, device="cuda"), other=({"num_workers": 2, "prefetch_factor": 4},)
+    )
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_cpu_is_no_device_to_move_to(photos: Path, fake_gpu: FakeGpu, device: Any) -> None:
+    loader = make(photos, device=device, decoder="torchvision")
+    next(iter(loader))
+    assert fake_gpu.places == []
+    assert loader.device is device
+
+
+def test_other_devices_are_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"device='mps' is not supported.*device=None"):
+        make(photos, device="mps")
+    with pytest.raises(TypeError, match="device = 'gpu' names no device"):
+        make(photos, device="gpu")

@@ -81,7 +81,7 @@ class Parts:
             transform=transform,
             device=device,
             finishes_images=device is not None and source is not None and stacks and recipes_only,
-            batch_transform=None if given is None else BatchTransform(given, device),
+            batch_transform=None if given is None else BatchTransform(given),
         )
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stateful_gpu_loader.engine.choice import Work, Workers, make_pipeline
+from stateful_gpu_loader.engine.device.ahead import DevicePipeline
 from stateful_gpu_loader.engine.device.place import open_place
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
@@ -26,6 +29,15 @@ class Crew:
         """Kept from a pass for the next one."""
         self._is_new = False
         """It has served none yet."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the loader, or its pickle, has a crew of its own."""
+        return Crew, (self._device,)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches are finished, with its index once that is known."""
+        return self._device if self._stage is None else self._stage.place.device
 
     def take(
         self, work: Work, workers: Workers, seed: int, start: Address
@@ -56,12 +68,14 @@ class Crew:
 
     def renew(self, work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
         """A pipeline with new workers, none of them started."""
-        if self._device is not None and self._stage is None:
+        if self._device is not None and (self._stage is None or self._stage.is_abandoned):
             self._stage = Stage(open_place(self._device))
         return make_pipeline(work, workers, seed, start, self._stage)
 
     def keep(self, pipeline: Pipeline | None) -> None:
         """Keep this one for the next pass; what was kept before is ended."""
+        if isinstance(pipeline, DevicePipeline):
+            pipeline.abandon()
         before, self.idle = self.idle, pipeline
         self._is_new = False
         if before is not None:

@@ -22,7 +22,7 @@ from stateful_gpu_loader.arguments import (
 from stateful_gpu_loader.assembly import Parts, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
-from stateful_gpu_loader.engine.choice import Work, check_worker_type
+from stateful_gpu_loader.engine.choice import Work, check_worker_type, runs_in_threads
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
@@ -64,8 +64,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable:
             on the image of a Source, on the whole sample of another dataset.
         batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
-            runs at the delivery, on the device, with the global generators (CUDA's, too) keyed by
-            the batch's first position; the caller's are put back.
+            runs at the delivery, on the device, with the global generators (the device's, too)
+            keyed by the batch's first position; the caller's are put back.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads where all work is done
             by recipes on a Source, processes elsewhere.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
@@ -221,6 +221,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
                 finish=Delivery(
                     batch_transform=self._parts.batch_transform,
                     pins=self.pin_memory and self._parts.device is None,
+                    device=lambda: self._crew.device,
                 ),
                 note_bad=self._note_bad,
                 note_restart=self._note_restart,
@@ -351,6 +352,11 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             self, current, seed=seed, work=work, has_new_workers=has_new_workers
         )
         return Begun(current, stream, pipeline, seed=seed, decoder=self._image_decoder)
+
+    def _has_processes_to_launch(self) -> bool:
+        workers = workers_of(self)
+        has_processes = workers.num_workers > 0 and not runs_in_threads(self._work(), workers)
+        return has_processes and self._crew.idle is None
 
     def _launch_workers(self) -> None:
         place = self._passes.address()

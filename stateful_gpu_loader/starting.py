@@ -34,8 +34,7 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
     >>> [int(batch) for batch in loader]
     [0, 1, 2, 3]
     """
-    forking = [loader for loader in loaders if loader.num_workers and _forks(loader)]
-    if forking and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and any(map(_would_fork, loaders)):
         raise LoaderError(
             "start_workers() forks worker processes, and CUDA has been initialised in this process "
             "before. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
@@ -46,9 +45,10 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
         loader._launch_workers()
 
 
-def _forks(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether worker processes of the loader would be forked."""
+def _would_fork(loader: StatefulGPULoader[Any]) -> bool:
+    if not loader._has_processes_to_launch():
+        return False
     context = loader.multiprocessing_context
     if isinstance(context, BaseContext):
         return context.get_start_method() == "fork"
-    return (context or multiprocessing.get_start_method()) == "fork"
+    return (context or multiprocessing.get_context().get_start_method()) == "fork"

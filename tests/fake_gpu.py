@@ -5,16 +5,20 @@ What it makes is the CPU's own; when it is there, and to whom it belongs, is che
 
 from __future__ import annotations
 
+import ctypes
+import math
 import queue
 import random
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +41,10 @@ class FakePlace:
         self.present = present
         self.is_settled = False
         self.received: list[int] = []
+        self.times_freed = 0
+        self.torn: list[str] = []
+        """What was still to be read when its memory was given to somebody else."""
+        self._hosts: list[Any] = []
         self.user_threads: set[int] = set()
         self.stage_threads: set[int] = set()
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -75,7 +83,11 @@ class FakePlace:
     def receive(self, mark: threading.Event, tensors: list[torch.Tensor]) -> None:
         assert threading.get_ident() in self.user_threads
         assert mark.wait(20)
-        self.received += [tensor.data_ptr() for tensor in tensors]
+        strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        self.received += [tensor.data_ptr() for tensor in strided]
+
+    def free_cached(self) -> None:
+        self.times_freed += 1
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor.clone()
@@ -86,7 +98,27 @@ class FakePlace:
         return late
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.full(shape, GARBAGE, dtype=dtype)
+        """Memory that is overwritten as soon as nobody holds it, as if it were used again."""
+        base = np.full(max(1, math.prod(shape)) * dtype.itemsize, GARBAGE, dtype=np.uint8)
+        lease = base[:]
+        weakref.finalize(lease, base.fill, GARBAGE)
+        self._hosts.append(base)  # never given back to the system: a late reader may come
+        return torch.from_numpy(lease).view(dtype)[: math.prod(shape)].view(shape)
+
+    def read_late(self, data: Sequence[torch.Tensor]) -> None:
+        """Queue a second reading of these bytes, as a GPU's copy engine makes it."""
+        ours = [(base.ctypes.data, base.ctypes.data + base.nbytes) for base in self._hosts]
+        wanted = [
+            (each.data_ptr(), bytes(each.numpy()))
+            for each in data
+            if any(start <= each.data_ptr() < end for start, end in ours)
+        ]
+
+        def read() -> None:
+            if any(ctypes.string_at(place, len(bytes_)) != bytes_ for place, bytes_ in wanted):
+                self.torn.append("bytes of a batch")
+
+        self.queue(read)
 
 
 def _serve(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -135,6 +167,8 @@ class FakeDecoder:
 
         with ThreadPoolExecutor(3) as pool:
             list(pool.map(decode, order))
+        if self.place is not None:
+            self.place.read_late(data)
         return found
 
     def _decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:
@@ -161,6 +195,15 @@ class FakeGpu:
         self.decoder.place = place
         return place
 
+    @contextmanager
+    def surroundings(self, device: torch.device, keyed: int | None) -> Iterator[None]:
+        assert device == torch.device("cpu"), "the place's own, once it is open"
+        state = self.generator.get_state()
+        if keyed is not None:
+            self.generator.manual_seed(keyed)
+        yield
+        self.generator.set_state(state)
+
     def make_batch_decoder(
         self, name: str, device: torch.device, prefer: str | None = None
     ) -> FakeDecoder:
@@ -168,12 +211,12 @@ class FakeGpu:
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     """``device="cuda"`` reaches a device that the CPU plays."""
     gpu = FakeGpu()
     monkeypatch.setattr("stateful_gpu_loader.crew.open_place", gpu.open_place)
     monkeypatch.setattr("stateful_gpu_loader.assembly.make_batch_decoder", gpu.make_batch_decoder)
-    monkeypatch.setattr(
-        "stateful_gpu_loader.engine.batch_transform.cuda_generator", lambda device: gpu.generator
-    )
-    return gpu
+    surroundings = "stateful_gpu_loader.engine.batch_transform.gpu_surroundings"
+    monkeypatch.setattr(surroundings, gpu.surroundings)
+    yield gpu
+    assert not [torn for place in gpu.places for torn in place.torn]

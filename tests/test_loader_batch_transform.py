@@ -151,6 +151,33 @@ def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> N
     assert same([*found, *batches], [*expected[:2], *expected[3:]])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr
+)
+def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers: int) -> None:
+    """The batch, which may have been changed half, is made again; the state stays before it."""
+    calls: list[int] = []
+
+    def fails_twice(batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (3, 4):
+            batch[0].zero_()
+            raise error
+        return noise(batch)
+
+    expected = [copy_of(batch) for batch in make()]
+    loader = make(fails_twice, num_workers=workers)
+    batches = iter(loader)
+    found = [copy_of(next(batches)), copy_of(next(batches))]
+    state = loader.state_dict()
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            next(batches)
+        assert loader.state_dict() == state
+    assert same([*found, *(copy_of(batch) for batch in batches)], expected)
+
+
 class Counting(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(12))

@@ -170,7 +170,7 @@ def test_an_error_of_the_storage_is_tried_again_and_no_samples_fault(
 
 def test_memory_that_runs_out_is_no_samples_fault(photos: Path, fake_gpu: FakeGpu) -> None:
     loader = make(photos)
-    fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")]
+    fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 2
     batches = iter(loader)
     with pytest.raises(torch.OutOfMemoryError, match=r"nothing is lost"):
         next(batches)

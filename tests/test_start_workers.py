@@ -12,12 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
-from stateful_gpu_loader import LoaderError, StatefulGPULoader, WorkerLost, start_workers
+from stateful_gpu_loader import (
+    FolderSource,
+    LoaderError,
+    StatefulGPULoader,
+    WorkerLost,
+    start_workers,
+)
 from tests.conformance import assert_same_rest, copy_of, same, uninterrupted
 from tests.datasets import Noisy
 from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.images import write_photo_folder
 from tests.user_objects import StatefulDataset
 
 __all__ = ["fake_gpu"]
@@ -106,7 +112,7 @@ def test_workers_of_several_loaders_start_before_the_device_is_touched(
         assert same([copy_of(batch) for batch in loader], expected)
 
 
-def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This alone refuses it; a loader by itself forks as torch does."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for context in ("fork", multiprocessing.get_context("fork")):
@@ -115,6 +121,8 @@ def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             start_workers(make(num_workers=0), loader)
         assert len(list(loader)) == 6
     start_workers(make(num_workers=0))
+    write_photo_folder(tmp_path, num_classes=1, per_class=4)
+    start_workers(StatefulGPULoader(FolderSource(tmp_path), num_workers=2))  # threads
     spawned = make(multiprocessing_context="spawn")
     start_workers(spawned)
     assert len(list(spawned)) == 6
@@ -126,9 +134,12 @@ class DiesAtOnce(Noisy):
 
 
 def test_workers_that_die_while_they_start_are_reported() -> None:
-    loader = make(DiesAtOnce(8), multiprocessing_context="spawn")
-    try:
-        start_workers(loader)
-    except WorkerLost as loss:
-        assert "Remedy" in str(loss)  # noqa: PT017  (they may also die a moment later)
-    assert get_worker_info() is None
+    """At the start, or, where that does not wait for them, by the pass that would use them."""
+    loader = make(DiesAtOnce(8), multiprocessing_context="spawn", max_worker_restarts=0)
+    with pytest.raises(WorkerLost, match="Remedy"):
+        _start_and_use(loader)
+
+
+def _start_and_use(loader: Loader) -> None:
+    start_workers(loader)
+    next(iter(loader))

@@ -8,7 +8,9 @@ verdict counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -91,7 +93,8 @@ def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tenso
     if not data:
         return []
     try:
-        return decode(data)
+        with _unfilled_memory():
+            return decode(data)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -103,7 +106,27 @@ def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tenso
                 f"images cannot be decoded on this GPU: {reason}. Remedy: pass another decoder=, "
                 "see docs/decoders.md, or device=None"
             ) from error
+        if torch.cuda.is_initialized():
+            # What was begun may still be written, into memory that is free again.
+            torch.cuda.current_stream().synchronize()
         return [None] * len(data)
+
+
+@contextmanager
+def _unfilled_memory() -> Iterator[None]:
+    """New memory is left as it is, whatever torch.use_deterministic_algorithms says.
+
+    It would be filled by the stream, perhaps after nvJPEG's engines, which do not wait for the
+    stream, have written their pixels there. The setting is the process's: another thread's
+    torch.empty meanwhile is not filled either.
+    """
+    setting: Any = torch.utils.deterministic
+    before = setting.fill_uninitialized_memory
+    setting.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        setting.fill_uninitialized_memory = before
 
 
 def _by_rule(

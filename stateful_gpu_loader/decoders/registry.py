@@ -82,8 +82,9 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
     _check_name(name)
     if name not in DECODERS:
         raise ValueError(
-            f"decoder={name!r} decodes on GPUs only. Remedy: pass device='cuda', or use one of "
-            f"{_listed('auto', *DECODERS)}"
+            f"decoder={name!r} decodes on GPUs only, and here the CPU decodes: device is None, or "
+            "transform is a callable, or there is a collate_fn, or batch_size=None. Remedy: change "
+            f"that, or use one of {_listed('auto', *DECODERS)}"
         )
     return DECODERS[name]()
 

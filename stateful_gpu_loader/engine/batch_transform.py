@@ -28,13 +28,12 @@ class BatchTransform:
 
     Args:
         given: a batch recipe, a callable, or a list of them.
-        device: of the batches; None is the CPU.
 
     Raises:
         TypeError: something in it cannot be called.
     """
 
-    def __init__(self, given: Any, device: torch.device | None) -> None:
+    def __init__(self, given: Any) -> None:
         self._steps = list(given) if isinstance(given, (list, tuple)) else [given]
         for step in self._steps:
             if not callable(step):
@@ -43,23 +42,27 @@ class BatchTransform:
                     "callable. Remedy: pass MixUp, CutMix, or a callable on the batch"
                 )
         self._draws = not all(isinstance(step, BatchRecipe) for step in self._steps)
-        self._device = device
 
-    def __call__(self, batch: Any, *, seed: int, epoch: int, position: int) -> Any:
+    def __call__(
+        self, batch: Any, *, device: torch.device | None, seed: int, epoch: int, position: int
+    ) -> Any:
         """The transformed batch.
 
         Args:
             batch: as it would be delivered.
+            device: where it lies, if that is a GPU.
             seed: of the loader.
             epoch: of the batch.
             position: of its first sample.
         """
         with ExitStack() as stack:
             stack.enter_context(workers_surroundings(draws=self._draws))
+            keyed = None
             if self._draws:
-                if self._device is not None and self._device.type == "cuda":
-                    stack.enter_context(_cuda_generator_restored(self._device))
-                self._seed(seed, epoch, position)
+                (keyed,) = sample_seeds(seed, epoch, [position], Stream.BATCH_TRANSFORM)
+                seed_global_generators(keyed)
+            if device is not None:
+                stack.enter_context(gpu_surroundings(device, keyed))
             used = 0
             for step in self._steps:
                 if isinstance(step, BatchRecipe):
@@ -76,24 +79,23 @@ class BatchTransform:
         """The steps as text, for the state."""
         return ", ".join(describe(step) for step in self._steps)
 
-    def _seed(self, seed: int, epoch: int, position: int) -> None:
-        (keyed,) = sample_seeds(seed, epoch, [position], Stream.BATCH_TRANSFORM)
-        seed_global_generators(keyed)
-        if self._device is not None and self._device.type == "cuda":
-            cuda_generator(self._device).manual_seed(keyed)
-
 
 @contextmanager
-def _cuda_generator_restored(device: torch.device) -> Iterator[None]:
-    generator = cuda_generator(device)
-    state = generator.get_state()
-    try:
-        yield
-    finally:
-        generator.set_state(state)
+def gpu_surroundings(device: torch.device, keyed: int | None) -> Iterator[None]:
+    """The GPU of the batch is the current one, its generator seeded; both as before on exit.
 
-
-def cuda_generator(device: torch.device) -> torch.Generator:
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
+    Args:
+        device: a CUDA device with its index.
+        keyed: the seed, or None to leave the generator alone.
+    """
+    with torch.cuda.device(device):
+        if keyed is None:
+            yield
+            return
+        generator = torch.cuda.default_generators[device.index]
+        state = generator.get_state()
+        generator.manual_seed(keyed)
+        try:
+            yield
+        finally:
+            generator.set_state(state)

@@ -167,13 +167,9 @@ def make_pipeline(
     if stage is None:
         memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
         return _workers_pipeline(work, workers, seed, start, memory.empty)
-    if work.batch_decoder is not None:
-        allocate: Allocate = stage.place.empty_host
-    else:
-        allocate = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER).empty
     has_processes = workers.num_workers > 0 and not runs_in_threads(work, workers)
     return DevicePipeline(
-        _workers_pipeline(work, workers, seed, start, allocate),
+        _workers_pipeline(work, workers, seed, start, stage.place.empty_host),
         stage=stage,
         finish=_finisher(work, stage),
         ahead=(workers.prefetch_factor or 2) if workers.num_workers else 1,

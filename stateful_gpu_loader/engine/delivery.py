@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ class Delivery:
     """Transforms the batch, and pins what stays on the CPU."""
 
     batch_transform: BatchTransform | None
+    device: Callable[[], torch.device | None]
+    """Where batches lie, if that is a GPU: known once one was made."""
     pins: bool
     """Whether batches go into page-locked memory, where there is an accelerator."""
 
@@ -29,7 +32,9 @@ class Delivery:
             position: of its first sample.
         """
         if self.batch_transform is not None:
-            batch = self.batch_transform(batch, seed=seed, epoch=epoch, position=position)
+            batch = self.batch_transform(
+                batch, device=self.device(), seed=seed, epoch=epoch, position=position
+            )
         if self.pins and torch.accelerator.is_available():
             return pin(batch)
         return batch

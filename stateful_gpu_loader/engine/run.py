@@ -10,6 +10,7 @@ from typing import Any
 
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.delivery import Delivery
+from stateful_gpu_loader.engine.device.memory import is_out_of_memory
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
     Answer,
@@ -179,7 +180,15 @@ class Run:
                 payload, seed=begun.seed, epoch=place.epoch, position=position
             )
         except Exception as error:
+            if is_out_of_memory(error):
+                begun.is_running = False
+                raise
             self._fail(begun, request, said, Failure(error))
+            raise
+        except BaseException:
+            # An interrupt in the user's code, which may have changed the batch: it is made again,
+            # from the delivered place (law 5).
+            begun.is_running = False
             raise
 
     def _deliver(self, begun: Begun, place: Address) -> None:

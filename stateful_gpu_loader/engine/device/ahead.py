@@ -14,8 +14,6 @@ from stateful_gpu_loader.engine.device.stage import Stage, Task
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure, Pipeline, WorkersDied
 from stateful_gpu_loader.records import WorkerStart
 
-_NOT_FINISHED = (StopIteration, WorkersDied)
-
 
 @dataclass(eq=False)
 class _Turn:
@@ -24,25 +22,31 @@ class _Turn:
     request: Any
     answer: Any
     """Of the inner pipeline."""
-    task: Task | None
-    """None where there is nothing to finish, or where it has to be begun again."""
+    task: Task | None = None
+    """None where there is nothing to finish, or where it is still to be begun."""
+    is_finished: bool = False
+    """Whether ``answer`` is what is delivered."""
+    has_room: bool = False
+    """Whether it is tried again with less memory in use."""
 
     @property
     def payload(self) -> Any:
         return self.answer.payload if isinstance(self.answer, Answer) else self.answer
 
     @property
-    def has_batch(self) -> bool:
-        return self.payload is not NOTHING and not isinstance(self.payload, Failure)
+    def waits(self) -> bool:
+        """Whether it has a batch that is still to be finished."""
+        is_batch = self.payload is not NOTHING and not isinstance(self.payload, Failure)
+        return is_batch and not self.is_finished
 
 
 class DevicePipeline:
     """Answers of ``inner``, each finished by the stage; at most ``ahead`` of them at a time.
 
     The user's thread alone asks ``inner``, whose requests may run the user's own sampler: at each
-    ``next()`` it takes over as many answers as are ready, and waits for the oldest. An exception
-    keeps its turn. Memory that has run out on the device loses nothing: the batch is tried again
-    at the next ``next()``.
+    ``next()`` it waits for the oldest, and takes over as many answers as are ready. An exception
+    keeps its turn. An interrupt, or memory that has run out on the device, loses nothing: the
+    batch is made again.
 
     Args:
         inner: reads batches.
@@ -87,41 +91,55 @@ class DevicePipeline:
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        self._abandon()
+        self.abandon()
         self._limit = 1 if one_at_a_time else self._ahead
         place = self._stage.place
-        if not self._forks:
+        if self._forks:
+            self._stage.pause()
+        else:
             place.open()
         self._inner.start(requests, starts, one_at_a_time=one_at_a_time)
         if self._forks:
             place.open()
 
     def __next__(self) -> tuple[Any, Any]:
-        self._fill()
-        turn = self._turns[0]
+        turns = self._turns
+        self._fill(self._limit)
+        turn = turns[0]
         if isinstance(turn, Exception):
-            self._turns.popleft()
+            turns.popleft()
             try:
                 raise turn
             finally:
-                del self, turn  # the traceback holds this frame
-        answer = self._finished(turn)
-        self._turns.popleft()
-        return turn.request, answer
+                del self, turn, turns  # the traceback holds this frame
+        if turn.waits:
+            turn.answer = self._finished(turn)
+            turn.is_finished = True
+        # The user works with this one while the others are made.
+        self._fill(self._limit + 1)
+        turns.popleft()
+        return turn.request, turn.answer
 
     def is_ready(self) -> bool:
         return bool(self._turns) or self._inner.is_ready()
 
+    def abandon(self) -> None:
+        """Forget what is under way, finished or not: it holds the device's memory."""
+        while self._turns:
+            turn = self._turns.popleft()
+            if isinstance(turn, _Turn) and turn.task is not None:
+                turn.task.cancel()
+
     def close(self) -> None:
-        self._abandon()
+        self.abandon()
         self._inner.close()
 
-    def _fill(self) -> None:
+    def _fill(self, limit: int) -> None:
         """Take over what is ready; wait for it only if there is nothing else to wait for."""
         turns = self._turns
         for turn in turns:
             self._begin(turn)
-        while len(turns) < self._limit and not (turns and isinstance(turns[-1], Exception)):
+        while len(turns) < limit and not (turns and isinstance(turns[-1], Exception)):
             if turns and not self._inner.is_ready():
                 return
             try:
@@ -129,39 +147,57 @@ class DevicePipeline:
             except Exception as error:
                 turns.append(error)
             else:
-                turns.append(_Turn(request, answer, None))
+                turns.append(_Turn(request, answer))
                 self._begin(turns[-1])
 
     def _begin(self, turn: _Turn | Exception) -> None:
-        if isinstance(turn, _Turn) and turn.task is None and turn.has_batch:
+        if isinstance(turn, _Turn) and turn.task is None and turn.waits:
             payload, finish = turn.payload, self._finish
             turn.task = self._stage.submit(lambda: finish(payload))
 
     def _finished(self, turn: _Turn) -> Any:
-        task = turn.task
-        if task is None:
-            return turn.answer
-        if not task.wait(self._timeout):
-            raise WorkersDied(
-                f"the device stage did not finish a batch within timeout={self._timeout} seconds",
-                turn.request,
-            )
-        try:
-            result = move_rest(task.take(self._stage.place), self._stage.place.device)
-        except Exception as error:
-            if is_out_of_memory(error):
-                turn.task = None
-                in_flight = sum(isinstance(other, _Turn) for other in self._turns)
-                device = self._stage.place.device
-                raise out_of_memory(error, turn.payload, device, in_flight) from error
-            result = Failure(error)
-        return _with_payload(turn.answer, result)
+        """What is delivered for an answer of the inner pipeline."""
+        stage = self._stage
+        while True:
+            self._begin(turn)
+            task = turn.task
+            if task is None or not task.wait(self._timeout):
+                stage.abandon()
+                raise WorkersDied(
+                    "the device stage did not finish a batch within "
+                    f"timeout={self._timeout} seconds",
+                    turn.request,
+                )
+            try:
+                result = move_rest(task.take(stage.place), stage.place.device)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._make_room(turn, error)
+                    continue
+                result = Failure(error)
+            except BaseException:
+                turn.task = None  # what was made of it is gone
+                raise
+            return _with_payload(turn.answer, result)
 
-    def _abandon(self) -> None:
-        while self._turns:
-            turn = self._turns.popleft()
-            if isinstance(turn, _Turn) and turn.task is not None:
-                turn.task.cancel()
+    def _make_room(self, turn: _Turn, error: Exception) -> None:
+        """Let the oldest batch have the memory of those behind it, and of torch's cache.
+
+        Raises:
+            torch.OutOfMemoryError: it had that before; the next attempt is the user's.
+        """
+        in_flight = sum(isinstance(other, _Turn) for other in self._turns)
+        place = self._stage.place
+        full = out_of_memory(error, turn.payload, place.device, in_flight)
+        turn.task = None
+        for other in self._turns:
+            if isinstance(other, _Turn) and other.task is not None:
+                other.task.cancel()
+                other.task = None
+        place.free_cached()
+        turn.has_room = not turn.has_room
+        if not turn.has_room:
+            raise full from error
 
 
 def _with_payload(answer: Any, result: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import torch
 
 from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY
 from stateful_gpu_loader.engine.device.nested import tensors_of
+from stateful_gpu_loader.engine.executors.encoded import EncodedBatch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -28,17 +30,18 @@ def out_of_memory(
 
     Args:
         error: torch's own, or a library's.
-        batch: what was to be finished: an object that describes itself by ``sizes()``, or tensors.
+        batch: what was to be finished: an EncodedBatch, or tensors.
         device: which is full.
         in_flight: batches that the loader has there, or is making, this one among them.
     """
-    describe = getattr(batch, "describe", None)
-    if callable(describe):
-        size = describe()
+    if isinstance(batch, EncodedBatch):
+        size = batch.describe()
     else:
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
         size = f"a batch of {_megabytes(num_bytes)}"
     reason = str(error).partition("\n")[0]
+    # Its frames hold what was made of the batch so far, for which there was no room.
+    traceback.clear_frames(error.__traceback__)
     return torch.OutOfMemoryError(
         f"{device} is out of memory while the loader made {size} there, {in_flight} in flight: "
         f"{reason} Remedy: a smaller batch_size or prefetch_factor, or free memory of the model's; "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -19,12 +21,16 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
     >>> map_tensors({"a": [torch.ones(2), "text"]}, lambda tensor: tensor + 1)
     {'a': [tensor([2., 2.]), 'text']}
     """
-    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
-        return batch if isinstance(batch, type) else change(batch)
-    if isinstance(batch, (str, bytes, bytearray)):
+    if isinstance(batch, (str, bytes, bytearray, np.ndarray, type)):
         return batch
+    if isinstance(batch, torch.Tensor) or callable(getattr(batch, "to", None)):
+        return change(batch)
     if isinstance(batch, Mapping):
         changed = {key: map_tensors(value, change) for key, value in batch.items()}
+        if isinstance(batch, MutableMapping) and type(batch) is not dict:
+            rebuilt = copy.copy(batch)  # a defaultdict keeps its factory
+            rebuilt.update(changed)
+            return rebuilt
         return changed if type(batch) is dict else _rebuilt(batch, changed)
     if isinstance(batch, tuple):
         parts = [map_tensors(part, change) for part in batch]

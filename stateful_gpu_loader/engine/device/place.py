@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
 import torch
@@ -46,7 +46,11 @@ class Place(Protocol):
         ...
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the device, queued; the tensor itself if it lies there."""
+        """A copy of a strided tensor on the device, queued; the tensor itself if it lies there."""
+        ...
+
+    def free_cached(self) -> None:
+        """Give memory that torch holds and nobody uses back to the device."""
         ...
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -98,17 +102,27 @@ class CudaPlace:
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(mark)
         for tensor in tensors:
-            tensor.record_stream(stream)
+            if tensor.is_cuda and tensor.layout is torch.strided:
+                tensor.record_stream(stream)
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        # The allocator of page-locked memory knows of this copy, and keeps its source until then.
-        is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-        source = tensor.pin_memory() if is_plain else tensor
+        source = tensor
+        if tensor.device.type == "cpu":
+            # Without memory to lock the copy is slower. With it, its allocator knows of the copy
+            # and keeps the source until it is made.
+            with suppress(RuntimeError):
+                source = tensor.pin_memory()
         return source.to(self.device, non_blocking=True)
+
+    def free_cached(self) -> None:
+        torch.cuda.empty_cache()
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.cuda.device(self.device):  # else a context is made on the first GPU
-            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+            try:
+                return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+            except RuntimeError:  # the system locks no more memory
+                return torch.empty(shape, dtype=dtype, device="cpu")
 
     def _private_stream(self) -> torch.cuda.Stream:
         if self._stream is None:

@@ -79,29 +79,46 @@ class Stage:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.is_abandoned = False
+        """Whether its thread hangs: whoever goes on needs another stage."""
         self._queue = _Queue()
         self._owner = 0
+        self._end: weakref.finalize[..., Any] | None = None
+        self._lock = threading.RLock()
 
     def submit(self, make: Callable[[], Any]) -> Task:
         """Have a batch made; ``make`` runs in the stage's thread, and may raise."""
-        if self._owner != os.getpid():
-            self._begin()
         task = Task(make)
-        self._queue.put(task)
+        with self._lock:
+            if self._owner != os.getpid():
+                self._begin()
+            self._queue.put(task)
         return task
+
+    def pause(self) -> None:
+        """Wait until nothing is under way, a few seconds at most: a process is about to fork."""
+        if self._owner == os.getpid():
+            self.submit(_nothing).wait(_JOIN_SECONDS)
+
+    def abandon(self) -> None:
+        """Its thread hangs, and nothing can end it: nobody waits for it any more."""
+        self.is_abandoned = True
+        if self._end is not None:
+            self._end.detach()
+        self._queue.close()
 
     def _begin(self) -> None:
         """A forked child has the object, and not the thread."""
-        self._owner = os.getpid()
-        self._queue = queue = _Queue()
+        queue, owner = _Queue(), os.getpid()
         thread = threading.Thread(
             target=_work,
             args=(self.place, queue),
             name="stateful_gpu_loader device stage",
             daemon=True,
         )
-        weakref.finalize(self, _end_thread, queue, thread, self._owner)
         thread.start()
+        self._end = weakref.finalize(self, _end_thread, queue, thread, owner)
+        self._queue, self._owner = queue, owner
 
 
 class _Queue:
@@ -130,6 +147,10 @@ class _Queue:
             while self._tasks:
                 self._tasks.popleft().cancel()
             self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """A task that is done as soon as those before it are."""
 
 
 def _work(place: Place, queue: _Queue) -> None:

@@ -39,4 +39,5 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
     >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
     tensor([0.5000, 0.2500])
     """
-    return torch.tensor(values, dtype=dtype).to(device)
+    with torch.inference_mode(False):  # whoever asks first must not decide for all
+        return torch.tensor(values, dtype=dtype).to(device)

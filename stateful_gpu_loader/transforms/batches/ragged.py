@@ -72,16 +72,6 @@ def resample(
     return out
 
 
-def resampler(device: torch.device) -> str:
-    """What resamples on a device, for a record of the versions that decide pixels.
-
-    >>> resampler(torch.device("cpu"))
-    'torch'
-    """
-    kernels = _kernels(device) if device.type == "cuda" else None
-    return "torch" if kernels is None else f"triton {kernels.VERSION}"
-
-
 def _within_kernel(images: Sequence[Tensor], out: Tensor) -> bool:
     """Whether there are three channels, and 32 bits hold every distance within an image."""
     return (

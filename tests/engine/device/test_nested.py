@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,14 @@ def test_an_object_that_can_be_moved_is_not_looked_into() -> None:
     assert len(seen) == 1
     assert isinstance(seen[0], PackedSequence)
     assert tensors_of([packed]) == []
+
+
+def test_a_defaultdict_keeps_its_factory() -> None:
+    batch = defaultdict(list, {"a": torch.zeros(1)})
+    changed = map_tensors(batch, added)
+    assert changed["a"] == 1
+    assert changed["new"] == []
+    assert batch["a"] == 0
 
 
 def test_a_type_that_cannot_be_rebuilt_becomes_a_plain_one() -> None:

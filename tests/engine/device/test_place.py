@@ -77,7 +77,9 @@ class PlayedCuda:
 class Recorded:
     """A tensor, as far as a place looks at it when it is delivered."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_cuda: bool = True, layout: torch.layout = torch.strided) -> None:
+        self.is_cuda = is_cuda
+        self.layout = layout
         self.streams: list[str] = []
 
     def record_stream(self, stream: Any) -> None:
@@ -114,10 +116,28 @@ def test_a_consumer_waits_for_the_mark_and_is_recorded(monkeypatch: pytest.Monke
     place = CudaPlace(torch.device("cuda", 1))
     place.open()
     mark = place.mark()
-    batch: Any = [Recorded(), Recorded()]
+    left_alone = [Recorded(is_cuda=False), Recorded(layout=torch.sparse_coo)]
+    batch: Any = [Recorded(), *left_alone, Recorded()]
     place.receive(mark, batch)
     assert cuda.log[-1] == "stream of cuda:3 waits for event of stream of cuda:1"
-    assert [tensor.streams for tensor in batch] == [["stream of cuda:3"]] * 2
+    consumer = ["stream of cuda:3"]
+    assert [tensor.streams for tensor in batch] == [consumer, [], [], consumer]
+
+
+def test_where_no_memory_can_be_locked_plain_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy from it is slower, and the batch is the same."""
+    PlayedCuda(monkeypatch)
+    place = CudaPlace(torch.device("cuda"))
+    place.open()
+    real = torch.empty
+
+    def refuse(*arguments: Any, pin_memory: bool = False, **others: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return real(*arguments, **others)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    assert place.empty_host((3,), torch.uint8).shape == (3,)
 
 
 def test_an_allocator_that_reuses_memory_in_stream_order_is_refused(

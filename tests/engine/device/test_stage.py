@@ -99,6 +99,35 @@ def test_a_stage_that_nobody_holds_ends_its_thread(place: FakePlace) -> None:
     assert not worker.is_alive()
 
 
+def test_a_thread_that_cannot_be_started_is_tried_again(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, start = Stage(place), threading.Thread.start
+    with monkeypatch.context() as patched:
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            stage.submit(filled_late(place, 1))
+    assert threading.Thread.start is start
+    task = stage.submit(filled_late(place, 2))
+    assert task.wait(20)
+    assert task.take(place).tolist() == [2] * 4
+
+
+def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
+    """C9: nobody forks while the stage holds a lock."""
+    stage = Stage(place)
+    stage.pause()
+    done: list[int] = []
+    for number in range(20):
+        stage.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+    stage.pause()
+    assert done == list(range(20))
+
+
 def test_the_interpreter_exits_while_the_stage_is_at_work() -> None:
     program = """
 import threading

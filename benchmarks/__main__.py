@@ -1,6 +1,7 @@
 """All benchmarks, then the tables and the picture: ``python -m benchmarks``.
 
-Each runs in a Python process of its own, so that none inherits another's threads and memory.
+Each runs in a Python process of its own, so that none inherits another's threads and memory. What
+needs a GPU is ``python -m benchmarks.gpu_check``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from benchmarks import results, table
 from benchmarks.arguments import parse_options
 
-BENCHMARKS = ("throughput", "state", "overhead", "faults")
+BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors")
 
 
 def main() -> None:

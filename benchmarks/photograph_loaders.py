@@ -58,6 +58,21 @@ def torch_with_pillow(work: Pass) -> Iterator[Any]:
     return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
 
 
+def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
+    """torch's DataLoader with the fastest decoding and cropping that torchvision offers."""
+    steps = [*_crop_and_flip(), *_to_float()]
+    dataset = _Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    return iter(
+        DataLoader(
+            dataset,
+            work.batch_size,
+            shuffle=True,
+            num_workers=work.num_workers,
+            pin_memory=pin_memory,
+        )
+    )
+
+
 def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
     """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
     steps = [*_crop_and_flip(), *_to_float()]

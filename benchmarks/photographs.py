@@ -4,7 +4,8 @@ The photographs ship in the wheels of scikit-image and scikit-learn; nothing is 
 Those with smooth skies or blurred backgrounds are left out, which no sharpening brings to size.
 Small originals hold less detail than a photograph scaled down to 500x375 does, so that their
 files would be small and quick to decode: each crop is sharpened until its file is as large as
-one of ImageNet's, 110 KB on average.
+one of ImageNet's, 110 KB on average. Where none of the photographs is installed, pictures of
+their statistics are drawn instead, and the folder says so.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
+from benchmarks.generated_pictures import picture
 from benchmarks.progress import progress_bar
 
 FOLDER = Path(__file__).parent / "data"
@@ -49,6 +51,8 @@ class PhotographFolder:
     """Sorted."""
     targets: tuple[int, ...]
     """The class of each file: the number of its folder in sorted order."""
+    originals: str
+    """What they were cut from: ``"photographs"`` or ``"generated pictures"``."""
 
     @property
     def mean_bytes(self) -> float:
@@ -61,34 +65,56 @@ def photograph_folder(num_images: int, parent: Path = FOLDER) -> PhotographFolde
 
     The same number gives the same bytes, under the same Pillow.
     """
-    root = parent / f"photographs-{num_images}"
+    originals = "photographs" if _are_installed() else "generated pictures"
+    root = parent / f"{originals.replace(' ', '-')}-{num_images}"
     if not root.is_dir():
-        _build(root, num_images)
+        _build(root, num_images, _photographs() if _are_installed() else _generated())
     files = tuple(sorted(root.glob("*/*.jpg")))
     classes = sorted({file.parent.name for file in files})
-    return PhotographFolder(root, files, tuple(classes.index(file.parent.name) for file in files))
+    targets = tuple(classes.index(file.parent.name) for file in files)
+    return PhotographFolder(root, files, targets, originals)
 
 
-def _build(root: Path, num_images: int) -> None:
-    photographs = [_open(package, path) for package, path in _PHOTOGRAPHS]
+def _build(root: Path, num_images: int, originals: dict[str, Image.Image]) -> None:
     half_built = root.with_name(f"{root.name}.half-built")
     shutil.rmtree(half_built, ignore_errors=True)
-    for _, path in _PHOTOGRAPHS:
-        (half_built / Path(path).stem).mkdir(parents=True, exist_ok=True)
+    names = list(originals)
+    for name in names:
+        (half_built / name).mkdir(parents=True, exist_ok=True)
 
     def write(number: int) -> None:
         generator = np.random.default_rng(number)
-        which = number % len(photographs)
+        name = names[number % len(names)]
         target = generator.triangular(_SMALLEST, _LARGEST, _LARGEST)
-        content = _of_size(_crop(photographs[which], generator), target)
-        folder = half_built / Path(_PHOTOGRAPHS[which][1]).stem
-        (folder / f"{number:05d}.jpg").write_bytes(content)
+        content = _of_size(_crop(originals[name], generator), target)
+        (half_built / name / f"{number:05d}.jpg").write_bytes(content)
 
     progress = progress_bar("photographs", num_images, unit="file")
     with ThreadPoolExecutor(os.cpu_count()) as pool, progress:
         for _ in pool.map(write, range(num_images)):
             progress.update()
     half_built.rename(root)
+
+
+def _are_installed() -> bool:
+    """All of them: another mixture would be another measurement."""
+    try:
+        return all(
+            resources.files(package).joinpath(path).is_file() for package, path in _PHOTOGRAPHS
+        )
+    except ModuleNotFoundError:
+        return False
+
+
+def _photographs() -> dict[str, Image.Image]:
+    return {Path(path).stem: _open(package, path) for package, path in _PHOTOGRAPHS}
+
+
+def _generated() -> dict[str, Image.Image]:
+    return {
+        f"generated_{number}": picture(2 * WIDTH, 2 * HEIGHT, seed=number)
+        for number in range(len(_PHOTOGRAPHS))
+    }
 
 
 def _open(package: str, path: str) -> Image.Image:

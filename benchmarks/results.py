@@ -24,7 +24,11 @@ _PACKAGES = {
     "torchvision": "torchvision",
     "torchdata": "torchdata",
     "torchcodec": "torchcodec",
+    "triton": "triton",
+    "nvImageCodec": "nvidia-nvimgcodec-cu12",
+    "nvImageCodec, CUDA 13": "nvidia-nvimgcodec-cu13",
     "DALI": "nvidia-dali-cuda120",
+    "DALI, CUDA 13": "nvidia-dali-cuda130",
     "NumPy": "numpy",
     "Pillow": "pillow",
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
+from benchmarks.device_tables import executors_section, gpu_section
 from benchmarks.picture import draw_throughput
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,8 @@ def markdown(folder: Path, picture: str) -> str:
         ("state", state_section),
         ("overhead", overhead_section),
         ("faults", faults_section),
+        ("executors", executors_section),
+        ("gpu", gpu_section),
     ):
         content = results.read_results(folder, benchmark)
         if content is not None:

@@ -17,13 +17,14 @@ import pytest
 from benchmarks import summary, table
 from benchmarks.harness import Contestant, alternate
 from benchmarks.results import read_results
+from stateful_gpu_loader.decoders import available
 
 pytest.importorskip("skimage")
 pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("throughput", "state", "overhead", "faults")
+BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,14 @@ def test_every_contestant_that_is_installed_takes_part(output: Path) -> None:
     assert ("dali" in names) == (importlib.util.find_spec("nvidia.dali") is not None)
 
 
+def test_every_cpu_decoder_is_run_both_ways(output: Path) -> None:
+    content = _content(output, "executors")
+    names = {measurement["name"] for measurement in content["measurements"]}
+    assert content["settings"]["decoders"][0] == available()[0]
+    for decoder in available():
+        assert {f"{what}_{decoder}" for what in ("decoding", "images", "batches")} <= names
+
+
 def test_tables_and_picture_are_drawn_from_the_json(output: Path, tmp_path: Path) -> None:
     readme, picture = tmp_path / "README.md", tmp_path / "docs" / "throughput.png"
     readme.write_text(f"before\n{table.START}\nold\n{table.END}\nafter\n", encoding="utf-8")
@@ -75,6 +84,8 @@ def test_tables_and_picture_are_drawn_from_the_json(output: Path, tmp_path: Path
     assert "old" not in once
     assert "(docs/throughput.png)" in once
     for measurement in _content(output, "throughput")["measurements"]:
+        assert f"{measurement['median']:,.0f}" in once
+    for measurement in _content(output, "executors")["measurements"]:
         assert f"{measurement['median']:,.0f}" in once
     assert picture.read_bytes().startswith(b"\x89PNG")
     table.main([f"--results={output}", f"--readme={readme}", f"--picture={picture}"])

@@ -1,0 +1,89 @@
+"""The device stage on a GPU: images a second beside the ceiling and the peers, and where time goes.
+
+Every contestant makes the same from the same files: a random crop resized to 224x224, flipped
+every other time, normalised to bfloat16 on the GPU, in shuffled batches of 256, with sixteen
+workers, be they processes or threads. What is not installed, or fails when it is tried, is named.
+The JSON is written after each part, so that a run that is cut off leaves what it has.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.gpu.decoding import usable_backends
+from benchmarks.gpu.explanations import (
+    measure_decoding_by_size,
+    measure_launch,
+    measure_phases,
+    measure_reading,
+    measure_training,
+)
+from benchmarks.gpu.results import GpuResults
+from benchmarks.gpu.throughput import (
+    SPARE_BATCHES,
+    TIMED_BATCHES,
+    WARM_UP_BATCHES,
+    measure_throughput,
+)
+from benchmarks.harness import quieten_peers
+from benchmarks.photograph_loaders import Pass
+from benchmarks.photographs import photograph_folder
+from benchmarks.results import load_average
+
+BATCH_SIZE, NUM_WORKERS = 256, 16
+
+PARTS = {
+    "the launch": measure_launch,
+    "throughput": measure_throughput,
+    "phases": measure_phases,
+    "reading": measure_reading,
+    "training": measure_training,
+    "decoding by batch size": measure_decoding_by_size,
+}
+"""The quick ones that explain come first: a run may be cut off."""
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``gpu.json``; exits with 2 where there is no GPU."""
+    arguments = parse(__doc__, rounds=4, given=given)
+    if not torch.cuda.is_available():
+        print("bench_gpu needs a GPU, and torch sees none", file=sys.stderr)
+        raise SystemExit(2)
+    before = load_average()
+    quieten_peers()
+    work = _work(arguments)
+    results = GpuResults(arguments, work, before)
+    found = usable_backends(work.files[:8])
+    results.missing.update({name: wrong for name, wrong in found.items() if wrong is not None})
+    results.backends += [name for name, wrong in found.items() if wrong is None]
+    results.write()
+    for title, part in PARTS.items():
+        started = time.perf_counter()
+        try:
+            part(work, results)
+        except Exception as error:
+            # One part that fails says so; the others are measured all the same.
+            results.notes.append(f"{title} failed: {type(error).__name__}: {str(error)[:500]}")
+        seconds = results.details.setdefault("seconds of each part", {})
+        seconds[title] = round(time.perf_counter() - started, 1)
+        results.write()
+        print(f"{title}: {seconds[title]} s", flush=True)
+    print("\n".join(results.lines()))
+
+
+def _work(arguments: Arguments) -> Pass:
+    return Pass(
+        folder=photograph_folder(128 if arguments.quick else 1024, arguments.data),
+        batch_size=32 if arguments.quick else BATCH_SIZE,
+        num_batches=WARM_UP_BATCHES + TIMED_BATCHES + SPARE_BATCHES,
+        num_workers=NUM_WORKERS,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The two ways from encoded images to a batch, driven alike: image by image, and batch by batch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.engine.executors.images import (
+    RecipeExecutor,
+    decode,
+    header_of,
+    read,
+)
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.transforms import Compose
+
+Path = Callable[[Request], Any]
+"""A request to ``[images, targets]``; runs in any thread."""
+
+
+def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
+    """What the worker threads of a CPU loader do: each image goes all the way while it is warm."""
+    executor = RecipeExecutor(
+        source,
+        decoder=decoder,
+        recipes=recipes,
+        collate_fn=default_collate,
+        batched=True,
+        allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype),
+    )
+    return lambda request: executor(request, lambda: None)
+
+
+def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:
+    """What the device stage does, on the CPU: all are decoded, then augmented in one call."""
+
+    def execute(request: Request) -> list[Any]:
+        keys = request.keys()
+        encoded = [read(source, key) for key in keys]
+        headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
+        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+        drawn = recipes.draw(request.seed, request.epoch, request.positions, sizes)
+        images = [
+            decode(decoder, sample, header, key)
+            for sample, header, key in zip(encoded, headers, keys, strict=True)
+        ]
+        with torch.inference_mode():
+            batch = recipes.apply_batch(images, drawn)
+        return [batch, default_collate([sample.target for sample in encoded])]
+
+    return execute
+
+
+def requests_of(num_images: int, batch_size: int, num_batches: int) -> list[Request]:
+    """So many batches in sequence over the images, again and again."""
+    return [
+        Request(
+            ordinal=ordinal,
+            seed=42,
+            epoch=0,
+            start=ordinal * batch_size,
+            step=1,
+            indices=np.arange(ordinal * batch_size, (ordinal + 1) * batch_size) % num_images,
+            end=(ordinal + 1) * batch_size,
+        )
+        for ordinal in range(num_batches)
+    ]
+
+
+def seconds_to_execute(
+    requests: Sequence[Request], execute: Callable[[Request], Any], *, num_threads: int
+) -> float:
+    """Wall time of all requests, each thread taking the next one; as workers, with one intra-op
+    thread each.
+
+    Raises:
+        Exception: what a request raised; the time would mean nothing.
+    """
+    rest, lock = iter(requests), threading.Lock()
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            while not errors:
+                with lock:
+                    request = next(rest, None)
+                if request is None:
+                    return
+                execute(request)
+        except Exception as error:
+            errors.append(error)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(num_threads)]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.perf_counter() - started
+    finally:
+        torch.set_num_threads(before)
+    if errors:
+        raise errors[0]
+    return seconds

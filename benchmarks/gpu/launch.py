@@ -1,0 +1,111 @@
+"""The fused launch by itself: its time on the device, and that of its memory traffic."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from stateful_gpu_loader.transforms import Compose, PipelineDraw
+
+_AHEAD_CYCLES = 20_000_000
+"""Some 10 ms of the GPU's time, in which the host queues what is timed."""
+_COPIED_BYTES = 2**31
+
+
+def bytes_a_second() -> float:
+    """Read and written by a copy on the device, which is as fast as its memory goes."""
+    source = torch.randint(256, (_COPIED_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    microseconds = device_microseconds(lambda number: target.copy_(source), repeats=10)
+    return 2 * _COPIED_BYTES / (statistics.median(microseconds) * 1e-6)
+
+
+def device_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[float]:
+    """Time on the device between events around what ``queue(number)`` queues.
+
+    The device is kept busy before, so that the host's own time does not count.
+    """
+    queue(0)
+    torch.cuda.synchronize()
+    found = []
+    for number in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(_AHEAD_CYCLES)
+        start.record()
+        kept = queue(number)
+        end.record()
+        end.synchronize()
+        del kept
+        found.append(1000 * start.elapsed_time(end))
+    return found
+
+
+def host_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[float]:
+    """Time that a call takes on the host, with a device that has nothing else to do."""
+    found = []
+    for number in range(repeats):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        kept = queue(number)
+        found.append(1e6 * (time.perf_counter() - started))
+        del kept
+    return found
+
+
+def kernels_of(queue: Callable[[int], Any], *, repeats: int) -> dict[str, dict[str, float]]:
+    """What runs on the device: for each name its launches a call and its microseconds each."""
+    queue(0)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for number in range(repeats):
+            queue(number)
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    for event in found.events():
+        if event.device_type == DeviceType.CUDA:
+            times.setdefault(event.name[:80], []).append(event.time_range.elapsed_us())
+    return {
+        name: {"launches": len(values) / repeats, "microseconds": statistics.median(values)}
+        for name, values in sorted(times.items(), key=lambda pair: -sum(pair[1]))
+    }
+
+
+class Augmenting:
+    """``Compose.apply_batch`` on batches that lie decoded on the device.
+
+    Args:
+        recipes: that are applied.
+        batches: each n images, uint8 [3, H, W]; more than the cache holds, taken in turn.
+    """
+
+    def __init__(self, recipes: Compose, batches: Sequence[list[torch.Tensor]]) -> None:
+        self._recipes = recipes
+        self._batches = batches
+        self.drawn = [_drawn(recipes, batch, number) for number, batch in enumerate(batches)]
+
+    def __call__(self, number: int) -> torch.Tensor:
+        """Queue one batch."""
+        which = number % len(self._batches)
+        return self._recipes.apply_batch(self._batches[which], self.drawn[which])
+
+    def least_bytes(self) -> float:
+        """Read and written by one batch on average: every pixel of the boxes, every value."""
+        found = []
+        for number, drawn in enumerate(self.drawn):
+            boxes = drawn.draws[0].numbers
+            out = self(number)
+            found.append(3 * float((boxes[:, 2] * boxes[:, 3]).sum()) + out.nbytes)
+        return statistics.mean(found)
+
+
+def _drawn(recipes: Compose, images: list[torch.Tensor], number: int) -> PipelineDraw:
+    n = len(images)
+    sizes = np.array([image.shape[1:] for image in images], dtype=np.int64)
+    return recipes.draw(42, 0, np.arange(number * n, (number + 1) * n), sizes)

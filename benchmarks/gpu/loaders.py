@@ -1,0 +1,133 @@
+"""The loaders of the GPU benchmark: the same files, the same batches on the GPU.
+
+Each function starts one pass over the files and returns its batches: bfloat16
+[batch_size, 3, 224, 224], a random crop of each image, resized, flipped every other time and
+normalised; and int64 [batch_size], the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from torchvision.transforms import v2
+
+from benchmarks.photograph_loaders import MEAN, SIZE, STD, Pass, torch_with_torchvision
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+
+RECIPES: tuple[T.Recipe, ...] = (
+    T.RandomResizedCrop(SIZE),
+    T.RandomHorizontalFlip(),
+    T.Normalize(MEAN, STD),
+    T.ToDtype(DTYPE),
+)
+JITTERED: tuple[T.Recipe, ...] = (
+    *RECIPES[:2],
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    *RECIPES[2:],
+)
+
+
+def ours(
+    work: Pass, *, decoder: str, recipes: Sequence[T.Recipe] = RECIPES, **changes: Any
+) -> StatefulGPULoader[Any]:
+    """This package's loader, not yet begun."""
+    source = FolderSource.from_paths(work.files, work.targets, work.folder.root)
+    arguments: dict[str, Any] = {
+        "batch_size": work.batch_size,
+        "shuffle": True,
+        "num_workers": work.num_workers,
+        "seed": 42,
+        "device": "cuda",
+        "decoder": decoder,
+        "transform": list(recipes),
+        **changes,
+    }
+    return StatefulGPULoader(source, **arguments)
+
+
+def state_at_every_step(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
+    """Its batches, with the state taken at each."""
+    for batch in loader:
+        loader.state_dict()
+        yield batch
+
+
+def torch_on_cpu(work: Pass) -> Iterator[Any]:
+    """torch's DataLoader: torchvision decodes in processes, and only the batch moves."""
+    for images, targets in torch_with_torchvision(work, pin_memory=True):
+        moved = images.to(DEVICE, non_blocking=True).to(DTYPE)
+        yield [moved, targets.to(DEVICE, non_blocking=True)]
+
+
+def torchvision_one_by_one(work: Pass) -> Iterator[Any]:
+    """torchvision's batched decoding on the GPU, then v2 image by image, as its docs have it.
+
+    Threads read the files of the next batch meanwhile.
+    """
+    augment = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIZE),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(DTYPE, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+    order = torch.randperm(len(work.files)).split(work.batch_size)
+    files, targets = work.files, torch.tensor(work.targets)
+    with ThreadPoolExecutor(work.num_workers) as pool:
+        coming = [pool.submit(_read, files[i]) for i in order[0].tolist()]
+        for number, indices in enumerate(order):
+            data = [future.result() for future in coming]
+            following = order[number + 1].tolist() if number + 1 < len(order) else []
+            coming = [pool.submit(_read, files[i]) for i in following]
+            images = torchvision.io.decode_jpeg(
+                data, torchvision.io.ImageReadMode.RGB, device=DEVICE
+            )
+            batch = torch.stack([augment(image) for image in images])
+            yield [batch, targets[indices].to(DEVICE, non_blocking=True)]
+
+
+def dali(work: Pass) -> Iterator[Any]:
+    """DALI's pipeline as its ImageNet example has it: nvJPEG with region decoding, float16.
+
+    It has no bfloat16. As many CPU threads as the others have workers.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    def graph() -> Any:
+        encoded, targets = fn.readers.file(
+            files=work.files, labels=work.targets, random_shuffle=True, name="reader"
+        )
+        images = fn.decoders.image_random_crop(
+            encoded, device="mixed", random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
+        )
+        images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR)
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT16,
+            output_layout="CHW",
+            mean=[255 * value for value in MEAN],
+            std=[255 * value for value in STD],
+            mirror=fn.random.coin_flip(probability=0.5),
+        )
+        return images, targets.gpu()
+
+    pipeline = pipeline_def(graph)(
+        batch_size=work.batch_size, num_threads=work.num_workers, device_id=0, seed=1
+    )
+    for (batch,) in DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader"):
+        yield [batch["images"], batch["targets"].squeeze(1).long()]
+
+
+def _read(file: str) -> torch.Tensor:
+    return torch.from_numpy(np.fromfile(file, dtype=np.uint8))

@@ -1,0 +1,198 @@
+"""What the GPU benchmark has found so far: written after every part, judged by the aims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.arguments import Arguments
+from benchmarks.photograph_loaders import Pass
+from benchmarks.photographs import HEIGHT, QUALITY, WIDTH
+from benchmarks.results import Aim, Comparison, Measurement, Results
+from benchmarks.summary import ratio, summarise
+
+DECODING, OURS = "decoding", "ours"
+JITTERED, WITH_STATE = "ours_jittered", "ours_with_state"
+DALI, TORCH, ONE_BY_ONE = "dali", "torch_cpu", "torchvision_cuda_v2"
+LAUNCH, FLOOR = "launch", "launch_floor"
+WAITING_HOST, WAITING_STREAM = "waiting_in_next", "waiting_on_stream"
+SLOWER = "slower_than_without_loading"
+STATE_SHARE = "state_dict_share"
+
+IMAGES_A_SECOND = 12_000
+SHARE_OF_CEILING = 0.90
+LAUNCH_MICROSECONDS = 150
+JITTER, WAITING, STATE = 0.10, 0.02, 0.01
+
+
+def decoding(backend: str) -> str:
+    """The name of a backend's ceiling."""
+    return f"{DECODING}_{backend}"
+
+
+def ours(backend: str) -> str:
+    """The name of our loader with a backend."""
+    return f"{OURS}_{backend}"
+
+
+@dataclass
+class GpuResults:
+    """Measurements by name, and all else that explains them."""
+
+    arguments: Arguments
+    work: Pass
+    load_average: float
+    backends: list[str] = field(default_factory=list)
+    """Those that can take part; the first is the one that "auto" takes."""
+    labels: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Backends and peers that could not take part, and why."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Phases, kernels, seconds of each part."""
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, name: str, label: str, unit: str, values: Sequence[float]) -> None:
+        """Keep the values of one contestant."""
+        self.labels[name], self.units[name], self.values[name] = label, unit, list(values)
+
+    def median(self, name: str) -> float | None:
+        """None where it was not measured."""
+        return summarise(self.values[name]).median if self.values.get(name) else None
+
+    def best(self, of: str) -> str | None:
+        """The backend with the most images a second, ``of`` being ``decoding`` or ``ours``."""
+        found = {
+            name: summarise(values).median
+            for name, values in self.values.items()
+            if name.startswith(f"{of}_") and name not in (JITTERED, WITH_STATE)
+        }
+        return max(found, key=lambda name: found[name]).removeprefix(f"{of}_") if found else None
+
+    def write(self) -> None:
+        """Write ``gpu.json`` with what there is."""
+        self._results().write(self.arguments.output)
+
+    def lines(self) -> list[str]:
+        """The short table: medians, then the aims."""
+        lines = []
+        for name, values in self.values.items():
+            found = summarise(values)
+            quartiles = f"({found.lower_quartile:,.4g} to {found.upper_quartile:,.4g})"
+            lines.append(
+                f"{self.labels[name]:46} {found.median:12,.4g} {self.units[name]:10} {quartiles}"
+            )
+        for aim in aims_of(self):
+            met = "met" if aim.met else "NOT MET"
+            lines.append(f"{aim.what}: {aim.reached} (aim {aim.aim}) {met}")
+        lines += [f"left out: {name}: {why}" for name, why in self.missing.items()]
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+    def _results(self) -> Results:
+        work = self.work
+        return Results(
+            benchmark="gpu",
+            rounds=self.arguments.rounds,
+            quick=self.arguments.quick,
+            settings={
+                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                "num_files": len(work.folder.files),
+                "originals": work.folder.originals,
+                "mean_bytes": round(work.folder.mean_bytes),
+                "width": WIDTH,
+                "height": HEIGHT,
+                "quality": QUALITY,
+                "batch_size": work.batch_size,
+                "num_workers": work.num_workers,
+                "decoders": self.backends,
+                "missing": self.missing,
+                **self.details,
+            },
+            measurements=[
+                Measurement(name=name, label=self.labels[name], unit=self.units[name], values=found)
+                for name, found in self.values.items()
+                if found
+            ],
+            comparisons=self._comparisons(),
+            aims=aims_of(self),
+            notes=self.notes,
+            load_average=self.load_average,
+        )
+
+    def _comparisons(self) -> list[Comparison]:
+        """Of each backend with its ceiling and with the peers, within the rounds."""
+        pairs = [
+            (name, reference)
+            for name in self.values
+            if name.startswith(f"{OURS}_")
+            for reference in (
+                decoding(name.removeprefix(f"{OURS}_")),
+                DALI,
+                TORCH,
+                ONE_BY_ONE,
+            )
+        ]
+        for backend in self.backends[:1]:
+            pairs += [(name, ours(backend)) for name in (JITTERED, WITH_STATE)]
+        return [
+            Comparison(of=of, to=to, ratio=ratio(self.values[of], self.values[to]))
+            for of, to in pairs
+            if self.values.get(of) and self.values.get(to)
+        ]
+
+
+def aims_of(results: GpuResults) -> list[Aim]:
+    """Each aim whose measurements there are."""
+    values = results.values
+    backend = results.best(OURS)
+    aims: list[Aim] = []
+
+    def judge(
+        what: str, names: Sequence[str], reach: Callable[..., float], aim: float, unit: str
+    ) -> None:
+        if all(values.get(name) for name in names):
+            reached = reach(*(values[name] for name in names))
+            aims.append(_aim(what, reached, aim, unit))
+
+    if backend is not None:
+        mine, ceiling = ours(backend), decoding(results.best(DECODING) or backend)
+        judge(f"images/s, {backend}", [mine], _median, IMAGES_A_SECOND, "at least")
+        judge("share of the ceiling", [mine, ceiling], _ratio, SHARE_OF_CEILING, "at least %")
+        judge("times DALI's own pipeline", [mine, DALI], _ratio, 1.0, "at least")
+    if results.backends:
+        plain = ours(results.backends[0])
+        judge("what ColorJitter adds", [plain, JITTERED], _added, JITTER, "under %")
+    judge("the fused launch, us a batch", [LAUNCH], _median, LAUNCH_MICROSECONDS, "under")
+    # What the host spends in next() is no loss while the stream has work: it is reported alone.
+    judge("share of a training step without data", [WAITING_STREAM], _median, WAITING, "under %")
+    judge("state_dict() at every step", [STATE_SHARE], _median, STATE, "under %")
+    return aims
+
+
+def _aim(what: str, reached: float, aim: float, unit: str) -> Aim:
+    is_share, at_least = unit.endswith("%"), unit.startswith("at least")
+
+    def text(value: float) -> str:
+        return f"{value:.2%}" if is_share else f"{value:,.4g}"
+
+    met = reached >= aim if at_least else reached < aim
+    return Aim(
+        what=what, aim=f"{'>=' if at_least else '<'} {text(aim)}", reached=text(reached), met=met
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return summarise(values).median
+
+
+def _ratio(values: Sequence[float], reference: Sequence[float]) -> float:
+    return ratio(values, reference).median
+
+
+def _added(without: Sequence[float], added: Sequence[float]) -> float:
+    """By how much more time a batch takes, the values being images a second."""
+    return ratio(without, added).median - 1

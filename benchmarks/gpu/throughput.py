@@ -1,0 +1,145 @@
+"""Part of the GPU benchmark: images a second of the loaders, of their peers and of the ceiling."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import loaders as loaders
+from benchmarks.gpu import results as names
+from benchmarks.gpu.decoding import DecodingAlone, read_batches
+from benchmarks.gpu.results import GpuResults
+from benchmarks.harness import Contestant, alternate
+from benchmarks.photograph_loaders import SIZE, Pass
+
+WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
+SPARE_BATCHES = 48
+"""At the end of the pass: as many as the readers may be ahead, so that they work to the end."""
+_TIMED_OF_THE_SLOW = 12
+
+Start = Callable[[], Iterator[Any]]
+
+
+def measure_throughput(work: Pass, results: GpuResults) -> None:
+    """Images a second of all contestants, in alternating rounds."""
+    passes = _passes(work, results)
+    contestants = [
+        Contestant(
+            name=name,
+            label=label,
+            measure=functools.partial(images_a_second, start, work.batch_size, timed),
+        )
+        for name, (label, start, timed) in passes.items()
+        if _takes_part(name, start, work, results)
+    ]
+    encoded = read_batches(work.files[: 4 * work.batch_size], work.batch_size)
+    for backend in results.backends:
+        alone = DecodingAlone(backend, encoded)
+        contestants.append(
+            Contestant(
+                name=names.decoding(backend),
+                label=f"decoding alone, {backend}",
+                measure=functools.partial(
+                    alone.images_a_second, warm_up=WARM_UP_BATCHES, timed=TIMED_BATCHES
+                ),
+            )
+        )
+    arguments = results.arguments
+    values = alternate(
+        contestants,
+        rounds=arguments.rounds,
+        title="gpu",
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+    for contestant in contestants:
+        results.note(contestant.name, contestant.label, "images/s", values[contestant.name])
+
+
+def images_a_second(start: Start, batch_size: int, timed: int) -> float:
+    """In the middle of a pass, with a device that is done at both ends of the clock."""
+    batches = start()
+    for _ in range(WARM_UP_BATCHES):
+        next(batches)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for _ in range(timed):
+        batch = next(batches)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    del batch, batches
+    gc.collect()
+    return timed * batch_size / seconds
+
+
+def _passes(work: Pass, results: GpuResults) -> dict[str, tuple[str, Start, int]]:
+    """Label, start and timed batches of each loader."""
+    auto = results.backends[0] if results.backends else "auto"
+    passes: dict[str, tuple[str, Start, int]] = {
+        names.ours(backend): (
+            f"StatefulGPULoader, {backend}",
+            lambda backend=backend: iter(loaders.ours(work, decoder=backend)),
+            TIMED_BATCHES,
+        )
+        for backend in results.backends
+    }
+    if results.backends:
+        jittered = functools.partial(loaders.ours, work, decoder=auto, recipes=loaders.JITTERED)
+        passes[names.JITTERED] = (
+            f"StatefulGPULoader, {auto}, ColorJitter",
+            lambda: iter(jittered()),
+            TIMED_BATCHES,
+        )
+        passes[names.WITH_STATE] = (
+            f"StatefulGPULoader, {auto}, state every step",
+            lambda: loaders.state_at_every_step(loaders.ours(work, decoder=auto)),
+            TIMED_BATCHES,
+        )
+    peers: dict[str, tuple[str, Start, int]] = {
+        names.ONE_BY_ONE: (
+            "torchvision on the GPU, v2 image by image",
+            functools.partial(loaders.torchvision_one_by_one, work),
+            _TIMED_OF_THE_SLOW,
+        ),
+        names.TORCH: (
+            "torch DataLoader, torchvision on the CPU",
+            functools.partial(loaders.torch_on_cpu, work),
+            TIMED_BATCHES,
+        ),
+    }
+    if importlib.util.find_spec("nvidia.dali") is None:
+        results.missing["DALI's own pipeline"] = "nvidia.dali is not installed"
+    else:
+        peers[names.DALI] = (
+            "DALI, GPU pipeline",
+            functools.partial(loaders.dali, work),
+            TIMED_BATCHES,
+        )
+    return {**passes, **peers}
+
+
+def _takes_part(name: str, start: Start, work: Pass, results: GpuResults) -> bool:
+    """Whether it makes what is asked for; if not, it is named among what is missing."""
+    try:
+        batches = start()
+        images, targets = next(batches)
+        del batches
+    except Exception as error:
+        results.missing[name] = f"{type(error).__name__}: {str(error)[:300]}"
+        return False
+    shape = (work.batch_size, 3, SIZE, SIZE)
+    is_right = (
+        tuple(images.shape) == shape
+        and images.dtype in (loaders.DTYPE, torch.float16)
+        and 0.5 < images.float().std() < 2.5
+        and images.device.type == targets.device.type == "cuda"
+        and tuple(targets.shape) == shape[:1]
+    )
+    if not is_right:
+        results.missing[name] = f"it gives {images.dtype} {list(images.shape)} on {images.device}"
+    return is_right

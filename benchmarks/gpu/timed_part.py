@@ -1,0 +1,92 @@
+"""A part of a check: a program with a budget of time, whose output goes to a file."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GRACE_SECONDS = 8.0
+"""Between asking a program to end and ending it with all that it has started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What is run."""
+
+    name: str
+    command: Sequence[str]
+    seconds: float
+    """Budget: a program that takes longer is ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How it went."""
+
+    code: int
+    """The program's exit code; minus the signal's number where one ended it."""
+    seconds: float
+    timed_out: bool
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the program says that all went well."""
+        return self.code == 0 and not self.timed_out
+
+
+def run_part(part: Part, log: Path, variables: Mapping[str, str], folder: Path) -> Outcome:
+    """Run it to its end, or to the end of its budget.
+
+    Args:
+        part: what to run.
+        log: gets all it prints.
+        variables: beside those of this process.
+        folder: where it runs.
+    """
+    started = time.monotonic()
+    timed_out = False
+    alive, inherited = os.pipe()  # readable at its end: when all that hold the other have ended
+    try:
+        with log.open("w", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                part.command,
+                cwd=folder,
+                env={**os.environ, **variables, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(inherited,),
+            )
+        os.close(inherited)
+        try:
+            process.wait(part.seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _end(process, alive)
+    finally:
+        os.close(alive)
+    return Outcome(
+        code=process.returncode,
+        seconds=round(time.monotonic() - started, 1),
+        timed_out=timed_out,
+    )
+
+
+def _end(process: subprocess.Popen[bytes], alive: int) -> None:
+    """The whole session: worker processes would keep the GPU's memory."""
+    for kind in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+        except ProcessLookupError:
+            break
+        ended, _, _ = select.select([alive], [], [], _GRACE_SECONDS)
+        if ended:
+            break
+    process.wait()

@@ -1,0 +1,127 @@
+"""The GPU benchmark as far as a machine without one can see: what it judges, and what it times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.arguments import Arguments
+from benchmarks.device_tables import gpu_section
+from benchmarks.gpu import results as names
+from benchmarks.gpu.phases import PHASES, a_batch, phases_timed
+from benchmarks.gpu.results import GpuResults, aims_of
+from benchmarks.photograph_loaders import Pass
+from benchmarks.photographs import PhotographFolder
+from benchmarks.results import read_results
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms import Compose, PipelineDraw
+
+pytest.importorskip("tqdm")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> GpuResults:
+    """Of a run on a folder of one file."""
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(b"0" * 1000)
+    folder = PhotographFolder(tmp_path, (file,), (0,), "photographs")
+    arguments = Arguments(rounds=3, quick=False, output=tmp_path, data=tmp_path)
+    work = Pass(folder=folder, batch_size=4, num_batches=2, num_workers=1)
+    return GpuResults(arguments, work, 0.0, ["torchcodec", "torchvision"])
+
+
+def _fill(results: GpuResults) -> None:
+    for name, values in {
+        names.ours("torchcodec"): [9_000, 10_000, 11_000],
+        names.ours("torchvision"): [12_500, 13_000, 13_500],
+        names.decoding("torchcodec"): [10_000] * 3,
+        names.decoding("torchvision"): [14_000] * 3,
+        names.JITTERED: [8_000, 9_000, 10_000],
+        names.LAUNCH: [120.0, 100.0, 110.0],
+        names.WAITING_STREAM: [0.03, 0.01, 0.015],
+    }.items():
+        results.note(name, name.replace("_", " "), "images/s", values)
+
+
+def test_the_best_backend_is_judged_by_the_best_ceiling(results: GpuResults) -> None:
+    _fill(results)
+    aims = {aim.what: aim for aim in aims_of(results)}
+    assert aims["images/s, torchvision"].met
+    share = aims["share of the ceiling"]
+    assert (share.reached, share.aim, share.met) == ("92.86%", ">= 90.00%", True)
+
+
+def test_what_a_recipe_adds_is_measured_on_one_backend(results: GpuResults) -> None:
+    """The jittered loader runs with the first backend, whichever is the fastest."""
+    _fill(results)
+    (jitter,) = (aim for aim in aims_of(results) if "ColorJitter" in aim.what)
+    assert (jitter.reached, jitter.met) == ("11.11%", False)
+
+
+def test_aims_under_a_bound_are_met_below_it(results: GpuResults) -> None:
+    _fill(results)
+    aims = {aim.what: aim for aim in aims_of(results)}
+    assert aims["the fused launch, us a batch"].met
+    assert aims["share of a training step without data"].met
+    results.note(names.LAUNCH, "launch", "us", [151.0])
+    assert not {aim.what: aim for aim in aims_of(results)}["the fused launch, us a batch"].met
+
+
+def test_what_was_not_measured_is_not_judged(results: GpuResults) -> None:
+    assert aims_of(results) == []
+    _fill(results)
+    assert not any("DALI" in aim.what for aim in aims_of(results))
+    results.note(names.DALI, "DALI", "images/s", [13_000] * 3)
+    assert any("DALI" in aim.what for aim in aims_of(results))
+
+
+def test_parts_that_are_done_are_in_the_file(results: GpuResults, tmp_path: Path) -> None:
+    _fill(results)
+    results.missing["dali"] = "not installed"
+    results.notes.append("training failed: RuntimeError: no memory")
+    results.write()
+    content = read_results(tmp_path, "gpu")
+    assert content is not None
+    assert content["settings"]["missing"] == {"dali": "not installed"}
+    assert json.dumps(content).count("11.11%") == 1
+    section = gpu_section(content)
+    assert "Left out: dali." in section
+    assert "training failed" in section
+    pairs = {(found["of"], found["to"]) for found in content["comparisons"]}
+    assert (names.ours("torchvision"), names.decoding("torchvision")) in pairs
+    assert (names.JITTERED, names.ours("torchcodec")) in pairs
+
+
+def test_phases_are_timed_and_the_methods_put_back() -> None:
+    before = [getattr(owner, name) for methods in PHASES.values() for owner, name in methods]
+    recipes = Compose([])
+    drawn = recipes.draw(0, 0, *_one_image())
+    with phases_timed() as spent:
+        _apply(recipes, drawn)
+        _apply(recipes, drawn)
+    _apply(recipes, drawn)
+    assert spent["of it: augment"].calls == 2
+    assert spent["of it: augment"].seconds >= spent["of it: augment"].cpu_seconds > 0
+    assert a_batch(spent, 2)["of it: augment"]["calls"] == 1
+    assert a_batch(spent, 2)["of it: decode"]["calls"] == 0
+    after = [getattr(owner, name) for methods in PHASES.values() for owner, name in methods]
+    assert after == before
+
+
+def test_a_method_that_fails_is_timed_and_raises() -> None:
+    with phases_timed() as spent, pytest.raises(ValueError, match=r"."):
+        Compose([]).apply_batch([], Compose([]).draw(0, 0, *_one_image()))
+    assert spent["of it: augment"].calls == 1
+
+
+def _apply(recipes: Compose, drawn: PipelineDraw) -> None:
+    recipes.apply_batch([torch.zeros(3, 4, 4, dtype=torch.uint8)], drawn)
+
+
+def _one_image() -> tuple[IndexArray, IndexArray]:
+    """A position and a size."""
+    return np.arange(1), np.array([[4, 4]])

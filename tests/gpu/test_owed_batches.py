@@ -1,0 +1,47 @@
+"""The yardstick of the other tests here: a loader delivers the batches it owes (law 1, D5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import make_decoder
+from stateful_gpu_loader.decoders.registry import make_batch_decoder
+from tests.conformance import same
+from tests.gpu.photos import COLORFUL, RECIPES, STD, make_loader, owed_batches
+
+LEVEL = 1 / (255 * min(STD))
+
+
+def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None:
+    """To a level of rounding: there the images are resized one by one, in whole numbers."""
+    owed = owed_batches(photos, make_decoder("torchvision"), device=torch.device("cpu"))
+    delivered = list(make_loader(photos, device=None, decoder="torchvision"))
+    for (wanted, wanted_targets), (images, targets) in zip(owed, delivered, strict=True):
+        assert (images - wanted).abs().max() <= 1.01 * LEVEL
+        assert torch.equal(targets, wanted_targets)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_is_what_its_bytes_and_keys_give(
+    mixed: Path, backend: str, num_workers: int
+) -> None:
+    """Decoded alone, one by one, with the device waited for at every step."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    for recipes in (RECIPES, COLORFUL):
+        loader = make_loader(mixed, decoder=backend, num_workers=num_workers, transform=recipes)
+        for epoch in range(2):
+            owed = owed_batches(
+                mixed,
+                make_batch_decoder(backend, device),
+                device=device,
+                epoch=epoch,
+                recipes=recipes,
+            )
+            delivered = list(loader)
+            assert all(images.device.type == device.type for images, _ in delivered)
+            assert all(targets.device.type == device.type for _, targets in delivered)
+            assert same([list(batch) for batch in delivered], owed)

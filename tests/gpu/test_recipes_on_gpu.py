@@ -1,0 +1,191 @@
+"""Every recipe on a batch, on the GPU: the CPU's pixels, no wait, no launch a sample (D5, D6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from stateful_gpu_loader import transforms as T
+from tests.gpu.photos import MEAN, STD
+from tests.images import PHOTOGRAPHS, photograph
+
+SIDE = 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One recipe, and what is allowed to differ between CPU and GPU."""
+
+    recipe: T.Recipe
+    share: float
+    """Of the values, those that may differ by more than one level of 255. Coordinates that are
+    rounded to a pixel, and hues at the edge of a sextant, may fall to either side."""
+
+
+CASES = {
+    "horizontal flip": Case(recipe=T.RandomHorizontalFlip(), share=0),
+    "vertical flip": Case(recipe=T.RandomVerticalFlip(), share=0),
+    "center crop": Case(recipe=T.CenterCrop(64), share=0),
+    "random crop, padded": Case(recipe=T.RandomCrop(SIDE, padding=8), share=0),
+    "resize": Case(recipe=T.Resize((64, 64)), share=0),
+    "rotation": Case(recipe=T.RandomRotation(30), share=0.01),
+    "affine": Case(recipe=T.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 10), share=0.01),
+    "color jitter": Case(recipe=T.ColorJitter(0.4, 0.4, 0.4, 0.1), share=0.005),
+    "grayscale": Case(recipe=T.RandomGrayscale(0.5), share=0),
+    "gaussian blur": Case(recipe=T.GaussianBlur(7, (0.1, 2.0)), share=0),
+    "erasing": Case(recipe=T.RandomErasing(0.7), share=0),
+    "erasing, noise": Case(recipe=T.RandomErasing(0.7, value="random"), share=0),
+    "trivial augment": Case(recipe=T.TrivialAugmentWide(), share=0.01),
+    "rand augment": Case(recipe=T.RandAugment(), share=0.02),
+}
+FLOATS = {
+    "normalize": Case(recipe=T.Normalize(MEAN, STD), share=0),
+    "to bfloat16": Case(recipe=T.ToDtype(torch.bfloat16), share=0),
+    **CASES,
+}
+
+GLOBAL_SETTINGS: dict[str, Callable[[], None]] = {
+    "matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "cudnn tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", True),
+    "cudnn benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn off": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+}
+
+
+def _images(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """[n, 3, SIDE, SIDE] on the CPU, photographs; floats from 0 to 1."""
+    crops = [
+        torch.from_numpy(np.array(photograph(PHOTOGRAPHS[i % len(PHOTOGRAPHS)])))
+        .permute(2, 0, 1)[:, 8 * i : 8 * i + SIDE, 16 * i % 200 :][:, :, :SIDE]
+        .contiguous()
+        for i in range(n)
+    ]
+    batch = torch.stack(crops)
+    return batch if dtype is torch.uint8 else batch.to(dtype) / 255
+
+
+def _numbers(recipe: T.Recipe, n: int) -> np.ndarray:
+    uniforms = np.random.default_rng(5).random((n, recipe.num_draws))
+    return recipe.draw(uniforms, np.full((n, 2), SIDE, dtype=np.int64)).numbers
+
+
+def _share_off(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Of values that differ by more than one level; anything else that differs is an error."""
+    assert (one.shape, one.dtype) == (other.shape, other.dtype)
+    levels = 1.0 if one.dtype is torch.uint8 else 255.0
+    return float(((one.float() - other.float()).abs() * levels > 1.001).float().mean())
+
+
+def _check(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    images, numbers = _images(16, dtype), _numbers(case.recipe, 16)
+    wanted = torch.stack(
+        [case.recipe.apply(image, row) for image, row in zip(images, numbers.tolist(), strict=True)]
+    )
+    batch = case.recipe.apply_batch(images.to(device), numbers)
+    assert batch.device.type == device.type
+    assert _share_off(batch.cpu(), wanted) <= (0 if device.type == "cpu" else case.share)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_bytes_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
+    _check(case, torch.uint8, device)
+
+
+@pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
+def test_floats_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
+    _check(case, torch.float32, device)
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_nothing_waits_for_the_device(case: Case) -> None:
+    images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
+    case.recipe.apply_batch(images, numbers)  # what is loaded at the first call may wait
+    with _no_waiting():
+        case.recipe.apply_batch(images, numbers)
+
+
+@pytest.mark.needs_cuda
+def test_a_whole_pipeline_waits_for_nothing() -> None:
+    recipes = T.Compose(
+        [
+            T.RandomResizedCrop(64),
+            T.RandomHorizontalFlip(),
+            T.TrivialAugmentWide(),
+            T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            T.Normalize(MEAN, STD),
+            T.RandomErasing(0.5),
+        ]
+    )
+    images = list(_images(16, torch.uint8).cuda().unbind(0))
+    drawn = recipes.draw(1, 0, np.arange(16), np.full((16, 2), SIDE, dtype=np.int64))
+    recipes.apply_batch(images, drawn)
+    with _no_waiting():
+        recipes.apply_batch(images, drawn)
+
+
+def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) -> int:
+    recipe.apply_batch(images, numbers)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        recipe.apply_batch(images, numbers)
+        torch.cuda.synchronize()
+    return sum(event.device_type == DeviceType.CUDA for event in found.events())
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
+    images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
+    once = _num_kernels(case.recipe, images, numbers)
+    twice = _num_kernels(case.recipe, images.repeat(2, 1, 1, 1), np.concatenate([numbers] * 2))
+    assert twice - once < 4  # a larger sum may be made in two steps; sixteen samples more are not
+
+
+@pytest.fixture
+def _settings_restored() -> Iterator[None]:
+    cudnn = torch.backends.cudnn
+    before = (cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled)
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    yield
+    cudnn.allow_tf32, cudnn.benchmark, cudnn.enabled = before
+    torch.set_float32_matmul_precision(precision)
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_settings_restored")
+@pytest.mark.parametrize("change", GLOBAL_SETTINGS.values(), ids=GLOBAL_SETTINGS.keys())
+@pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
+def test_the_users_settings_change_no_pixel(
+    case: Case, change: Callable[[], None], device: torch.device
+) -> None:
+    """Law 1: a batch is a function of the configuration, of which these are no part."""
+    for dtype in (torch.uint8, torch.float32):
+        images, numbers = _images(8, dtype).to(device), _numbers(case.recipe, 8)
+        if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:
+            continue
+        before = case.recipe.apply_batch(images, numbers)
+        change()
+        after = case.recipe.apply_batch(images, numbers)
+        assert torch.equal(before, after)
+        assert before.dtype is after.dtype

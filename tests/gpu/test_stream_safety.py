@@ -1,0 +1,123 @@
+"""Memory on a GPU is safe whatever the consumer's stream does with it (D8, law 2).
+
+The consumer's stream is kept busy, so that what it reads lies long in the past of the host: the
+batch was freed there, and the loader has gone on decoding.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.decoders.registry import make_batch_decoder
+from stateful_gpu_loader.engine.device.place import CudaPlace
+from tests.gpu.photos import make_loader, owed_batches
+
+pytestmark = pytest.mark.needs_cuda
+
+CYCLES = 4_000_000
+"""Some 2 ms of a GPU's time, queued before a batch is read."""
+PASSES = 60
+LAG = 6
+"""Batches by which the host may be ahead of the consumer's stream."""
+
+
+def _wrong_values(
+    loader: StatefulGPULoader[Any],
+    owed: list[list[torch.Tensor]],
+    stream: torch.cuda.Stream,
+    *,
+    passes: int = PASSES,
+    lag: int | None = LAG,
+) -> tuple[int, int]:
+    """How many values differ from what is owed, and how many batches lay where another had lain."""
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    addresses: list[int] = []
+    behind: deque[torch.cuda.Event] = deque()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(passes):
+            loader.set_epoch(0)
+            number = 0
+            for batch in loader:
+                torch.cuda._sleep(CYCLES)
+                images, targets = batch[0].clone(), batch[1].clone()
+                addresses.append(batch[0].data_ptr())
+                batch.clear()  # from here on only the consumer's stream knows of the batch
+                wrong += (images != owed[number][0]).sum() + (targets != owed[number][1]).sum()
+                number += 1
+                event = torch.cuda.Event()
+                event.record(stream)
+                behind.append(event)
+                if lag is not None and len(behind) > lag:
+                    behind.popleft().synchronize()
+            assert number == len(owed)
+    stream.synchronize()
+    return int(wrong.item()), len(addresses) - len(set(addresses))
+
+
+def _owed(root: Path, backend: str, **arguments: Any) -> list[list[torch.Tensor]]:
+    device = torch.device("cuda")
+    decoder = make_batch_decoder(backend, device)
+    return owed_batches(root, decoder, device=device, **arguments)
+
+
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
+def test_a_busy_stream_reads_what_was_decoded(photos: Path, backend: str, own_stream: bool) -> None:
+    stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
+    loader = make_loader(photos, decoder=backend, num_workers=2, prefetch_factor=4)
+    wrong, reused = _wrong_values(loader, _owed(photos, backend), stream)
+    assert wrong == 0
+    assert reused > 0, "no memory was taken again: the test has shown nothing"
+
+
+def test_full_memory_makes_blocks_change_hands_safely(photos: Path, backend: str) -> None:
+    """With room for a few batches, and a host that never waits for the consumer's stream."""
+    recipes: list[T.Recipe] = [T.RandomResizedCrop(512), T.Normalize([0.5] * 3, [0.5] * 3)]
+    owed = _owed(photos, backend, recipes=recipes)
+    loader = make_loader(photos, decoder=backend, num_workers=2, transform=recipes)
+    torch.cuda.empty_cache()
+    batch_bytes = owed[0][0].numel() * owed[0][0].element_size()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    room = torch.cuda.memory_reserved() + 16 * batch_bytes + 2**28
+    torch.cuda.set_per_process_memory_fraction(min(1.0, room / total))
+    wrong, reused = _wrong_values(loader, owed, torch.cuda.Stream(), passes=20, lag=None)
+    assert wrong == 0
+    assert reused > 0, "no memory was taken again: the test has shown nothing"
+
+
+def test_without_the_record_of_the_consumers_stream_it_would_fail(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: this load does find a stage that forgets who reads."""
+
+    def forget(place: CudaPlace, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
+        torch.cuda.current_stream(place.device).wait_event(mark)
+
+    monkeypatch.setattr(CudaPlace, "receive", forget)
+    loader = make_loader(photos, decoder="torchvision", num_workers=2, prefetch_factor=4)
+    wrong, _ = _wrong_values(loader, _owed(photos, "torchvision"), torch.cuda.Stream())
+    assert wrong > 0
+
+
+def test_delivered_batches_are_never_written_again(photos: Path, backend: str) -> None:
+    """Whoever keeps them keeps them: three epochs at once, each in memory of its own."""
+    loader = make_loader(photos, decoder=backend, num_workers=2, prefetch_factor=4)
+    kept, copies = [], []
+    for _ in range(3):
+        for batch in loader:
+            kept.append(batch)
+            copies.append([tensor.cpu() for tensor in batch])
+    for batch, copy in zip(kept, copies, strict=True):
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(batch, copy, strict=True))
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for batch in kept for tensor in batch
+    )
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -22,7 +22,7 @@ from stateful_gpu_loader.arguments import (
 from stateful_gpu_loader.assembly import Parts, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
-from stateful_gpu_loader.engine.choice import Work, check_worker_type, runs_in_threads
+from stateful_gpu_loader.engine.choice import Work, check_worker_type
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
@@ -352,15 +352,6 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             self, current, seed=seed, work=work, has_new_workers=has_new_workers
         )
         return Begun(current, stream, pipeline, seed=seed, decoder=self._image_decoder)
-
-    def _has_processes_to_launch(self) -> bool:
-        workers = workers_of(self)
-        has_processes = workers.num_workers > 0 and not runs_in_threads(self._work(), workers)
-        return has_processes and self._crew.idle is None
-
-    def _launch_workers(self) -> None:
-        place = self._passes.address()
-        self._crew.launch(self._work(), workers_of(self), self._seed.value, place)
 
     def _new_workers(self, begun: Begun) -> Pipeline:
         place = begun.current.place

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from stateful_gpu_loader.assembly import workers_of
+from stateful_gpu_loader.engine.choice import runs_in_threads
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -42,11 +44,14 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
             "multiprocessing_context='forkserver' or 'spawn'"
         )
     for loader in loaders:
-        loader._launch_workers()
+        place = loader._passes.address()
+        loader._crew.launch(loader._work(), workers_of(loader), loader._seed.value, place)
 
 
 def _would_fork(loader: StatefulGPULoader[Any]) -> bool:
-    if not loader._has_processes_to_launch():
+    workers = workers_of(loader)
+    has_processes = workers.num_workers > 0 and not runs_in_threads(loader._work(), workers)
+    if not has_processes or loader._crew.idle is not None:
         return False
     context = loader.multiprocessing_context
     if isinstance(context, BaseContext):

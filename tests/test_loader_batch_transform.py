@@ -17,6 +17,7 @@ from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader import transforms as T
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
 from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.makers import MAKERS
 
 __all__ = ["fake_gpu"]
 Loader = StatefulGPULoader[Any]
@@ -176,6 +177,30 @@ def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers
             next(batches)
         assert loader.state_dict() == state
     assert same([*found, *(copy_of(batch) for batch in batches)], expected)
+
+
+@pytest.mark.filterwarnings("ignore:.* of the iterable dataset are read again:UserWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])
+def test_an_interrupt_loses_nothing_of_objects_that_have_state(kind: str, workers: int) -> None:
+    """Law 5: their states are those of the delivered place again."""
+    calls: list[int] = []
+
+    def fails_twice(batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (3, 5):
+            raise KeyboardInterrupt
+        return batch
+
+    expected = [copy_of(batch) for batch in MAKERS[kind](num_workers=workers)]
+    loader = MAKERS[kind](num_workers=workers, batch_transform=fails_twice)
+    batches, found = iter(loader), []
+    for _ in range(len(expected) + 2):
+        try:
+            found.append(copy_of(next(batches)))
+        except KeyboardInterrupt:
+            assert len(found) in (2, 3)
+    assert same(found, expected)
 
 
 class Counting(IterableDataset[int]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import random
 import re
 import threading
 from functools import partial
@@ -16,63 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import FolderSource, LoaderError, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.order import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.device_loaders import EXECUTIONS, RECIPES, make, photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
-from tests.images import encode, photograph, write_photo_folder
 
-__all__ = ["fake_gpu"]
-
-RECIPES = [
-    T.RandomResizedCrop(32),
-    T.RandomHorizontalFlip(),
-    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    T.RandomRotation(20),
-    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-]
-Loader = StatefulGPULoader[Any]
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs, some grey and progressive; and a CMYK one, PNGs and a WebP among them."""
-    root = tmp_path_factory.mktemp("photos")
-    write_photo_folder(root, num_classes=2, per_class=8)
-    picture = photograph("coffee").resize((90, 60))
-    others = {
-        "class_00/z_cmyk.jpg": encode(picture.convert("CMYK"), "JPEG"),
-        "class_00/z_alpha.png": encode(picture.convert("RGBA"), "PNG"),
-        "class_01/z_lossy.webp": encode(picture, "WEBP"),
-        "class_01/z_palette.png": encode(picture.convert("P"), "PNG"),
-    }
-    for name, data in others.items():
-        (root / name).write_bytes(data.numpy().tobytes())
-    return root
-
-
-def make(root: Path, **changes: Any) -> Loader:
-    arguments: dict[str, Any] = {
-        "batch_size": 6,
-        "shuffle": True,
-        "seed": 42,
-        "device": "cuda",
-        "transform": RECIPES,
-        **changes,
-    }
-    return StatefulGPULoader(FolderSource(root), **arguments)
-
-
-EXECUTIONS = (
-    {"num_workers": 0},
-    {"num_workers": 1, "prefetch_factor": 1},
-    {"num_workers": 2, "prefetch_factor": 2},
-    {"num_workers": 3, "prefetch_factor": 4},
-    {"num_workers": 1, "prefetch_factor": 3, "worker_type": "process"},
-    {"num_workers": 2, "prefetch_factor": 1, "worker_type": "process"},
-)
+__all__ = ["fake_gpu", "photos"]
 
 
 def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
@@ -317,19 +268,6 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
     assert not idle._turns
 
 
-class Sparse:
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.eye(3).to_sparse() * index
-
-
-def test_sparse_tensors_move_at_their_delivery(fake_gpu: FakeGpu) -> None:
-    loader = StatefulGPULoader(Sparse(), batch_size=None, device="cuda")
-    assert [float(batch.to_dense().sum()) for batch in loader] == [0, 3, 6]
-
-
 def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     """G2, law 5: the stream goes on with another one."""
     expected = [copy_of(batch) for batch in make(photos)]
@@ -349,69 +287,3 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     go_on.set()
     assert same(found, expected)
     assert len(fake_gpu.places) == 3
-
-
-def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
-    photos: Path, fake_gpu: FakeGpu
-) -> None:
-    """A callable as transform, a collate_fn, batch_size=None: decoded on the CPU, exactly."""
-
-    def noisy(image: torch.Tensor) -> torch.Tensor:
-        return image[:, :16, :16] * torch.rand(())
-
-    def pairs(samples: list[Any]) -> dict[str, Any]:
-        return {"images": torch.stack([image for image, _ in samples]), "names": ["a"]}
-
-    kinds: list[dict[str, Any]] = [
-        {"transform": noisy},
-        {"transform": RECIPES, "collate_fn": pairs},
-        {"transform": RECIPES, "batch_size": None},
-    ]
-    for kind in kinds:
-        expected = list(make(photos, device=None, decoder="torchvision", **kind))
-        for workers in (0, 2):
-            loader = make(photos, decoder="torchvision", num_workers=workers, **kind)
-            assert same(list(loader), expected)
-        assert_exact_resume(partial(make, photos, **kind), other=({"num_workers": 2},), every=4)
-    assert fake_gpu.decoder.num_calls == 0
-
-
-class Numbers:
-    """A map-style dataset that draws."""
-
-    def __len__(self) -> int:
-        return 22
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": torch.rand(3), "y": (index, random.random()), "name": f"sample {index}"}
-
-
-def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
-    """``device=`` on what is no Source: the same batches, and the same states."""
-
-    def numbers(**changes: Any) -> Loader:
-        return StatefulGPULoader(Numbers(), batch_size=4, shuffle=True, seed=3, **changes)
-
-    expected, states = uninterrupted(numbers(), 2)
-    for workers in (0, 2):
-        moved = uninterrupted(numbers(device="cuda", num_workers=workers), 2)
-        assert same(moved[0], expected)
-        assert moved[1] == states
-    assert_exact_resume(
-        partial(numbers, device="cuda"), other=({"num_workers": 2, "prefetch_factor": 4},)
-    )
-
-
-@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
-def test_the_cpu_is_no_device_to_move_to(photos: Path, fake_gpu: FakeGpu, device: Any) -> None:
-    loader = make(photos, device=device, decoder="torchvision")
-    next(iter(loader))
-    assert fake_gpu.places == []
-    assert loader.device is device
-
-
-def test_other_devices_are_refused(photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"device='mps' is not supported.*device=None"):
-        make(photos, device="mps")
-    with pytest.raises(TypeError, match="device = 'gpu' names no device"):
-        make(photos, device="gpu")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
+import math
+import operator
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -23,6 +28,9 @@ from stateful_gpu_loader.transforms.color.hue import adjust_hue
 from stateful_gpu_loader.transforms.probability import WithProbability
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
+_logger = logging.getLogger(__name__)
+
+_LARGEST_INT32 = 2**31 - 1
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
 _ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
     adjust_brightness,
@@ -84,11 +92,19 @@ class ColorJitter(Recipe):
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        """Step by step, and in a step one call for each operation: at most sixteen in all."""
+        """In two launches where Triton can; else step by step, with at most sixteen calls in all.
+
+        In a step there is one call for each operation. Both ways give the same pixels: bytes bit
+        for bit; of float ones, a last bit in 2**29 may differ.
+        """
         operations = [i for i in range(4) if self._ranges[i] is not None]
         if not operations:
             return images
         orders = numbers[:, :4].astype(np.int64)
+        if _within_kernels(images) and (kernels := _kernels(images.device)):
+            asked = np.array([i if i in operations else kernels.NOTHING for i in range(4)])
+            made: Tensor = kernels.jitter(images, asked[orders], numbers[:, 4:])
+            return made
         # [4, n]: for each step, the rows of the batch by what is done to them.
         rows = np.argsort(orders, axis=0, kind="stable").T
         factors = numbers[rows, 4 + np.take_along_axis(orders.T, rows, axis=1)]
@@ -134,6 +150,33 @@ class RandomGrayscale(WithProbability):
 
     def _act(self, images: Tensor) -> Tensor:
         return to_grey(images).expand(images.shape)
+
+
+def _within_kernels(images: Tensor) -> bool:
+    """Whether the kernels know these images, and 32 bits hold every distance within one."""
+    return (
+        images.device.type == "cuda"
+        and images.shape[1] == 3
+        and images.dtype in (torch.uint8, torch.float32)
+        and math.prod(images.shape[1:]) <= _LARGEST_INT32
+        and sum(map(operator.mul, images.shape[1:], images.stride()[1:])) <= _LARGEST_INT32
+    )
+
+
+@functools.cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    """The kernels, if they run here: triton needs a C compiler, and not every image has one."""
+    try:
+        from stateful_gpu_loader.transforms.color import jitter_kernels
+
+        pixel = torch.zeros(1, 3, 1, 1, dtype=torch.uint8, device=device)
+        jitter_kernels.jitter(pixel, np.array([[0, 1, 2, 3]]), np.ones((1, 4)))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _logger.warning("triton does not run here, so torch changes colors, slower: %s", error)
+        return None
+    return jitter_kernels
 
 
 def _factor_range(name: str, value: float | Sequence[float] | None) -> tuple[float, float] | None:

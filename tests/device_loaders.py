@@ -1,0 +1,60 @@
+"""Loaders of pictures of many kinds, on a device that the CPU plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from tests.images import encode, photograph, write_photo_folder
+
+RECIPES = [
+    T.RandomResizedCrop(32),
+    T.RandomHorizontalFlip(),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.RandomRotation(20),
+    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+]
+Loader = StatefulGPULoader[Any]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs, some grey and progressive; and a CMYK one, PNGs and a WebP among them."""
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=8)
+    picture = photograph("coffee").resize((90, 60))
+    others = {
+        "class_00/z_cmyk.jpg": encode(picture.convert("CMYK"), "JPEG"),
+        "class_00/z_alpha.png": encode(picture.convert("RGBA"), "PNG"),
+        "class_01/z_lossy.webp": encode(picture, "WEBP"),
+        "class_01/z_palette.png": encode(picture.convert("P"), "PNG"),
+    }
+    for name, data in others.items():
+        (root / name).write_bytes(data.numpy().tobytes())
+    return root
+
+
+def make(root: Path, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {
+        "batch_size": 6,
+        "shuffle": True,
+        "seed": 42,
+        "device": "cuda",
+        "transform": RECIPES,
+        **changes,
+    }
+    return StatefulGPULoader(FolderSource(root), **arguments)
+
+
+EXECUTIONS = (
+    {"num_workers": 0},
+    {"num_workers": 1, "prefetch_factor": 1},
+    {"num_workers": 2, "prefetch_factor": 2},
+    {"num_workers": 3, "prefetch_factor": 4},
+    {"num_workers": 1, "prefetch_factor": 3, "worker_type": "process"},
+    {"num_workers": 2, "prefetch_factor": 1, "worker_type": "process"},
+)

@@ -1,0 +1,51 @@
+"""ImageFinisher by itself: what it leaves to be done when it returns (D8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.device.images import ImageFinisher
+from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, EncodedExecutor
+from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.pipeline import never_stopped
+from stateful_gpu_loader.records import Request
+from tests.fake_gpu import FakeDecoder, FakePlace
+from tests.images import write_photo_folder
+
+
+def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -> None:
+    """Their memory goes to another batch as soon as nobody holds this one."""
+    write_photo_folder(tmp_path, num_classes=1, per_class=6)
+    source, recipes, place = FolderSource(tmp_path), T.Compose([T.Resize((8, 8))]), FakePlace()
+    place.open()
+    decoder = FakeDecoder(place)
+    executor = EncodedExecutor(
+        source,
+        takes=decoder.takes,
+        decoder=decoder.cpu,
+        recipes=recipes,
+        allocate=place.empty_host,
+        policy=BadSamplePolicy(mode="raise"),
+    )
+    finish = ImageFinisher(source, decoder=decoder, recipes=recipes, policy=None, place=place)
+    for _ in range(5):
+        request = Request(0, 1, 0, 0, 1, np.arange(6), 6)
+        batch = executor(request, never_stopped)
+        images, _ = finish(batch)
+        assert images.shape == (6, 3, 8, 8)
+        del batch
+        place.settle()
+    assert place.torn == []
+
+
+def test_a_batch_describes_itself() -> None:
+    request = Request(0, 1, 0, 0, 1, np.arange(2), 2)
+    batch = EncodedBatch(
+        request, (None, None), torch.zeros(1 << 20, dtype=torch.uint8), (0, 0), None
+    )
+    assert batch.describe() == "a batch of 2 images (1.0 MiB encoded, 0.0 MiB decoded)"

@@ -1,0 +1,198 @@
+"""ColorJitter's Triton kernels: interpreted, compiled for Hopper, and run where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from stateful_gpu_loader.transforms import ColorJitter
+from stateful_gpu_loader.transforms.color import jitter
+from tests.transforms.batch_recipes import images, numbers_for, one_by_one
+from tests.transforms.color.jitter_cases import DTYPES, SIZE, USUAL, cases, in_any_order
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+NAMES = list(cases())
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    """For each case, what the kernels made of it."""
+    return json.loads(_interpreted())
+
+
+def _interpreted() -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.transforms.color.interpreted_jitter"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+    )
+    if run.returncode and "0-dimensional" in run.stderr:
+        pytest.skip("this triton's interpreter fails with this numpy (triton < 3.7, numpy >= 2.4)")
+    if run.returncode and "rounds twice" in run.stderr:
+        pytest.skip("this triton's interpreter has no fused multiply-add")
+    assert not run.returncode, run.stderr
+    return run.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kernels_are_torchs_path(found: Any, name: str) -> None:
+    """D6: bit for bit, in every order and layout, in memory of their own, laid out as before."""
+    made = found[name]
+    assert made["num_different"] > 0 or name == "a whole turn, uint8"
+    assert made["num_unequal"] == 0
+    assert made["dtypes"][0] == made["dtypes"][1]
+    assert made["shapes"][0] == made["shapes"][1]
+    assert made["is_input_as_before"]
+    assert not made["is_memory_shared"]
+    assert all(is_so or not was_so for was_so, is_so in zip(*made["layouts"], strict=True))
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ["u8", "fp32"])
+@pytest.mark.parametrize("kernel", ["grey_kernel", "jitter_kernel"])
+def test_the_kernels_compile_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, kernel: str
+) -> None:
+    """D6: to machine code, by the ptxas that triton brings, and fused only where it is meant."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from stateful_gpu_loader.transforms.color import jitter_kernels
+
+    constants = {"FIELDS": jitter_kernels.FIELDS, "BLOCK": jitter_kernels.BLOCK}
+    types = {"table": "*fp64", "images": f"*{dtype}", "out": f"*{dtype}"}
+    function = getattr(jitter_kernels, kernel)
+    signature = {
+        name: "constexpr" if name in constants else types.get(name, "i32")
+        for name in function.arg_names
+    }
+    source = ASTSource(function, signature, constants)
+    options = {"num_warps": jitter_kernels.NUM_WARPS, "enable_fp_fusion": False}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    text = compiled.asm["ptx"]
+    assert ".target sm_90" in text
+    assert len(compiled.asm["cubin"]) > 1000
+    # Registers that do not suffice would show as local memory.
+    assert ".local" not in text
+    pixels = jitter_kernels.BLOCK // (32 * jitter_kernels.NUM_WARPS)
+    # Three for each blend, two for each grey.
+    assert text.count("fma.rn.f32") == pixels * (8 if kernel == "jitter_kernel" else 7)
+    assert text.count("div.rn.f32") == pixels * 3
+    # No quotient is approximate, and the least of float32 are taken for 0 by floor alone.
+    assert not re.search(r"(?<!cvt\.rmi)\.ftz|\.approx|div\.full", text)
+
+
+def test_what_the_kernels_do_not_know_is_left_to_torch() -> None:
+    """Channels, dtypes, devices, and distances beyond 32 bits; no memory is taken here."""
+    with FakeTensorMode():
+        for dtype in DTYPES:
+            assert jitter._within_kernels(torch.empty(2, 3, 8, 8, dtype=dtype, device="cuda"))
+        known = torch.empty(2, 3, 8, 8, device="cuda")
+        assert jitter._within_kernels(known.contiguous(memory_format=torch.channels_last))
+        assert not jitter._within_kernels(known[:, :1])
+        assert not jitter._within_kernels(known.half())
+        assert not jitter._within_kernels(known.double())
+        assert not jitter._within_kernels(known.cpu())
+        large = torch.empty(1, 3, 2**15, 2**15, dtype=torch.uint8, device="cuda")
+        assert not jitter._within_kernels(large)
+        assert jitter._within_kernels(large[..., : 2**14, : 2**14].contiguous())
+        assert not jitter._within_kernels(large[..., :8, :8])
+        assert not jitter._within_kernels(known[:1, :, :1, :1].expand(1, 3, 2**15, 2**15))
+
+
+def test_where_triton_does_not_run_torch_does(caplog: pytest.LogCaptureFixture) -> None:
+    """On a CPU triton refuses, or is missing; it is said once, and nothing is raised."""
+    with caplog.at_level(logging.WARNING):
+        assert jitter._kernels.__wrapped__(torch.device("cpu")) is None
+    assert "torch changes colors" in caplog.text
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("name", NAMES)
+def test_a_gpu_makes_what_its_torch_makes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """D6: bytes bit for bit; a last bit of a float sum, by the hue that follows, up to 1e-6."""
+    recipe, batch, numbers = cases()[name]
+    there = batch.cuda()
+    assert jitter._kernels(there.device) is not None
+    made = recipe.apply_batch(there, numbers)
+    monkeypatch.setattr(jitter, "_kernels", lambda device: None)
+    expected = recipe.apply_batch(there, numbers)
+    if batch.dtype is torch.uint8:
+        assert torch.equal(made, expected)
+    else:
+        torch.testing.assert_close(made, expected, rtol=0, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_gpu_makes_what_the_cpu_makes_of_each_image(dtype: torch.dtype) -> None:
+    recipe, batch, numbers = in_any_order(images(24, (224, 224), dtype, "planes"))
+    made = recipe.apply_batch(batch.cuda(), numbers).cpu()
+    expected = one_by_one(recipe, batch, numbers)
+    level = 1 if dtype is torch.uint8 else 1e-6
+    difference = (made.double() - expected.double()).abs()
+    assert difference.max() <= level
+    assert (difference > 0).double().mean() <= 1e-4 or dtype is torch.float32
+
+
+@pytest.mark.needs_cuda
+def test_a_gpu_makes_the_same_bits_every_time() -> None:
+    """Law 1: whatever the order in which the programs add up the grey."""
+    batch = torch.rand(8, 3, 777, 999, device="cuda")
+    numbers = numbers_for(USUAL, batch)
+    first = USUAL.apply_batch(batch, numbers)
+    for _ in range(20):
+        assert torch.equal(USUAL.apply_batch(batch, numbers), first)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(
+    ("recipe", "launches"),
+    [(USUAL, ["grey_kernel", "jitter_kernel"]), (ColorJitter(hue=0.1), ["jitter_kernel"])],
+    ids=["with contrast", "without"],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_launches_at_most_and_one_copy(
+    dtype: torch.dtype, recipe: ColorJitter, launches: list[str]
+) -> None:
+    batch = images(64, SIZE, dtype, "planes").cuda()
+    numbers = numbers_for(recipe, batch)
+    recipe.apply_batch(batch, numbers)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        recipe.apply_batch(batch, numbers)
+        torch.cuda.synchronize()
+    events = [event for event in recorded.events() if event.device_type == DeviceType.CUDA]
+    assert sorted(event.name.split(" ")[0] for event in events) == ["Memcpy", *launches]
+
+
+@pytest.mark.needs_cuda
+def test_several_devices_have_kernels_of_their_own() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    batch = images(4, SIZE, torch.uint8, "planes")
+    numbers = np.asarray(numbers_for(USUAL, batch))
+    made = [USUAL.apply_batch(batch.to(f"cuda:{i}"), numbers) for i in range(2)]
+    assert made[1].device.index == 1
+    assert torch.equal(made[0].cpu(), made[1].cpu())

@@ -44,6 +44,8 @@ class FakePlace:
         self.times_freed = 0
         self.torn: list[str] = []
         """What was still to be read when its memory was given to somebody else."""
+        self.late_by = 0.0
+        """Seconds after which queued bytes are read, at least."""
         self._hosts: list[Any] = []
         self.user_threads: set[int] = set()
         self.stage_threads: set[int] = set()
@@ -115,6 +117,7 @@ class FakePlace:
         ]
 
         def read() -> None:
+            time.sleep(self.late_by)
             if any(ctypes.string_at(place, len(bytes_)) != bytes_ for place, bytes_ in wanted):
                 self.torn.append("bytes of a batch")
 

@@ -23,6 +23,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
     write_photo_folder(tmp_path, num_classes=1, per_class=6)
     source, recipes, place = FolderSource(tmp_path), T.Compose([T.Resize((8, 8))]), FakePlace()
     place.open()
+    place.late_by = 0.2  # longer than all else that is done to these few pictures
     decoder = FakeDecoder(place)
     executor = EncodedExecutor(
         source,
@@ -33,7 +34,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
         policy=BadSamplePolicy(mode="raise"),
     )
     finish = ImageFinisher(source, decoder=decoder, recipes=recipes, policy=None, place=place)
-    for _ in range(5):
+    for _ in range(2):
         request = Request(0, 1, 0, 0, 1, np.arange(6), 6)
         batch = executor(request, never_stopped)
         images, _ = finish(batch)

@@ -181,6 +181,7 @@ def test_batches_that_overtook_each_other_are_refused() -> None:
     state = state_of(theirs, 3)
     # What is written when the second batch was delivered before the first, without the race.
     state["_snapshot"]["_main_snapshot"]["_sampler_iter_yielded"] = 2
+    state["_snapshot"]["_snapshot_step"], state["_steps_since_snapshot"] = 3, 0
     refused = refusal(StatefulGPULoader(Indices(LENGTH)), state)
     assert refused.field == "in_order"
 

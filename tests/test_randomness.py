@@ -161,6 +161,7 @@ def test_streams_are_frozen():
         "REPLACEMENT": 10,
         "WORKERS": 11,
         "DATAPIPES": 12,
+        "BATCH_RECIPES": 13,
         "RECIPES": 64,
     }
 

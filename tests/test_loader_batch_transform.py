@@ -152,6 +152,27 @@ def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> N
     assert same([*found, *batches], [*expected[:2], *expected[3:]])
 
 
+def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
+    """A11: the batch is given up once a later one is delivered, and not missed for ever."""
+    calls: list[int] = []
+
+    def fails_once(batch: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ZeroDivisionError
+        return batch
+
+    loader = make(fails_once, num_workers=1, in_order=False)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    next(batches)
+    state = loader.state_dict()
+    assert (state["position"], state["ahead"]) == (16, None)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr

@@ -17,7 +17,7 @@ from stateful_gpu_loader.decoders import (
     make_decoder,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
-from stateful_gpu_loader.engine.choice import Work, Workers, as_transform
+from stateful_gpu_loader.engine.choice import Work, Workers, as_transform, recipes_of
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.streams.map_stream import Feed, MapStream
 from stateful_gpu_loader.engine.streams.positions import Division, Requests
@@ -34,7 +34,6 @@ from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Fingerprint, Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
-from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.world import size_and_rank
 
 AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
@@ -72,7 +71,7 @@ class Parts:
         source, transform = as_source(loader.dataset), as_transform(loader.transform)
         device = as_device(loader.device)
         stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
-        recipes_only = transform is None or isinstance(transform, Compose)
+        recipes_only = recipes_of(transform) is not None
         given = loader.batch_transform
         return cls(
             order=order,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.assembly import workers_of
-from stateful_gpu_loader.engine.choice import runs_in_threads
+from stateful_gpu_loader.engine.choice import runs_in_processes
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -49,9 +49,8 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
 
 
 def _would_fork(loader: StatefulGPULoader[Any]) -> bool:
-    workers = workers_of(loader)
-    has_processes = workers.num_workers > 0 and not runs_in_threads(loader._work(), workers)
-    if not has_processes or loader._crew.idle is not None:
+    waits = loader._crew.idle is not None
+    if waits or not runs_in_processes(loader._work(), workers_of(loader)):
         return False
     context = loader.multiprocessing_context
     if isinstance(context, BaseContext):

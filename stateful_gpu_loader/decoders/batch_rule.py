@@ -88,6 +88,17 @@ def check_memory(device: torch.device, header: ImageHeader) -> None:
         )
 
 
+def check_memory_behind(
+    answers: Sequence[torch.Tensor | ValueError],
+    headers: Sequence[ImageHeader],
+    device: torch.device,
+) -> None:
+    """:func:`check_memory` for each image that such a backend refused."""
+    for answer, header in zip(answers, headers, strict=True):
+        if isinstance(answer, ValueError):
+            check_memory(device, header)
+
+
 def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
     """As ``decode``, but all None where it fails for reasons that may lie in the bytes."""
     if not data:

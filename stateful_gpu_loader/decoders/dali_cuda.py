@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.decoders.batch_rule import (
-    check_memory,
+    check_memory_behind,
     decode_batch_by_rule,
     wait_for_the_stream,
 )
@@ -57,9 +57,7 @@ class DaliBatchDecoder:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
         decoded = decode_batch_by_rule(self._decode, data, headers)
-        for answer, header in zip(decoded, headers, strict=True):
-            if isinstance(answer, ValueError):
-                check_memory(self._device, header)
+        check_memory_behind(decoded, headers, self._device)
         return decoded
 
     def _decode(self, data: list[torch.Tensor]) -> list[torch.Tensor]:

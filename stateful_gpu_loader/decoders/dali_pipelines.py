@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from stateful_gpu_loader.decoders.batch_rule import NO_FAULT_OF_THE_BYTES, NO_MEMORY
-from stateful_gpu_loader.errors import LoaderError, MissingDependency
+from stateful_gpu_loader.decoders.optional import load_package
 
 INPUT = "encoded"
 
@@ -116,22 +115,21 @@ def require_dali() -> Any:
         MissingDependency: it is not installed.
         LoaderError: it is installed and cannot be imported; the text says why.
     """
-    if importlib.util.find_spec("nvidia") is None or (
-        importlib.util.find_spec("nvidia.dali") is None
-    ):
-        raise MissingDependency("nvidia-dali-cuda120", needed_for="decoder='dali'", extra="dali")
-    try:
-        import nvidia.dali
-        import nvidia.dali.fn
-        import nvidia.dali.types
-    # It loads its own libraries: ImportError, OSError, RuntimeError.
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise LoaderError(
-            f"decoder='dali' cannot be used: importing nvidia.dali failed with "
-            f"{type(error).__name__}: {reason}. Remedy: install a nvidia-dali that fits the "
-            "driver's CUDA, or use decoder='torchvision'"
-        ) from error
+    return load_package(
+        _load,
+        module="nvidia.dali",
+        package="nvidia-dali-cuda120",
+        name="dali",
+        extra="dali",
+        remedy="a nvidia-dali that fits the driver's CUDA",
+    )
+
+
+def _load() -> Any:
+    import nvidia.dali
+    import nvidia.dali.fn
+    import nvidia.dali.types
+
     return nvidia.dali
 
 

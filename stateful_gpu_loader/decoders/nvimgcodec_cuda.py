@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +10,16 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from stateful_gpu_loader.decoders.batch_rule import (
-    check_memory,
+    check_memory_behind,
     decode_batch_by_rule,
     wait_for_the_stream,
 )
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import describe_versions, host_threads
+from stateful_gpu_loader.decoders.optional import load_package
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
-from stateful_gpu_loader.errors import LoaderError, MissingDependency
 
 OPTIONS = ":fancy_upsampling=1"
 """Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
@@ -72,9 +71,7 @@ class NvimgcodecBatchDecoder:
         rest = [i for i, answer in enumerate(answers) if not isinstance(answer, torch.Tensor)]
         _fill(answers, rest, self._stages.cuda, data, headers)
         decided = [answer for answer in answers if answer is not None]
-        for answer, header in zip(decided, headers, strict=True):
-            if isinstance(answer, ValueError):
-                check_memory(self._device, header)
+        check_memory_behind(decided, headers, self._device)
         return decided
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,20 +148,17 @@ def _trial() -> torch.Tensor:
 
 @functools.cache
 def _library() -> Any:
-    if importlib.util.find_spec("nvidia") is None or (
-        importlib.util.find_spec("nvidia.nvimgcodec") is None
-    ):
-        raise MissingDependency(
-            "nvidia-nvimgcodec-cu12", needed_for="decoder='nvimgcodec'", extra="nvimgcodec"
-        )
-    try:
-        from nvidia import nvimgcodec
-    # It loads CUDA's libraries: ImportError, OSError, RuntimeError.
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise LoaderError(
-            f"decoder='nvimgcodec' cannot be used: importing it failed with "
-            f"{type(error).__name__}: {reason}. Remedy: install a nvidia-nvimgcodec that fits the "
-            "driver's CUDA, or use decoder='torchvision'"
-        ) from error
+    return load_package(
+        _load,
+        module="nvidia.nvimgcodec",
+        package="nvidia-nvimgcodec-cu12",
+        name="nvimgcodec",
+        extra="nvimgcodec",
+        remedy="a nvidia-nvimgcodec that fits the driver's CUDA",
+    )
+
+
+def _load() -> Any:
+    from nvidia import nvimgcodec
+
     return nvimgcodec

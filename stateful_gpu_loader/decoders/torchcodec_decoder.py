@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 
 import torch
 
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.optional import load_package
 from stateful_gpu_loader.decoders.rule import RawOperator, decode_by_rule, without_exif
-from stateful_gpu_loader.errors import LoaderError, MissingDependency
 
 
 class TorchcodecDecoder:
@@ -46,22 +45,22 @@ class TorchcodecDecoder:
 
 @functools.cache
 def _operators() -> dict[str, RawOperator]:
-    if importlib.util.find_spec("torchcodec") is None:
-        raise MissingDependency("torchcodec", needed_for="decoder='torchcodec'", extra="codec")
-    try:
-        import torchcodec  # noqa: F401  (registers the operators)
+    return load_package(
+        _load,
+        module="torchcodec",
+        package="torchcodec",
+        name="torchcodec",
+        extra="codec",
+        remedy=f"a torchcodec (>= 0.16) that fits torch {torch.__version__}",
+    )
 
-        codec = torch.ops.torchcodec_ns
-        return {
-            "jpeg": codec.decode_jpeg.default,
-            "png": codec.decode_png.default,
-            "webp": codec.decode_webp.default,
-        }
-    # Loading its libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise LoaderError(
-            f"decoder='torchcodec' cannot be used: importing torchcodec failed with "
-            f"{type(error).__name__}: {reason}. Remedy: install a torchcodec (>= 0.16) that fits "
-            f"torch {torch.__version__}, or use decoder='torchvision'"
-        ) from error
+
+def _load() -> dict[str, RawOperator]:
+    import torchcodec  # noqa: F401  (registers the operators)
+
+    codec = torch.ops.torchcodec_ns
+    return {
+        "jpeg": codec.decode_jpeg.default,
+        "png": codec.decode_png.default,
+        "webp": codec.decode_webp.default,
+    }

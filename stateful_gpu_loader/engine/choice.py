@@ -73,8 +73,7 @@ class Work:
     @property
     def recipes(self) -> Compose | None:
         """What happens to a source's images, where it is recipes alone."""
-        transform = Compose([]) if self.transform is None else self.transform
-        return transform if isinstance(transform, Compose) else None
+        return recipes_of(self.transform)
 
     @property
     def has_worker_states(self) -> bool:
@@ -121,6 +120,13 @@ def as_transform(transform: Any) -> Any:
     return steps[0] if len(steps) == 1 else Chain(steps)
 
 
+def recipes_of(transform: Any) -> Compose | None:
+    """The recipes, where a transform of :func:`as_transform` is that alone, or nothing."""
+    if transform is None:
+        return Compose([])
+    return transform if isinstance(transform, Compose) else None
+
+
 class Chain:
     """Callables one after the other."""
 
@@ -151,6 +157,11 @@ def runs_in_threads(work: Work, workers: Workers) -> bool:
     return obstacle is None
 
 
+def runs_in_processes(work: Work, workers: Workers) -> bool:
+    """Whether there are worker processes."""
+    return workers.num_workers > 0 and not runs_in_threads(work, workers)
+
+
 def check_worker_type(work: Work, workers: Workers) -> None:
     """Refuse workers that cannot do the work; see :func:`runs_in_threads`."""
     runs_in_threads(work, workers)
@@ -167,14 +178,13 @@ def make_pipeline(
     if stage is None:
         memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
         return _workers_pipeline(work, workers, seed, start, memory.empty)
-    has_processes = workers.num_workers > 0 and not runs_in_threads(work, workers)
     return DevicePipeline(
         _workers_pipeline(work, workers, seed, start, stage.place.empty_host),
         stage=stage,
         finish=_finisher(work, stage),
         ahead=(workers.prefetch_factor or 2) if workers.num_workers else 1,
         timeout=workers.timeout,
-        forks=has_processes,
+        forks=runs_in_processes(work, workers),
     )
 
 

@@ -23,6 +23,7 @@ from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, OpenedIma
 from stateful_gpu_loader.engine.executors.images import (
     bad_image,
     check_one_size,
+    draw,
     header_of,
     read,
 )
@@ -145,10 +146,7 @@ class ImageFinisher:
                 slot.sample = _Decoded(image.header, image.target, pixels)
         kept = salvage.settle(self._make)
         positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
-        sizes = [(slot.sample.header.height, slot.sample.header.width) for slot in kept]
-        drawn = self._recipes.draw(
-            request.seed, request.epoch, positions, np.array(sizes, dtype=np.int64)
-        )
+        drawn = draw(self._recipes, request, positions, [slot.sample.header for slot in kept])
         images = [slot.sample.pixels for slot in kept]
         targets = [slot.sample.target for slot in kept]
         finished = self._finished(images, targets, drawn, [slot.key for slot in kept])

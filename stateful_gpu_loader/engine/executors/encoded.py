@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
-from stateful_gpu_loader.engine.executors.images import Allocate, decode, header_of, read
+from stateful_gpu_loader.engine.executors.images import Allocate, decode, draw, header_of, read
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
@@ -108,10 +107,9 @@ class EncodedExecutor:
     def _draw(self, request: Request, opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(request.indices):
             return None
-        sizes = [(image.header.height, image.header.width) for image in opened]
         try:
-            return self._recipes.draw(
-                request.seed, request.epoch, request.positions, np.array(sizes, dtype=np.int64)
+            return draw(
+                self._recipes, request, request.positions, [image.header for image in opened]
             )
         except ValueError:
             if not self._policy.is_active:

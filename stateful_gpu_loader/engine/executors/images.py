@@ -70,8 +70,7 @@ class RecipeExecutor:
         keys = request.keys()
         encoded = [read(self._source, key) for key in keys]
         headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
-        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
-        drawn = self._recipes.draw(request.seed, request.epoch, request.positions, sizes)
+        drawn = draw(self._recipes, request, request.positions, headers)
         targets = [sample.target for sample in encoded]
         rows = self._rows(drawn.sizes, keys)
         decoded = (
@@ -162,9 +161,7 @@ class RecipeExecutor:
 
     def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
         positions = np.array([slot.key.position for slot in slots], dtype=np.int64)
-        headers = [slot.sample.header for slot in slots]
-        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
-        return self._recipes.draw(request.seed, request.epoch, positions, sizes)
+        return draw(self._recipes, request, positions, [slot.sample.header for slot in slots])
 
     def _open(self, slot: Slot) -> None:
         if slot.sample is None:
@@ -189,6 +186,22 @@ class _Opened:
     header: ImageHeader
     pixels: torch.Tensor | None = None
     """uint8 [3, height, width], until they are in the batch."""
+
+
+def draw(
+    recipes: Compose, request: Request, positions: IndexArray, headers: list[ImageHeader]
+) -> PipelineDraw:
+    """What the recipes decide for images of one request.
+
+    Args:
+        positions: int64 [n]: of the images, in the epoch's global order.
+        headers: of the same n images.
+
+    Raises:
+        ValueError: an image is too small for a recipe.
+    """
+    sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+    return recipes.draw(request.seed, request.epoch, positions, sizes)
 
 
 def check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:

@@ -14,7 +14,6 @@ photographs, on the CPU: at most 1e-4, on average 4e-6, most of them bit for bit
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -26,8 +25,7 @@ from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 from stateful_gpu_loader.transforms.batches.ragged_launch import launch
 from stateful_gpu_loader.transforms.batches.ragged_torch import portions, resample_with_torch
-
-_logger = logging.getLogger(__name__)
+from stateful_gpu_loader.transforms.batches.trial import kernels_that_run
 
 _LARGEST_INT32 = 2**31 - 1
 
@@ -83,24 +81,15 @@ def _within_kernel(images: Sequence[Tensor], out: Tensor) -> bool:
 
 @functools.cache
 def _kernels(device: torch.device) -> ModuleType | None:
-    """The kernels, if they run here: triton needs a C compiler, and not every image has one."""
-    try:
-        from stateful_gpu_loader.transforms.batches import kernels
-    except ImportError as error:
-        _logger.warning("batches are resampled by torch, which takes longer: %s", error)
-        return None
+    """The kernels, if they run here."""
     pixel = torch.zeros(3, 1, 1, dtype=torch.uint8, device=device)
-    try:
-        launch(
-            kernels,
-            [pixel],
-            Placement.of(np.ones((1, 2), dtype=np.int64)),
-            Pointwise(),
-            torch.empty(1, 3, 1, 1, dtype=torch.uint8, device=device),
-        )
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _logger.warning("triton does not run here, so torch resamples, slower: %s", error)
-        return None
-    return kernels
+    out = torch.empty(1, 3, 1, 1, dtype=torch.uint8, device=device)
+
+    def try_out() -> ModuleType:
+        from stateful_gpu_loader.transforms.batches import kernels
+
+        whole = Placement.of(np.ones((1, 2), dtype=np.int64))
+        launch(kernels, [pixel], whole, Pointwise(), out)
+        return kernels
+
+    return kernels_that_run(try_out, "torch resamples")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range
 from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.batches.trial import kernels_that_run
 from stateful_gpu_loader.transforms.color.adjustments import (
     Factor,
     adjust_brightness,
@@ -27,8 +27,6 @@ from stateful_gpu_loader.transforms.color.adjustments import (
 from stateful_gpu_loader.transforms.color.hue import adjust_hue
 from stateful_gpu_loader.transforms.probability import WithProbability
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
-
-_logger = logging.getLogger(__name__)
 
 _LARGEST_INT32 = 2**31 - 1
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
@@ -165,18 +163,16 @@ def _within_kernels(images: Tensor) -> bool:
 
 @functools.cache
 def _kernels(device: torch.device) -> ModuleType | None:
-    """The kernels, if they run here: triton needs a C compiler, and not every image has one."""
-    try:
+    """The kernels, if they run here."""
+
+    def try_out() -> ModuleType:
         from stateful_gpu_loader.transforms.color import jitter_kernels
 
         pixel = torch.zeros(1, 3, 1, 1, dtype=torch.uint8, device=device)
         jitter_kernels.jitter(pixel, np.array([[0, 1, 2, 3]]), np.ones((1, 4)))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        _logger.warning("triton does not run here, so torch changes colors, slower: %s", error)
-        return None
-    return jitter_kernels
+        return jitter_kernels
+
+    return kernels_that_run(try_out, "torch changes colors")
 
 
 def _factor_range(name: str, value: float | Sequence[float] | None) -> tuple[float, float] | None:

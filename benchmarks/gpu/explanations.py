@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from benchmarks.gpu import loaders as loaders
+from benchmarks.gpu import loaders
 from benchmarks.gpu import results as names
 from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.launch import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import loaders as loaders
+from benchmarks.gpu import loaders
 from benchmarks.gpu import results as names
 from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.results import GpuResults

@@ -10,11 +10,7 @@ import torch
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
-from stateful_gpu_loader.samplers import (
-    DistributedShuffledSampler,
-    PositionOrder,
-    ShuffledSampler,
-)
+from stateful_gpu_loader.samplers import DistributedShuffledSampler, PositionOrder
 from stateful_gpu_loader.state import ACCEPTABLE, as_int
 
 BOUNDARIES = ("empty", "next_epoch")
@@ -109,14 +105,18 @@ def check_shuffle(shuffle: Any) -> None:
 
 
 def check_own_sampler(
-    sampler: ShuffledSampler | DistributedShuffledSampler,
+    sampler: Any,
     *,
     seed: int | None,
     num_replicas: int | str | None,
     rank: int | None,
     drop_last: bool,
 ) -> None:
-    """A given sampler of this package decides seed and ranks; nothing may contradict it."""
+    """What a given sampler of this package decides, nothing may contradict.
+
+    A seed may be given to either; ranks to the loader, except beside a
+    :class:`DistributedShuffledSampler`, which has them.
+    """
     told: list[tuple[str, Any, Any]] = [("seed", seed, sampler.seed)]
     if isinstance(sampler, DistributedShuffledSampler):
         told += [
@@ -125,8 +125,6 @@ def check_own_sampler(
         ]
         if sampler.drop_last and not drop_last:
             told.append(("drop_last", drop_last, sampler.drop_last))
-    elif num_replicas is not None:
-        told.append(("num_replicas", num_replicas, 1))
     for name, value, of_sampler in told:
         if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(

@@ -97,6 +97,7 @@ class Parts:
             batch_size=loader.batch_size,
             drop_last=loader.drop_last,
             num_replicas=loader.num_replicas,
+            rank=loader.rank,
         )
 
     def global_batch_size(self, loader: Any) -> int | None:

@@ -11,7 +11,7 @@ from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.samplers import PositionOrder, ShuffledOrder
+from stateful_gpu_loader.samplers import PositionOrder
 from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def fingerprint_of(
         dataset=describe(dataset) if has_content_id else None,
         length=length,
         order=algorithm,
-        shuffle=isinstance(order, ShuffledOrder),
+        shuffle=order is not None and order.is_shuffled,
         drop_last=drop_last,
         transform="none" if transform is None else describe(transform),
         batch_transform="none" if batch_transform is None else describe(batch_transform),

@@ -29,8 +29,8 @@ from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
-from stateful_gpu_loader.sampler_link import OWN_SAMPLERS, seed_of, take_requested_epoch
-from stateful_gpu_loader.samplers import default_sampler, is_map
+from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
+from stateful_gpu_loader.samplers import OWN_SAMPLERS, default_sampler, is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
 from stateful_gpu_loader.torchdata_resume import from_torchdata

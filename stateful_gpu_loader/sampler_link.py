@@ -5,24 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from stateful_gpu_loader.engine.streams.positions import Division
-from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler
 from stateful_gpu_loader.world import size_and_rank
-
-OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)
 
 
 def division_of(
-    sampler: Any, *, batch_size: int | None, drop_last: bool, num_replicas: int | str | None
+    sampler: Any,
+    *,
+    batch_size: int | None,
+    drop_last: bool,
+    num_replicas: int | str | None,
+    rank: int | None,
 ) -> Division:
-    """Steps and ranks as the sampler has them, or torch.distributed for ``"auto"``."""
+    """Steps, and ranks as the sampler or the loader has them; ``"auto"``: torch.distributed."""
     ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):
         ranks = sampler.num_replicas, sampler.rank
-    replicas, rank = size_and_rank(ranks) if num_replicas == "auto" else ranks
+    elif isinstance(num_replicas, int):
+        ranks = num_replicas, rank or 0
+    replicas, own_rank = size_and_rank(ranks) if num_replicas == "auto" else ranks
     return Division(
         batch_size=batch_size or 1,
         drop_last=drop_last,
-        rank=int(rank),
+        rank=int(own_rank),
         num_replicas=int(replicas),
     )
 

@@ -228,3 +228,14 @@ def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None
     assert sorted(seen) == list(range(100))
     loader.load_state_dict(loader.state_dict())
     assert len(list(loader)) == 150
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_loader_divides_the_order_of_a_given_sampler_among_its_ranks(rank: int) -> None:
+    """B10: a sampler gives the order, and ranks share it as they share the loader's own."""
+    ranks = {"num_replicas": 3, "rank": rank, "batch_size": 4, "seed": 5}
+    own = StatefulGPULoader(Indices(50), shuffle=True, **ranks)
+    given = StatefulGPULoader(Indices(50), sampler=ShuffledSampler(Indices(50)), **ranks)
+    assert given.state_dict() == own.state_dict()
+    assert len(given) == len(own)
+    assert same(list(given), list(own))

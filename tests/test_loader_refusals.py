@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader import (
+    DistributedShuffledSampler,
     ShuffledSampler,
     StatefulGPULoader,
     StateMismatch,
@@ -14,18 +15,26 @@ from stateful_gpu_loader import (
 from tests.datasets import Indices
 
 
+def make_shuffled() -> ShuffledSampler:
+    return ShuffledSampler(Indices(8), seed=4)
+
+
+def make_distributed() -> DistributedShuffledSampler:
+    return DistributedShuffledSampler(Indices(8), 2, 1, seed=4)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("make_sampler", "arguments", "text"),
     [
-        ({"seed": 5}, "seed=5 contradicts the sampler, which has 4"),
-        ({"num_replicas": 2, "rank": 1}, "num_replicas=2 contradicts the sampler, which has 1"),
+        (make_shuffled, {"seed": 5}, "seed=5 contradicts the sampler, which has 4"),
+        (make_distributed, {"num_replicas": 3, "rank": 1}, "num_replicas=3 contradicts"),
     ],
 )
 def test_arguments_that_contradict_a_given_sampler_are_refused(
-    arguments: dict[str, Any], text: str
+    make_sampler: Any, arguments: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
-        StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4), **arguments)
+        StatefulGPULoader(Indices(8), sampler=make_sampler(), **arguments)
 
 
 @pytest.mark.parametrize("epoch", [-1, 2**32 - 1, 1.0, True, None])

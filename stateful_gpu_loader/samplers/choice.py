@@ -1,0 +1,50 @@
+"""Which sampler stands in for a missing one, and which order is behind a sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset, Sampler, SequentialSampler
+
+from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
+from stateful_gpu_loader.samplers.orders import PositionOrder, SequentialOrder
+from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+
+OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)
+"""Samplers whose orders the loader addresses by position."""
+
+
+def default_sampler(
+    dataset: Any,
+    *,
+    shuffle: bool,
+    drop_last: bool,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+) -> Sampler[int]:
+    """The sampler that stands in for a missing one."""
+    if num_replicas is not None:
+        replicas = 1 if isinstance(num_replicas, str) else num_replicas
+        return DistributedShuffledSampler(
+            dataset, replicas, rank or 0, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+    return ShuffledSampler(dataset, seed=seed) if shuffle else SequentialSampler(dataset)
+
+
+def is_map(dataset: Any) -> bool:
+    """Whether a dataset is map-style."""
+    return not isinstance(dataset, IterableDataset)
+
+
+def order_of(sampler: Any) -> PositionOrder | None:
+    """The order behind a sampler that is addressed by position, None for any other.
+
+    Subclasses are others: they may yield what they like.
+    """
+    if type(sampler) in OWN_SAMPLERS:
+        own: PositionOrder = sampler.order
+        return own
+    if type(sampler) is SequentialSampler:
+        return SequentialOrder(sampler.data_source)
+    return None

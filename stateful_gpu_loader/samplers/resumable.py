@@ -1,0 +1,89 @@
+"""The state of a sampler that is iterated by itself, and the iteration over a whole order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.samplers.orders import PositionOrder
+from stateful_gpu_loader.state import as_epoch
+
+_BLOCK = 4096
+
+
+class Resumable:
+    """State of a sampler that is iterated by itself: seed, epoch, position."""
+
+    seed: Any
+    epoch: int
+    requested_epoch: int | None = None
+    """Set by :meth:`set_epoch`, until a loader takes notice."""
+    resume_at: int | None = None
+    """Set by :meth:`load_state_dict`, until the next iteration."""
+    _position: int = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration shuffles as this epoch.
+
+        Raises:
+            ValueError: the epoch is no int from 0 to 2**32 - 2.
+        """
+        self.epoch = self.requested_epoch = as_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, epoch and the number of indices already yielded in it."""
+        position = self._position if self.resume_at is None else self.resume_at
+        return {"seed": self.seed, "epoch": self.epoch, "position": position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The next iteration yields the rest of the epoch.
+
+        Raises:
+            StateMismatch: a field is missing, no int, or the seed is another explicit one.
+        """
+        found = {field: state_dict.get(field) for field in ("seed", "epoch", "position")}
+        for field, value in found.items():
+            if not isinstance(value, int):
+                raise StateMismatch(
+                    field,
+                    saved=value,
+                    present="an int",
+                    remedy=f"load what {type(self).__name__}.state_dict() returned",
+                )
+        if self.seed not in (None, found["seed"]):
+            raise StateMismatch(
+                "seed",
+                saved=found["seed"],
+                present=self.seed,
+                remedy="build the sampler with the saved seed, or with seed=None",
+            )
+        self.seed, self.epoch = found["seed"], int(found["epoch"] or 0)
+        self.resume_at = found["position"]
+
+    def ordinals(self, num_samples: int) -> Iterator[range]:
+        """Blocks of ordinals that are still to yield; the state follows them one by one."""
+        start = self.resume_at or 0
+        self.resume_at, self._position = None, start
+        for first in range(start, num_samples, _BLOCK):
+            yield range(first, min(first + _BLOCK, num_samples))
+        self._position = 0
+        self.epoch += 1
+
+
+class OrderSampler(Resumable):
+    """A sampler that yields a :class:`PositionOrder`, epoch after epoch.
+
+    The base of this package's samplers; a loader takes :attr:`order` and divides it among ranks.
+    """
+
+    order: PositionOrder
+
+    def __iter__(self) -> Iterator[int]:
+        indices = self.order.of_epoch(self.seed or 0, self.epoch)
+        for block in self.ordinals(indices.n):
+            for index in indices(np.arange(block.start, block.stop, dtype=np.int64)).tolist():
+                self._position += 1
+                yield index

@@ -1,0 +1,1 @@
+"""How records lie in files: one file a format, from bytes to records and nothing else."""

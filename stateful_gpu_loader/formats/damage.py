@@ -1,0 +1,30 @@
+"""The words for a damaged record: file, record, byte offset, what is wrong, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_REMEDY = "fetch the file anew, or leave the record out with on_bad_sample="
+
+
+def damaged(
+    path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = _REMEDY
+) -> ValueError:
+    """The ValueError of a record that will be malformed at every retry.
+
+    Args:
+        path: the file.
+        what: is wrong.
+        record: its number or key in the file.
+        offset: where, in bytes from the file's beginning.
+
+    >>> damaged("a.tar", "its checksum differs", record=3, offset=1536)
+    ValueError("'a.tar', record 3, byte 1536: its checksum differs. Remedy: fetch the file anew, \
+or leave the record out with on_bad_sample=")
+    """
+    where = repr(path)
+    if record is not None:
+        where += f", record {record!r}"
+    if offset is not None:
+        where += f", byte {offset}"
+    return ValueError(f"{where}: {what}. Remedy: {remedy}")

@@ -1,0 +1,102 @@
+"""Indices of files, built once and kept: beside the file, or in a cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from stateful_gpu_loader.storage.paths import is_url
+from stateful_gpu_loader.storage.remote import remote_identity
+
+Index = dict[str, npt.NDArray[np.generic]]
+"""Arrays by name; none of objects."""
+
+_HEADER = "header"
+
+
+def identity_of(path: str) -> tuple[int, str]:
+    """Size in bytes, and a text that changes when the file is written anew.
+
+    Raises:
+        OSError: there is no such file, or it cannot be asked.
+    """
+    if is_url(path):
+        return remote_identity(path)
+    status = os.stat(path)
+    return status.st_size, str(status.st_mtime_ns)
+
+
+def cached_index(
+    path: str, *, kind: str, build: Callable[[], Index], cache_dir: str | None = None
+) -> Index:
+    """The index of a file: read if one was kept and still fits, else built and kept.
+
+    It is kept as ``<path>.<kind>.npz`` where that folder can be written, else in the cache directory.
+    One that was made of another size or time of change, is damaged, or is of another kind is built
+    anew. Written beside and renamed, so that several processes may build it at the same time.
+
+    Args:
+        path: local, or a URL.
+        kind: name and version of the index, such as ``"tar-1"``.
+        build: makes it; called once at most.
+        cache_dir: where to keep it, and only there; None is beside a local file, else
+            ``$XDG_CACHE_HOME/stateful_gpu_loader`` (``~/.cache`` by default).
+
+    Raises:
+        OSError: the file cannot be asked for its size.
+    """
+    size, mark = identity_of(path)
+    header = json.dumps({"kind": kind, "size": size, "mark": mark})
+    places = _places(path, kind, cache_dir)
+    for place in places:
+        found = _load(place, header)
+        if found is not None:
+            return found
+    index = build()
+    for place in places:
+        try:
+            _save(place, header, index)
+        except OSError:
+            continue  # a folder that cannot be written: the next one, or none
+        break
+    return index
+
+
+def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
+    digest = hashlib.blake2b(path.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    name = f"{digest}.{kind}.npz"
+    if cache_dir is not None:
+        return [Path(cache_dir) / name]
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    general = Path(home) / "stateful_gpu_loader" / name
+    return [general] if is_url(path) else [Path(f"{path}.{kind}.npz"), general]
+
+
+def _load(place: Path, header: str) -> Index | None:
+    try:
+        with np.load(place, allow_pickle=False) as file:
+            if str(file[_HEADER]) != header:
+                return None
+            return {name: file[name] for name in file.files if name != _HEADER}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _save(place: Path, header: str, index: Index) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name, suffix=".part")
+    try:
+        with open(descriptor, "wb") as file:
+            np.savez(file, **{_HEADER: np.array(header)}, **index)  # type: ignore[arg-type]
+        os.replace(temporary, place)
+    except BaseException:
+        os.unlink(temporary)
+        raise

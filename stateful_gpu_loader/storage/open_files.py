@@ -1,0 +1,101 @@
+"""OpenFiles: reading ranges of many files, from many threads, in any process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stateful_gpu_loader.storage.paths import is_url
+from stateful_gpu_loader.storage.remote import read_remote
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class OpenFiles:
+    """Opens files as they are read, and keeps the descriptors of the last few.
+
+    Reads carry their offset with them, so threads share a descriptor; a forked child opens files
+    anew, and a pickled copy has none.
+
+    Args:
+        limit: descriptors that are kept open.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"abcdef")
+    ...     file.flush()
+    ...     bytes(OpenFiles().read(file.name, 2, 3))
+    b'cde'
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._forget()
+
+    def read(self, path: str, offset: int, size: int) -> Bytes:
+        """uint8 [size]; the GIL is released while it is read.
+
+        Raises:
+            OSError: the file cannot be opened or read.
+            ValueError: it ends before.
+        """
+        if is_url(path):
+            data = np.frombuffer(bytearray(read_remote(path, offset, size)), dtype=np.uint8)
+            done = len(data)
+        else:
+            file = self._open(path)
+            data = np.empty(size, dtype=np.uint8)
+            done = 0
+            # One read gives at most 2 GiB, and less on some network file systems.
+            while done < size and (
+                got := os.preadv(file.descriptor, [data[done:].data], offset + done)
+            ):
+                done += got
+        if done < size:
+            raise ValueError(
+                f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
+                f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
+            )
+        return data
+
+    def _open(self, path: str) -> _Descriptor:
+        with self._lock:
+            if self._owner != os.getpid():
+                self._files.clear()
+                self._owner = os.getpid()
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        opened = _Descriptor(path)
+        with self._lock:
+            file = self._files.setdefault(path, opened)
+            while len(self._files) > self._limit:
+                # Whoever is reading holds it until it is done.
+                self._files.popitem(last=False)
+        return file
+
+    def _forget(self) -> None:
+        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFiles, (self._limit,)
+
+
+class _Descriptor:
+    """An open file, closed when nobody holds it any more."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)

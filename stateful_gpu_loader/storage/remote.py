@@ -1,0 +1,93 @@
+"""Files by URL, through fsspec: the one file that imports it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from stateful_gpu_loader.errors import MissingDependency
+
+_systems: dict[str, tuple[Any, str]] = {}
+_owner = os.getpid()
+_lock = threading.Lock()
+
+
+def read_remote(url: str, offset: int, size: int) -> bytes:
+    """``size`` bytes from ``offset``, or fewer at the file's end.
+
+    Raises:
+        OSError: the file system's failure, of whatever type it was.
+        MissingDependency: fsspec, or what it needs for the URL, is not installed.
+    """
+    system, path = _system_of(url)
+    with _as_oserror(url):
+        content: bytes = system.cat_file(path, start=offset, end=offset + size)
+    return content
+
+
+def open_remote(url: str, offset: int) -> IO[bytes]:
+    """A stream of the file from ``offset`` on; errors as :func:`read_remote`."""
+    system, path = _system_of(url)
+    with _as_oserror(url):
+        stream: IO[bytes] = system.open(path, "rb")
+        if offset:
+            stream.seek(offset)
+    return stream
+
+
+def remote_identity(url: str) -> tuple[int, str]:
+    """Size in bytes, and a text that changes with the content where the file system has one."""
+    system, path = _system_of(url)
+    with _as_oserror(url):
+        known = system.info(path)
+    marks = (known.get(key) for key in ("ETag", "etag", "mtime", "created", "LastModified"))
+    return int(known["size"]), next((str(mark) for mark in marks if mark is not None), "")
+
+
+def _system_of(url: str) -> tuple[Any, str]:
+    """The file system and the path in it; a forked child makes its own."""
+    global _owner
+    with _lock:
+        if _owner != os.getpid():
+            _systems.clear()
+            _owner = os.getpid()
+        if url not in _systems:
+            _systems[url] = _open_system(url)
+        return _systems[url]
+
+
+def _open_system(url: str) -> tuple[Any, str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingDependency("fsspec", needed_for=f"reading {url!r}", extra="remote") from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise MissingDependency(
+            str(error), needed_for=f"reading {url!r}", extra="remote"
+        ) from error
+    return system, path
+
+
+@contextmanager
+def _as_oserror(url: str) -> Iterator[None]:
+    """Clients report lost connections by exceptions of their own: the loader retries OSErrors."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{url!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _forget_lock() -> None:
+    """A thread of the parent may have held it when the child was forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

@@ -14,8 +14,10 @@ from stateful_gpu_loader.errors import (
     WorkerLost,
 )
 from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.rank_states import gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.rng import RNG
 from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+from stateful_gpu_loader.shards import ShardedDataset
 from stateful_gpu_loader.sources import FolderSource
 from stateful_gpu_loader.starting import start_workers
 
@@ -27,10 +29,13 @@ __all__ = [
     "FolderSource",
     "LoaderError",
     "MissingDependency",
+    "ShardedDataset",
     "ShuffledSampler",
     "StateMismatch",
     "StatefulGPULoader",
     "WorkerLost",
+    "gather_state_dict",
+    "merge_state_dicts",
     "start_workers",
     "transforms",
 ]

@@ -10,7 +10,7 @@ import torch
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
-from stateful_gpu_loader.samplers import DistributedShuffledSampler, PositionOrder
+from stateful_gpu_loader.samplers import DistributedShuffledSampler
 from stateful_gpu_loader.state import ACCEPTABLE, as_int
 
 BOUNDARIES = ("empty", "next_epoch")
@@ -133,17 +133,20 @@ def check_own_sampler(
             )
 
 
-def check_division(order: PositionOrder | None, num_replicas: int | str | None) -> None:
+def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
     """What the user's own sampler or iterable yields is never divided again, and nothing ignored.
+
+    Args:
+        is_divisible: whether the loader has the order, or lanes.
 
     Raises:
         ValueError: ``num_replicas`` is given.
     """
-    if order is None and num_replicas is not None:
+    if not is_divisible and num_replicas is not None:
         raise ValueError(
             f"{num_replicas = } divides the loader's own order, and this loader iterates a "
             "sampler of yours or an iterable dataset, which divide themselves. Remedy: leave out "
-            "num_replicas and rank, or the sampler"
+            "num_replicas and rank, or the sampler; or make the dataset a ShardedDataset"
         )
 
 

@@ -18,7 +18,9 @@ from stateful_gpu_loader.decoders import (
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.choice import Work, Workers, as_transform, recipes_of
+from stateful_gpu_loader.engine.executors.lanes import HandedImages
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.streams.lane_stream import LaneStream
 from stateful_gpu_loader.engine.streams.map_stream import Feed, MapStream
 from stateful_gpu_loader.engine.streams.positions import Division, Requests
 from stateful_gpu_loader.engine.streams.sampler_feed import SamplerFeed, SamplerUse
@@ -30,6 +32,9 @@ from stateful_gpu_loader.identity import fingerprint_of
 from stateful_gpu_loader.passes import Address, Pass, Passes
 from stateful_gpu_loader.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.samplers import EpochOrder, Listed, PositionOrder, is_map, order_of
+from stateful_gpu_loader.settled_seed import SettledSeed
+from stateful_gpu_loader.shards.lanes import LaneDivision, LanePlan
+from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, ShardedDataset
 from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Fingerprint, Stateful
@@ -57,6 +62,8 @@ class Parts:
     finishes_images: bool
     """Whether the device decodes and augments, and not only receives what the workers made."""
     batch_transform: BatchTransform | None
+    lanes: LanePlan | None
+    """How the dataset is read, if it is sharded."""
 
     @classmethod
     def of(cls, loader: Any, *, has_batch_sampler: bool) -> Parts:
@@ -65,10 +72,17 @@ class Parts:
         Args:
             has_batch_sampler: whether the user gave one.
         """
+        lanes = None
+        if isinstance(loader.dataset, ShardedDataset):
+            lanes = LanePlan(loader.dataset, shuffle=bool(loader.shuffle))
+            if isinstance(loader.num_replicas, int):
+                lanes.check_ranks(loader.num_replicas)
         is_mapped = is_map(loader.dataset)
         order = order_of(loader.sampler) if is_mapped and not has_batch_sampler else None
         has_sampler = is_mapped and order is None
         source, transform = as_source(loader.dataset), as_transform(loader.transform)
+        if isinstance(loader.dataset, EncodedShards):
+            source = HandedImages()
         device = as_device(loader.device)
         stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
         recipes_only = recipes_of(transform) is not None
@@ -81,6 +95,7 @@ class Parts:
             device=device,
             finishes_images=device is not None and source is not None and stacks and recipes_only,
             batch_transform=None if given is None else BatchTransform(given),
+            lanes=lanes,
         )
 
     @property
@@ -100,8 +115,39 @@ class Parts:
             rank=loader.rank,
         )
 
+    def lane_division(self, loader: Any) -> LaneDivision:
+        """What this rank serves of a sharded dataset.
+
+        Raises:
+            ValueError: the lanes cannot be shared by so many ranks.
+        """
+        given = loader.num_replicas
+        ranks = (1, 0) if given is None else (given, loader.rank)
+        num_replicas, rank = size_and_rank() if given == "auto" else ranks
+        if self.lanes is not None:
+            self.lanes.check_ranks(num_replicas)
+        return LaneDivision(
+            batch_size=loader.batch_size or 1,
+            drop_last=loader.drop_last,
+            rank=rank,
+            num_replicas=num_replicas,
+        )
+
+    def num_steps(self, loader: Any, seed: SettledSeed, passes: Passes) -> int | None:
+        """Batches of a whole epoch, where that is known: of the present one, if epochs differ."""
+        if self.lanes is not None:
+            epoch = passes.address().epoch
+            return self.lanes.num_steps(seed.value, epoch, self.lane_division(loader))
+        division, num_positions = self.division(loader), self.num_positions
+        if division is None or num_positions is None:
+            return None
+        return division.num_steps(num_positions)
+
     def global_batch_size(self, loader: Any) -> int | None:
         """Samples of all ranks in one step; None where nobody knows."""
+        if self.lanes is not None:
+            lanes = self.lane_division(loader)
+            return lanes.batch_size * lanes.num_replicas
         division = self.division(loader)
         if division is not None:
             return division.global_batch_size
@@ -129,8 +175,8 @@ class Parts:
     def fingerprint(self, loader: Any, decoder: AnyDecoder) -> Fingerprint:
         """What must not change between saving and loading."""
         return fingerprint_of(
-            dataset=loader.dataset if self.source is None else self.source,
-            order=self.order,
+            dataset=self.source if self.source and not self.lanes else loader.dataset,
+            order=self.lanes or self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
             length=self.num_positions,
             drop_last=batching_of(loader).drop_last,
@@ -158,6 +204,7 @@ class Parts:
                 known=known_bad,
                 reads_again=isinstance(loader.dataset, Stateful),
             ),
+            lanes=self.lanes,
         )
 
     def begin(self, loader: Any, passes: Passes) -> Pass:
@@ -189,6 +236,16 @@ class Parts:
         keeps_workers = loader.persistent_workers or loader.num_workers == 0
         loads = current.resumed or (has_new_workers and loader.num_workers > 0)
         feed: Feed
+        if self.lanes is not None:
+            lane_division = self.lane_division(loader)
+            return LaneStream(
+                place,
+                plan=self.lanes,
+                division=lane_division,
+                seed=seed,
+                num_workers=loader.num_workers,
+                num_steps=self.lanes.num_steps(seed, place.epoch, lane_division),
+            )
         if self.order is not None and division is not None:
             follow_pass(loader.sampler, seed=seed, epoch=place.epoch, division=division)
             indices = _indices(self.order, place, seed)

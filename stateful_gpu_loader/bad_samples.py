@@ -67,7 +67,7 @@ class BadSamples:
 
     @property
     def total(self) -> int:
-        """How often a sample could not be used; one that is met again counts again."""
+        """How often a sample could not be used; one that comes again counts again."""
         return self._total
 
     @property
@@ -89,9 +89,20 @@ class BadSamples:
     def add(self, found: Iterable[FoundBad]) -> None:
         """Take in what one delivered batch met."""
         for bad in found:
+            if self._samples.get(bad.index) == bad:
+                continue  # at the same place, which was read again
             self._total += 1
             if len(self._samples) < MAX_SAMPLES:
                 self._samples.setdefault(bad.index, bad)
+
+    @classmethod
+    def union(cls, records: Iterable[BadSamples]) -> BadSamples:
+        """What any of the records names, and at least as many in all as each counts."""
+        union = cls()
+        for record in records:
+            union.add(record.samples)
+            union._total = max(union._total, record.total)
+        return union
 
     def to_text(self) -> str | None:
         """JSON, one line; None as long as nothing is recorded."""

@@ -12,6 +12,7 @@ from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.shards.lanes import LanePlan
 from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 def fingerprint_of(
     *,
     dataset: Any,
-    order: PositionOrder | None,
+    order: PositionOrder | LanePlan | None,
     sampler: Any,
     length: int | None,
     drop_last: bool,

@@ -27,11 +27,13 @@ from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
+from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
 from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.samplers import OWN_SAMPLERS, default_sampler, is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
+from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
 from stateful_gpu_loader.torchdata_resume import from_torchdata
 from stateful_gpu_loader.torchdata_states import is_torchdata_state
@@ -136,6 +138,9 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         )
         check_bad_sample_mode(on_bad_sample, is_iterable=not is_map(dataset))
         inherited_shuffle = shuffle
+        if isinstance(dataset, ShardedDataset):
+            check_shuffle(shuffle)
+            inherited_shuffle = None
         if sampler is None and batch_sampler is None and is_map(dataset):
             check_shuffle(shuffle)
             sampler = default_sampler(
@@ -189,7 +194,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         self.on_epoch_boundary = on_epoch_boundary
 
         self._parts = Parts.of(self, has_batch_sampler=batch_sampler is not None)
-        check_division(self._parts.order, num_replicas)
+        check_division(bool(self._parts.order or self._parts.lanes), num_replicas)
         self._image_decoder = self._parts.make_decoder(self)
         self._seed = SettledSeed(
             seed_of(self.sampler) if seed is None else seed,
@@ -234,10 +239,8 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
 
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
-        division, num_positions = self._parts.division(self), self._parts.num_positions
-        if division is None or num_positions is None:
-            return int(super().__len__())
-        return division.num_steps(num_positions)
+        num_steps = self._parts.num_steps(self, self._seed, self._passes)
+        return int(super().__len__()) if num_steps is None else num_steps
 
     @property
     def worker_restarts(self) -> int:
@@ -288,6 +291,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             ahead=json.dumps(address.ahead) if address.ahead else None,
             bad_samples=self._bad_samples.to_text(),
             user=None if user is None else user.to_dict(),
+            lanes=lane_texts(self, self._parts, address),
         ).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
@@ -324,6 +328,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
         check_fits(state, seed=self.seed, num_positions=num_positions, accept=accept)
         place = place_of(self, state, self._parts.memory, global_batch_size=batch)
+        place = lane_place(self, self._parts, state, place)
         bad_samples = BadSamples.from_text(state.bad_samples)
 
         report_changes(saved, present)

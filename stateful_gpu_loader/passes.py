@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Address:
     """Of the indices before ``position``, where a sampler without state has to skip them."""
     user: Any = field(default=None, repr=False)
     """States of the user's own objects, a :class:`~stateful_gpu_loader.user_states.UserStates`."""
+    lanes: Mapping[int, Any] | None = field(default=None, repr=False)
+    """The cursor of each lane of a sharded dataset; None is the beginning of all."""
 
 
 @dataclass(slots=True, eq=False)

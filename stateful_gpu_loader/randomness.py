@@ -72,6 +72,10 @@ class Stream(IntEnum):
     """What the graph of a DataPipe is seeded with, the same in all workers and ranks."""
     BATCH_RECIPES = 13
     """Recipes that act on a whole batch, keyed by its first position."""
+    PARTS = 14
+    """The round keys of permutations of parts of an epoch: windows of blocks, rounds, classes."""
+    CLASSES = 15
+    """The order of the classes within a block of positions."""
     RECIPES = 64
     """The first recipe of a pipeline."""
 

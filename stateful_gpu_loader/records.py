@@ -34,7 +34,7 @@ class SampleKey:
 class Request:
     """What one batch is made from: n keys, compactly.
 
-    Positions are ``start + step * i`` for ``i < len(indices)``.
+    Positions are ``start + step * i`` for ``i < len(indices)``, or those that are listed.
     """
 
     ordinal: int
@@ -53,10 +53,14 @@ class Request:
     """Who must serve it, where workers keep state; None leaves it to the pipeline."""
     snapshot: bool = False
     """Whether the worker's state travels back with the batch."""
+    listed: IndexArray | None = None
+    """int64 [n]: the positions, where they are not evenly spaced."""
 
     @property
     def positions(self) -> IndexArray:
         """int64 [n]: positions in the epoch's global order."""
+        if self.listed is not None:
+            return self.listed
         return self.start + self.step * np.arange(len(self.indices), dtype=np.int64)
 
     def index_list(self) -> list[Any]:
@@ -81,6 +85,56 @@ class Turn:
     """Whose iterator is asked; None for anybody's."""
     snapshot: bool
     """Whether the worker's state travels back with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTurn:
+    """What one batch of a sharded dataset is made from: the next samples of a lane."""
+
+    ordinal: int
+    """Number of the request within its pass; answers are delivered in this order."""
+    seed: int
+    epoch: int
+    lane: int
+    turn: int
+    """Of the lane, counted within its lap."""
+    lap: int
+    """How often the lane was read to its end in this epoch."""
+    num_samples: int
+    """To take; a lane that has fewer left gives none."""
+    cursor: str | None
+    """Where the lane begins; None where whoever serves it knows."""
+    start: int
+    """Number of the workers' start, of all in this process, that the turn belongs to."""
+    worker: int
+    """Who serves the lane."""
+    snapshot: bool = False
+    """The cursors travel back with every batch by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePart:
+    """Some samples of a lane: a piece of its rest."""
+
+    lane: int
+    lap: int
+    cursor: str
+    skip: int
+    """Samples behind the cursor that are not of this part."""
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestTurn:
+    """What one batch of the rests of several lanes is made from."""
+
+    ordinal: int
+    seed: int
+    epoch: int
+    parts: tuple[LanePart, ...]
+    worker: None = None
+    """Anybody: a part tells where it begins."""
+    snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

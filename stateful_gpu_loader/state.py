@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +22,7 @@ MAX_EPOCH = 2**32 - 1
 MAX_POSITION = 2**63 - 1
 
 _LONGEST_DESCRIPTION = 400
+_LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
 _REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
 _REMEDY_SAME = (
@@ -60,6 +62,8 @@ class LoaderState:
     """JSON text: the record of samples that could not be used."""
     user: Any = None
     """States of the user's own objects."""
+    lanes: Mapping[int, str] | None = None
+    """The cursors of the lanes that this rank serves; each is a key of its own, ``lane_00000``."""
 
     def to_dict(self) -> dict[str, Any]:
         """A fresh dictionary of plain values.
@@ -80,6 +84,7 @@ class LoaderState:
             "ahead": self.ahead,
             "bad_samples": self.bad_samples,
             "user": self.user,
+            **{lane_key(lane): cursor for lane, cursor in sorted((self.lanes or {}).items())},
         }
 
     @classmethod
@@ -105,7 +110,8 @@ class LoaderState:
                 present=VERSION,
                 remedy="install the version of stateful_gpu_loader that wrote the state, or later",
             )
-        expected, found = set(_CHECKS) | {"format", "version"}, set(state)
+        lanes = {key: state[key] for key in state if _LANE_KEY.fullmatch(str(key))}
+        expected, found = set(_CHECKS) | {"format", "version"}, set(state) - set(lanes)
         if expected != found:
             raise StateMismatch(
                 "keys",
@@ -113,12 +119,18 @@ class LoaderState:
                 present=sorted(expected),
                 remedy=_REMEDY_FOREIGN,
             )
-        for field, (check, wanted) in _CHECKS.items():
-            if not check(state[field]):
+        for name, (check, wanted) in _CHECKS.items():
+            if not check(state[name]):
                 raise StateMismatch(
-                    field, saved=state[field], present=f"{wanted}", remedy=_REMEDY_FOREIGN
+                    name, saved=state[name], present=f"{wanted}", remedy=_REMEDY_FOREIGN
                 )
-        return cls(**{field: state[field] for field in _CHECKS})
+        for key, cursor in lanes.items():
+            if not isinstance(cursor, str):
+                raise StateMismatch(key, saved=cursor, present="a str", remedy=_REMEDY_FOREIGN)
+        return cls(
+            **{name: state[name] for name in _CHECKS},
+            lanes={int(key[5:]): cursor for key, cursor in lanes.items()} or None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +241,15 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
 
 ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed"}
 """Names that ``load_state_dict(..., accept=)`` understands."""
+
+
+def lane_key(lane: int) -> str:
+    """The state's key for a lane's cursor.
+
+    >>> lane_key(7)
+    'lane_00007'
+    """
+    return f"lane_{lane:05d}"
 
 
 def as_int(name: str, value: Any) -> int:

@@ -16,10 +16,12 @@ FLOORS: dict[str, float] = {
     "demo": 6,
     "__main__": 7,
     "starting": 4.5,
+    "rank_states": 5,
     "loader": 4,
     # Landings between the engine and the loader.
     "crew": 3.6,
     "resumption": 3.6,
+    "lane_places": 3.6,
     "torchdata_resume": 3.6,
     "assembly": 3.3,
     "arguments": 3,

@@ -20,10 +20,13 @@ PUBLIC = {
     "FolderSource",
     "LoaderError",
     "MissingDependency",
+    "ShardedDataset",
     "ShuffledSampler",
     "StateMismatch",
     "StatefulGPULoader",
     "WorkerLost",
+    "gather_state_dict",
+    "merge_state_dicts",
     "start_workers",
     "transforms",
 }

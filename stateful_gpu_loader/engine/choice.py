@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from stateful_gpu_loader.engine.executors.images import (
     RecipeExecutor,
 )
 from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
+from stateful_gpu_loader.engine.executors.lanes import HandedSamples, LaneExecutor
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor
@@ -35,6 +36,7 @@ from stateful_gpu_loader.engine.pipelines.team import InnerLoader
 from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
+from stateful_gpu_loader.shards.lanes import LanePlan
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.transforms import Compose, Recipe
@@ -65,10 +67,13 @@ class Work:
     batch_decoder: BatchDecoder | None
     """Of the source's images, in batches on the device: then the workers only read."""
     bad_samples: BadSamplePolicy
+    lanes: LanePlan | None = None
+    """How the dataset is read, if it is sharded."""
 
     @property
     def is_iterable(self) -> bool:
-        return isinstance(self.dataset, IterableDataset)
+        """Whether each worker iterates the dataset by itself."""
+        return isinstance(self.dataset, IterableDataset) and self.lanes is None
 
     @property
     def recipes(self) -> Compose | None:
@@ -78,7 +83,7 @@ class Work:
     @property
     def has_worker_states(self) -> bool:
         """Whether what the workers do depends on what they did before."""
-        return self.is_iterable or isinstance(self.dataset, Stateful)
+        return self.is_iterable or (self.lanes is None and isinstance(self.dataset, Stateful))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +246,11 @@ def _executor(work: Work, allocate: Allocate) -> Executor:
             collate_fn=work.collate_fn,
             policy=work.bad_samples,
         )
+    if work.lanes is not None:
+        # What is read from a lane becomes a batch as if a dataset had been asked for it.
+        handed = replace(work, dataset=HandedSamples(), lanes=None)
+        make = _map_executor(handed, allocate)
+        return LaneExecutor(work.lanes, make, policy=work.bad_samples)
     executor = _map_executor(work, allocate)
     if work.has_worker_states:
         return DatasetStateExecutor(work.dataset, executor)
@@ -290,7 +300,8 @@ def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
     if work.has_worker_states:
         return f"{name} is iterated, or has state, in each worker by itself"
     if work.source is None:
-        return f"{name} is no Source, so its __getitem__ may draw from the global generators"
+        method = "__getitem__" if work.lanes is None else "read_shard"
+        return f"{name} is no Source, so its {method} may draw from the global generators"
     if work.recipes is None:
         return "its transform is a callable, which may draw from the global generators"
     if work.collate_fn not in DRAWS_NOTHING:

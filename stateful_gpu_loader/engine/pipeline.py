@@ -61,7 +61,7 @@ class Answer:
     """A batch about which there is more to say."""
 
     payload: Any
-    """The batch, its :class:`Failure`, or :data:`NOTHING`."""
+    """The batch, its :class:`Failure`, or one of :data:`NO_BATCH`."""
     worker: int = 0
     """Who made it."""
     snapshot: bytes | None = None
@@ -70,14 +70,21 @@ class Answer:
     """Samples that could not be used."""
 
 
-class _Nothing:
-    """The payload of a worker whose iterator has ended."""
+class _NoBatch:
+    """What stands in the place of a batch; the same object after a journey between processes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __reduce__(self) -> str:
-        return "NOTHING"
+        return self._name
 
 
-NOTHING = _Nothing()
+NOTHING = _NoBatch("NOTHING")
+"""The payload of a worker whose iterator has ended."""
+SKIPPED = _NoBatch("SKIPPED")
+"""The payload of a request that has no batch: a lane's that has not enough left."""
+NO_BATCH = (NOTHING, SKIPPED)
 
 
 class Pipeline(Protocol):
@@ -133,7 +140,7 @@ def execute(
     executor: Executor,
     request: Any,
     check: Callable[[], None],
-    failed: Callable[[Exception], Any],
+    failed: Callable[[Any], Any],
     *,
     worker: int = 0,
 ) -> Any:
@@ -144,6 +151,8 @@ def execute(
         raise
     except Exception as error:
         answer = failed(error)
+    if isinstance(answer, Answer) and isinstance(answer.payload, Failure):
+        answer = dataclasses.replace(answer, payload=failed(answer.payload.error))
     if not request.snapshot:
         return answer
     stateful: Any = executor

@@ -12,7 +12,9 @@ from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory
 from stateful_gpu_loader.engine.pipeline import (
+    NO_BATCH,
     NOTHING,
+    SKIPPED,
     Answer,
     BeginFailure,
     Failure,
@@ -22,7 +24,6 @@ from stateful_gpu_loader.engine.pipeline import (
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.passes import Address, Pass, Passes
-from stateful_gpu_loader.records import Request
 
 
 @dataclass
@@ -121,7 +122,9 @@ class Run:
                 is_replay = begun.stream.is_replay(request)
                 if payload is NOTHING:
                     self._note_end(begun, said)
-                if is_replay or payload is NOTHING:
+                elif payload is SKIPPED and said is not None and said.bad:
+                    self._conduct.note_bad(said.bad)
+                if is_replay or any(payload is none for none in NO_BATCH):
                     begun.stream.deliver(request, said)
                     continue
                 batch = self._finished(begun, request, said, payload)
@@ -172,13 +175,9 @@ class Run:
             begun.is_running = True
 
     def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
-        place = begun.current.place
-        # A turn of an iterable dataset is addressed by the batches before it.
-        position = request.start if isinstance(request, Request) else place.position
+        epoch, position = begun.current.place.epoch, begun.stream.key_position(request)
         try:
-            return self._conduct.finish(
-                payload, seed=begun.seed, epoch=place.epoch, position=position
-            )
+            return self._conduct.finish(payload, seed=begun.seed, epoch=epoch, position=position)
         except Exception as error:
             if is_out_of_memory(error):
                 begun.is_running = False

@@ -79,11 +79,12 @@ class BadSamplePolicy:
         Args:
             number: of the sample in the request, counted from 0.
         """
-        position = request.start + request.step * number
+        positions = request.positions
+        position = int(positions[number])
         if self.order is None:
             indices = request.index_list()
             for other in _others(request, position, number, len(indices)):
-                yield request.start + request.step * other, indices[other]
+                yield int(positions[other]), indices[other]
             return
         order = self.order.of_epoch(request.seed, request.epoch)
         for other in _others(request, position, position % order.n, order.n):

@@ -158,6 +158,9 @@ class MapStream:
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
 
+    def key_position(self, request: Request) -> int:
+        return request.start
+
     def is_replay(self, request: Request) -> bool:
         return self._issued[request.ordinal].is_done
 

@@ -27,6 +27,10 @@ class Stream(Protocol):
         state."""
         ...
 
+    def key_position(self, request: Any) -> int:
+        """The key of what is drawn for a whole batch, before it is delivered."""
+        ...
+
     def is_replay(self, request: Any) -> bool:
         """Whether this request was delivered before, and is made again for its effects alone."""
         ...

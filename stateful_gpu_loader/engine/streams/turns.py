@@ -90,6 +90,10 @@ class TurnStream:
             num_replicas=self._num_replicas,
         )
 
+    def key_position(self, request: Turn) -> int:
+        """By the batches before it: what its samples are is not known here."""
+        return self._position
+
     def is_replay(self, request: Turn) -> bool:
         return self._made < self._delivered
 

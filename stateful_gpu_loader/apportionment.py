@@ -1,0 +1,122 @@
+"""How many of the first n samples of a mixture belong to each of its datasets, exactly."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from numbers import Rational
+from typing import Any
+
+
+def as_integers(weights: Sequence[Any]) -> list[int]:
+    """Weights as the least integers of the same proportions, without rounding.
+
+    Args:
+        weights: ints, floats, Fractions, numbers of NumPy or torch; zeros are allowed.
+
+    Raises:
+        ValueError: a weight is negative or not finite, or none is positive.
+
+    >>> as_integers([0.5, 0.25, 0.0])
+    [2, 1, 0]
+    """
+    exact: list[Fraction] = []
+    for number, weight in enumerate(weights):
+        if not isinstance(weight, Rational):
+            weight = float(weight)
+        if not math.isfinite(weight) or weight < 0:
+            raise ValueError(
+                f"weight {number} is {weight}. Remedy: pass finite weights, none below zero"
+            )
+        exact.append(Fraction(weight))
+    if not any(exact):
+        raise ValueError(
+            f"none of {len(exact)} weights is positive. Remedy: give one dataset a weight above 0"
+        )
+    common = math.lcm(*(weight.denominator for weight in exact))
+    integers = [int(weight * common) for weight in exact]
+    divisor = math.gcd(*integers)
+    return [integer // divisor for integer in integers]
+
+
+class Apportionment:
+    """An endless row of datasets whose every prefix is in proportion to their weights.
+
+    Webster's method of apportionment (Balinski and Young, "Fair Representation", 1982): sample j
+    of a dataset of weight w is due at (2j + 1) / w; the row is all samples by that time, ties by
+    the datasets' order. What comes first never depends on how far one looks, and a prefix is
+    counted in a time that does not grow with its length.
+
+    *Bound.* Be p the proportions of D datasets, and c the counts in the first n. For the T at
+    which the time is 2T / (sum of weights), each c is within 1/2 of p * T; so n, the sum of
+    all c, is within D/2 of T, and each c within (1 + p * D) / 2 of p * n.
+
+    Args:
+        weights: positive ints, exact.
+
+    >>> row = Apportionment([2, 1])
+    >>> [row.counts(n) for n in range(4)]
+    [[0, 0], [1, 0], [1, 1], [2, 1]]
+    >>> row.between(row.counts(3 * 10**17), row.counts(3 * 10**17 + 6))
+    [0, 1, 0, 0, 1, 0]
+    """
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self._weights = list(weights)
+        self._total = sum(self._weights)
+        # Two different due times are at least 1 / (w * v) apart: in this unit whole numbers tell.
+        self._unit = max(self._weights) ** 2
+
+    def counts(self, n: int) -> list[int]:
+        """Samples of each dataset among the first n."""
+        total = self._total
+        counts = [(2 * n * weight + total) // (2 * total) for weight in self._weights]
+        excess = sum(counts) - n
+        if excess < 0:
+            due = [(self._due(d, count), d) for d, count in enumerate(counts)]
+            heapq.heapify(due)
+            for _ in range(-excess):
+                d = due[0][1]
+                counts[d] += 1
+                heapq.heapreplace(due, (self._due(d, counts[d]), d))
+        elif excess > 0:
+            latest = [(-self._due(d, count - 1), -d) for d, count in enumerate(counts)]
+            heapq.heapify(latest)
+            for _ in range(excess):
+                d = -latest[0][1]
+                counts[d] -= 1
+                heapq.heapreplace(latest, (-self._due(d, counts[d] - 1), -d))
+        return counts
+
+    def between(self, counts: Sequence[int], following: Sequence[int]) -> list[int]:
+        """The datasets in their row, from the prefix of one count to that of a later one."""
+        due = [
+            (self._due(d, sample), d)
+            for d, (first, end) in enumerate(zip(counts, following, strict=True))
+            for sample in range(first, end)
+        ]
+        return [d for _, d in sorted(due)]
+
+    def first_exhausted(self, lengths: Sequence[int]) -> int:
+        """The longest prefix that takes no more of any dataset than it has."""
+        _, d = min((self._due(d, length), d) for d, length in enumerate(lengths))
+        return self._before(d, lengths[d])
+
+    def all_exhausted(self, lengths: Sequence[int]) -> int:
+        """The shortest prefix that takes every dataset whole."""
+        _, d = max((self._due(d, length - 1), d) for d, length in enumerate(lengths))
+        return self._before(d, lengths[d] - 1) + 1
+
+    def _due(self, dataset: int, sample: int) -> int:
+        return (2 * sample + 1) * self._unit // self._weights[dataset]
+
+    def _before(self, dataset: int, sample: int) -> int:
+        """Where in the row a sample of a dataset comes."""
+        numerator, weight = 2 * sample + 1, self._weights[dataset]
+        return sum(
+            # Of a dataset before this one, what is due at the same time comes first, too.
+            (numerator * other + weight - (0 if d < dataset else 1)) // (2 * weight)
+            for d, other in enumerate(self._weights)
+        )

@@ -1,0 +1,37 @@
+"""LaneNews: what a worker says of lanes, with the batch that it made of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from stateful_gpu_loader.shards.cursor import LaneCursor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneNews:
+    """Where the lanes of one request stand behind it.
+
+    >>> news = LaneNews(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
+    >>> LaneNews.from_bytes(news.to_bytes()) == news
+    True
+    """
+
+    cursors: dict[int, LaneCursor] = field(default_factory=dict)
+    """Of each lane that has moved."""
+    rest: int | None = None
+    """Samples that a lane has left, when these are fewer than it was asked for."""
+
+    def to_bytes(self) -> bytes:
+        """As a worker's state travels."""
+        cursors = {lane: cursor.to_text() for lane, cursor in self.cursors.items()}
+        return json.dumps([cursors, self.rest]).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> LaneNews:
+        """Read back :meth:`to_bytes`."""
+        cursors, rest = json.loads(content)
+        return cls(
+            cursors={int(lane): LaneCursor.from_text(text) for lane, text in cursors.items()},
+            rest=rest,
+        )

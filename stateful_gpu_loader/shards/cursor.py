@@ -1,0 +1,58 @@
+"""LaneCursor: where one lane of an epoch stands, as a few numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TEXT = re.compile(r"\d{1,19}(?::\d{1,19}){4}")
+_END = 1 << 63
+
+ENDED = 1 << 62
+"""The shard of a lane that has ended, told by somebody who does not know its number of shards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneCursor:
+    """What a lane goes on from; a resume reads at most one window again.
+
+    >>> LaneCursor.from_text("2:512:0:65536:128")
+    LaneCursor(turns=2, count=512, shard=0, offset=65536, taken=128)
+    """
+
+    turns: int = 0
+    """Batches that the lane was asked for in this lap: lanes take turns by it."""
+    count: int = 0
+    """Samples that came from the lane in this epoch: the ordinal of the next one."""
+    shard: int = 0
+    """Ordinal of the shard within the lane's sequence, over all laps."""
+    offset: int = 0
+    """The dataset's cursor within that shard, from which the present window is read."""
+    taken: int = 0
+    """Samples of the window that came already."""
+
+    @property
+    def window_start(self) -> int:
+        """The ordinal of the window's first sample: the window's key."""
+        return self.count - self.taken
+
+    def to_text(self) -> str:
+        """Five numbers, with colons between them.
+
+        >>> LaneCursor(turns=2, count=512).to_text()
+        '2:512:0:0:0'
+        """
+        return f"{self.turns}:{self.count}:{self.shard}:{self.offset}:{self.taken}"
+
+    @classmethod
+    def from_text(cls, text: str) -> LaneCursor:
+        """Read back :meth:`to_text`.
+
+        Raises:
+            ValueError: it is no such text.
+        """
+        numbers = [int(part) for part in text.split(":")] if _TEXT.fullmatch(text) else []
+        if not numbers or max(numbers) >= _END or numbers[4] > numbers[1]:
+            raise ValueError(f"{text!r} is no lane's cursor: five numbers with colons between them")
+        turns, count, shard, offset, taken = numbers
+        return cls(turns=turns, count=count, shard=shard, offset=offset, taken=taken)

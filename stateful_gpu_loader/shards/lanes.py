@@ -1,0 +1,182 @@
+"""Lanes: how the shards of a dataset are dealt, and which lanes a rank serves.
+
+The number of lanes is a constant of the dataset. So the order of samples within a lane depends on
+no number of workers or ranks, and a lane can be taken up by anybody, from its cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.shards.sharded_dataset import DEFAULT_LANES, ShardedDataset
+from stateful_gpu_loader.state import Stateful
+
+_LANE_BITS = 40
+_MOST_LANES = 1 << 22
+
+ALGORITHM = "lanes-1"
+"""Name and version of the order, for fingerprints."""
+
+
+@dataclass(frozen=True)
+class EpochLanes:
+    """The lanes of one epoch.
+
+    >>> lanes = EpochLanes(("a", "b", "c"), np.array([2, 0, 1]), num_lanes=2)
+    >>> lanes.shards_of(0), lanes.shards_of(1)
+    (['c', 'b'], ['a'])
+    """
+
+    names: Sequence[str]
+    """Of all shards."""
+    order: IndexArray
+    """int64 [number of shards]: the epoch's order of them."""
+    num_lanes: int
+
+    def shards_of(self, lane: int) -> list[str]:
+        """The names of a lane's shards, in the order in which they are read."""
+        return [self.names[i] for i in self.order[lane :: self.num_lanes].tolist()]
+
+
+class LanePlan:
+    """How a loader reads a sharded dataset.
+
+    Args:
+        dataset: whose ``shards()`` is asked once.
+        shuffle: whether the shards are permuted in each epoch, and the samples in windows.
+
+    Raises:
+        ValueError: no shards, a name twice, or ``num_lanes`` or ``shuffle_buffer`` out of range.
+        TypeError: the dataset has a state of its own.
+    """
+
+    def __init__(self, dataset: ShardedDataset, *, shuffle: bool) -> None:
+        self.dataset = dataset
+        self.is_shuffled = shuffle
+        if isinstance(dataset, Stateful):
+            raise TypeError(
+                f"{type(dataset).__name__} has state_dict() and is a ShardedDataset, whose state "
+                "is the cursors of its lanes. Remedy: leave state_dict() out, or derive from "
+                "IterableDataset"
+            )
+        self.names = list(dataset.shards())
+        if not self.names or len(set(self.names)) < len(self.names):
+            raise ValueError(
+                f"{type(dataset).__name__}.shards() gives {len(self.names)} names, "
+                f"{len(set(self.names))} different ones. Remedy: name at least one shard, and each "
+                "once"
+            )
+        given = dataset.num_lanes
+        self.num_lanes = min(DEFAULT_LANES, len(self.names)) if given is None else given
+        if not 1 <= self.num_lanes <= _MOST_LANES or dataset.shuffle_buffer < 1:
+            raise ValueError(
+                f"num_lanes={given} and shuffle_buffer={dataset.shuffle_buffer} of "
+                f"{type(dataset).__name__}: there are 1 to {_MOST_LANES} lanes, and at least one "
+                "sample in the buffer. Remedy: set them so"
+            )
+        self.window = max(1, dataset.shuffle_buffer // self.num_lanes) if shuffle else 0
+        """Samples of a lane that are shuffled together; 0 where none are."""
+        self._num_samples: list[int] | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """All that decides the order beside the seed and the shards, for the fingerprint."""
+        windows = f", windows of {self.window}" if self.is_shuffled else ""
+        return f"{ALGORITHM}, {self.num_lanes} lanes{windows}"
+
+    def num_shards(self, lane: int) -> int:
+        """Of one lane, in every epoch."""
+        return len(range(lane, len(self.names), self.num_lanes))
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochLanes:
+        """The lanes of one epoch."""
+        order = np.arange(len(self.names), dtype=np.int64)
+        if self.is_shuffled:
+            order = Permutation(len(order), seed=seed, epoch=epoch)(order)
+        return EpochLanes(self.names, order, self.num_lanes)
+
+    def check_ranks(self, num_replicas: int) -> None:
+        """Each rank serves as many lanes.
+
+        Raises:
+            ValueError: so many ranks cannot.
+        """
+        if self.num_lanes % num_replicas:
+            fitting = [n for n in range(1, self.num_lanes + 1) if self.num_lanes % n == 0]
+            numbers = ", ".join(map(str, fitting[:20])) + (", ..." if len(fitting) > 20 else "")
+            raise ValueError(
+                f"{num_replicas} ranks cannot share the {self.num_lanes} lanes of "
+                f"{type(self.dataset).__name__} evenly. Remedy: use {numbers} ranks, or set its "
+                f"num_lanes to a multiple of {num_replicas} in a new run"
+            )
+
+    def num_samples(self) -> list[int] | None:
+        """Of each shard; None unless all are known."""
+        if self._num_samples is None:
+            counts: list[Any] = []
+            for name in self.names:
+                counts.append(self.dataset.num_samples(name))
+                if counts[-1] is None:
+                    return None
+            self._num_samples = counts
+        return self._num_samples
+
+    def num_steps(
+        self,
+        seed: int,
+        epoch: int,
+        division: LaneDivision,
+        counts: Mapping[int, int] | None = None,
+    ) -> int | None:
+        """Batches that every rank delivers until the end of the epoch: as many as the largest has.
+
+        Args:
+            counts: samples that each lane has given already; None is the beginning.
+
+        Returns:
+            None where the numbers of samples are not known.
+        """
+        samples = self.num_samples()
+        if samples is None:
+            return None
+        order = self.of_epoch(seed, epoch).order
+        lanes = np.zeros(self.num_lanes, dtype=np.int64)
+        np.add.at(lanes, np.arange(len(order)) % self.num_lanes, np.array(samples)[order])
+        for lane, count in (counts or {}).items():
+            lanes[lane] = max(0, lanes[lane] - count)
+        of_ranks = lanes.reshape(-1, division.num_replicas).sum(axis=0)
+        return max(division.num_batches(int(number)) for number in of_ranks)
+
+
+def key_of_lane(lane: int, ordinal: int) -> int:
+    """The key position of a lane's sample: no two of an epoch share one.
+
+    A lane has fewer than 2**40 samples in an epoch. Neighbours in a lane have neighbouring keys.
+    """
+    return (lane << _LANE_BITS) + ordinal
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneDivision:
+    """What one rank serves, and in batches of what size."""
+
+    batch_size: int
+    drop_last: bool
+    """Whether the rank's last batch of an epoch is left out if it is not full."""
+    rank: int = 0
+    num_replicas: int = 1
+
+    def lanes(self, num_lanes: int) -> range:
+        """The rank's lanes."""
+        return range(self.rank, num_lanes, self.num_replicas)
+
+    def num_batches(self, num_samples: int) -> int:
+        """Of one rank."""
+        whole, rest = divmod(num_samples, self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)

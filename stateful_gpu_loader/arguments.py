@@ -11,7 +11,8 @@ from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.samplers import DistributedShuffledSampler
-from stateful_gpu_loader.state import ACCEPTABLE, as_int
+from stateful_gpu_loader.state import ACCEPTABLE, as_int, describe
+from stateful_gpu_loader.transforms import Compose
 
 BOUNDARIES = ("empty", "next_epoch")
 """What ``on_epoch_boundary`` can be."""
@@ -147,6 +148,27 @@ def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
             f"{num_replicas = } divides the loader's own order, and this loader iterates a "
             "sampler of yours or an iterable dataset, which divide themselves. Remedy: leave out "
             "num_replicas and rank, or the sampler; or make the dataset a ShardedDataset"
+        )
+
+
+def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) -> None:
+    """Boxes and masks move with the pixels, or the transform is refused.
+
+    Args:
+        dataset: whose targets speak of places in the image.
+        transform: of the loader.
+        recipes: the recipes, if it is these alone.
+
+    Raises:
+        ValueError: what it does to places is not known.
+    """
+    refused = transform if recipes is None else recipes.immovable()
+    if refused is not None:
+        raise ValueError(
+            f"{type(dataset).__name__} has boxes or masks, and it is not known where "
+            f"{describe(refused)} moves them: they would stay while the pixels move. "
+            "Remedy: recipes of stateful_gpu_loader.transforms (RandAugment and TrivialAugmentWide "
+            "do not tell), or the transform in a collate_fn, which gets image and target"
         )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, default_collate
+from torch.utils.data import BatchSampler, DistributedSampler
 
-from stateful_gpu_loader.arguments import as_device
+from stateful_gpu_loader.arguments import as_device, check_targets_move
+from stateful_gpu_loader.collating import STACKS_IMAGES
 from stateful_gpu_loader.decoders import (
     BatchDecoder,
     Decoder,
@@ -84,8 +85,10 @@ class Parts:
         if isinstance(loader.dataset, EncodedShards):
             source = HandedImages()
         device = as_device(loader.device)
-        stacks = loader.batch_sampler is not None and loader.collate_fn is default_collate
+        stacks = loader.batch_sampler is not None and loader.collate_fn in STACKS_IMAGES
         recipes_only = recipes_of(transform) is not None
+        if source is not None and source.has_spatial_targets:
+            check_targets_move(loader.dataset, transform, recipes_of(transform))
         given = loader.batch_transform
         return cls(
             order=order,
@@ -290,7 +293,8 @@ def workers_of(loader: Any) -> Workers:
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         persistent_workers=loader.persistent_workers,
-        in_order=loader.in_order,
+        # A lane's cursors are of batches in their order.
+        in_order=loader.in_order or isinstance(loader.dataset, ShardedDataset),
     )
 
 

@@ -37,6 +37,7 @@ FLOORS: dict[str, float] = {
     "formats": 1.5,
     "storage": 1,
     "bad_samples": 1,
+    "collating": 1,
     "torchdata_states": 1,
     "generator_text": 0,
     "user_states": 1,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
@@ -26,7 +27,7 @@ from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
 from stateful_gpu_loader.engine.executors.lanes import HandedSamples, LaneExecutor
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
-from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor
+from stateful_gpu_loader.engine.executors.samples import SampleExecutor
 from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
 from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
 from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
@@ -231,6 +232,7 @@ def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
         work.source,
         decoder=work.batch_decoder,
         recipes=work.recipes,
+        collate_fn=work.collate_fn,
         policy=work.bad_samples,
         place=stage.place,
     )

@@ -6,10 +6,14 @@ import operator
 from abc import ABC, abstractmethod
 from typing import Any, SupportsIndex
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
 from stateful_gpu_loader.records import EncodedSample
+
+Size = tuple[int, int]
 
 
 class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
@@ -32,6 +36,22 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     >>> OneColour()[-1]
     (tensor([2], dtype=torch.uint8), 2)
     """
+
+    has_spatial_targets: bool = False
+    """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        """The target after the image was moved, of a source that has spatial targets.
+
+        Args:
+            index: of the sample.
+            target: that :meth:`read` gave with it; it stays as it is.
+            motion: float64 [2, 3]: (x, y, 1) to (x, y), in pixels from the upper left corner.
+            size: height and width of the result in pixels.
+        """
+        return target
 
     @abstractmethod
     def __len__(self) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.source import Size, Source
 
 
 def as_source(dataset: Any) -> Source | None:
@@ -39,6 +40,7 @@ class SubsetSource(Source):
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         self._source = source
+        self.has_spatial_targets = source.has_spatial_targets
         self._indices = np.asarray(indices, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -46,6 +48,11 @@ class SubsetSource(Source):
 
     def read(self, index: int) -> EncodedSample:
         return self._source.read(int(self._indices[index]))
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        return self._source.move_target(int(self._indices[index]), target, motion, size)
 
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(self._indices.astype("<i8").tobytes(), digest_size=16)
@@ -57,15 +64,28 @@ class ConcatSource(Source):
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
+        self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
         self._ends = np.cumsum([len(source) for source in self._sources]).tolist()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def read(self, index: int) -> EncodedSample:
-        number = bisect.bisect_right(self._ends, index)
-        start = self._ends[number - 1] if number else 0
-        return self._sources[number].read(index - start)
+        source, own = self._part(index)
+        return source.read(own)
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        source, own = self._part(index)
+        if not source.has_spatial_targets:
+            return target
+        return source.move_target(own, target, motion, size)
 
     def fingerprint(self) -> str:
         return " + ".join(f"({source.fingerprint()})" for source in self._sources)
+
+    def _part(self, index: int) -> tuple[Source, int]:
+        """The source that has a sample, and its index there."""
+        number = bisect.bisect_right(self._ends, index)
+        return self._sources[number], index - (self._ends[number - 1] if number else 0)

@@ -13,7 +13,8 @@ from torch import Tensor
 from stateful_gpu_loader.randomness import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
-from stateful_gpu_loader.transforms.recipe import Draw, Recipe, copy_into
+from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
+from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
 from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
@@ -174,6 +175,37 @@ class Compose:
         for recipe in self.recipes:
             image = recipe(image)
         return image
+
+    def immovable(self) -> Recipe | None:
+        """The first recipe of which is not known where it moves points; None if there is none."""
+        unknown = (recipe for recipe in self.recipes if type(recipe).motion is Recipe.motion)
+        return next(unknown, None)
+
+    def motion(self, drawn: PipelineDraw, sizes: IndexArray) -> FloatArray:
+        """Where the points of each image go.
+
+        Args:
+            drawn: from :meth:`draw`.
+            sizes: int64 [n, 2]: height and width of the decoded images, in pixels.
+
+        Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`.
+
+        Raises:
+            TypeError: a recipe does not tell.
+
+        >>> from stateful_gpu_loader.transforms import Resize
+        >>> sizes = np.array([[50, 100]])
+        >>> recipes = Compose([Resize((100, 100))])
+        >>> recipes.motion(recipes.draw(42, 0, np.arange(1), sizes), sizes)[0].tolist()
+        [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]
+        """
+        moved = at_rest(len(sizes))
+        for recipe, draw in zip(self.recipes, drawn.draws, strict=True):
+            motion = recipe.motion(draw.numbers, sizes)
+            if motion is None:
+                raise TypeError(f"{recipe!r} does not tell where it moves boxes and masks")
+            moved, sizes = one_after_the_other(moved, motion), draw.sizes
+        return moved
 
     @property
     def output_dtype(self) -> torch.dtype:

@@ -76,7 +76,7 @@ class Recipe(ABC):
         """
         super().__init_subclass__(**arguments)
         if "apply" in vars(cls):
-            for name in ("apply_into", "apply_batch", "place", "pointwise"):
+            for name in ("apply_into", "apply_batch", "place", "pointwise", "motion"):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(Recipe, name))
 
@@ -140,6 +140,18 @@ class Recipe(ABC):
 
         Args:
             before: what is done to each value so far.
+        """
+        return None
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray | None:
+        """Where the recipe moves points, for the boxes and masks that go with the image.
+
+        Args:
+            numbers: [n, k], as :attr:`Draw.numbers`.
+            sizes: int64 [n, 2]: height and width before the recipe, in pixels.
+
+        Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`; None where
+        that is not known, and images with such targets are refused.
         """
         return None
 

@@ -6,14 +6,14 @@ is decoded on the CPU, and is bad if that refuses it too, whatever batch it is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
+from stateful_gpu_loader.collating import collate_targets
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.moving import move_tensors
@@ -25,6 +25,7 @@ from stateful_gpu_loader.engine.executors.images import (
     check_one_size,
     draw,
     header_of,
+    moved_targets,
     read,
 )
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
@@ -43,6 +44,7 @@ class ImageFinisher:
         source: for what is read in a bad sample's place.
         decoder: of what the GPU takes.
         recipes: what happens to the pixels; may be empty.
+        collate_fn: one that stacks images.
         policy: what is done about bad samples; None raises.
         place: the device; its private stream is current whenever this is called.
     """
@@ -53,12 +55,14 @@ class ImageFinisher:
         *,
         decoder: BatchDecoder,
         recipes: Compose,
+        collate_fn: Callable[[Any], Any],
         policy: BadSamplePolicy | None,
         place: Place,
     ) -> None:
         self._source = source
         self._decoder = decoder
         self._recipes = recipes
+        self._collate_fn = collate_fn
         self._policy = policy if policy is not None and policy.is_active else None
         self._place = place
 
@@ -67,8 +71,8 @@ class ImageFinisher:
         decoded = self._decoded(batch, keys)
         pixels = [found for found in decoded if isinstance(found, torch.Tensor)]
         if batch.drawn is not None and len(pixels) == len(keys):
-            targets = [image.target for image in batch.images if image is not None]
-            return self._finished(pixels, targets, batch.drawn, keys)
+            images = [image for image in batch.images if image is not None]
+            return self._finished(pixels, images, batch.drawn, keys)
         if self._policy is not None:
             return self._salvaged(self._policy, batch, decoded)
         raise next(found for found in decoded if isinstance(found, BadSample))
@@ -123,14 +127,22 @@ class ImageFinisher:
 
     def _finished(
         self,
-        images: list[torch.Tensor],
-        targets: list[Any],
+        pixels: list[torch.Tensor],
+        images: Sequence[OpenedImage | _Decoded],
         drawn: PipelineDraw,
         keys: list[SampleKey],
     ) -> list[Any]:
         check_one_size(drawn.sizes, keys)
-        batch = self._recipes.apply_batch(images, drawn)
-        return [batch, move_tensors(default_collate(targets), self._place)]
+        batch = self._recipes.apply_batch(pixels, drawn)
+        targets = moved_targets(
+            self._source,
+            self._recipes,
+            keys,
+            [image.target for image in images],
+            [image.header for image in images],
+            drawn,
+        )
+        return [batch, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
 
     def _salvaged(
         self,
@@ -147,9 +159,9 @@ class ImageFinisher:
         kept = salvage.settle(self._make)
         positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
         drawn = draw(self._recipes, request, positions, [slot.sample.header for slot in kept])
-        images = [slot.sample.pixels for slot in kept]
-        targets = [slot.sample.target for slot in kept]
-        finished = self._finished(images, targets, drawn, [slot.key for slot in kept])
+        samples = [slot.sample for slot in kept]
+        keys = [slot.key for slot in kept]
+        finished = self._finished([sample.pixels for sample in samples], samples, drawn, keys)
         return salvage.answer(finished)
 
     def _make(self, slot: Slot) -> None:

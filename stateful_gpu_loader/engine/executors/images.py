@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
+from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
 from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
-from stateful_gpu_loader.engine.executors.samples import DRAWS_NOTHING, SampleExecutor, collate
+from stateful_gpu_loader.engine.executors.samples import SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
@@ -36,8 +36,9 @@ class RecipeExecutor:
         source: of encoded images.
         decoder: bytes to pixels.
         recipes: what happens to the pixels; may be empty.
-        collate_fn: torch's default puts the images straight into one tensor and gives
-            ``[images, targets]``; another one gets the samples ``(image, target)`` one by one.
+        collate_fn: torch's default, and :func:`ragged_collate`, put the images straight into one
+            tensor and give ``[images, targets]``; another one gets the samples ``(image, target)``
+            one by one.
         batched: False for ``batch_size=None``.
         allocate: where finished batches lie.
         policy: what is done about bad samples; None raises.
@@ -60,7 +61,7 @@ class RecipeExecutor:
         self._collate_fn = collate_fn
         self._batched = batched
         self._allocate = allocate
-        self._stacked = batched and collate_fn is default_collate
+        self._stacked = batched and collate_fn in STACKS_IMAGES
         self._policy = policy if policy is not None and policy.is_active else None
         self.uses_global_generators = collate_fn not in DRAWS_NOTHING
 
@@ -71,7 +72,9 @@ class RecipeExecutor:
         encoded = [read(self._source, key) for key in keys]
         headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
         drawn = draw(self._recipes, request, request.positions, headers)
-        targets = [sample.target for sample in encoded]
+        targets = moved_targets(
+            self._source, self._recipes, keys, [sample.target for sample in encoded], headers, drawn
+        )
         rows = self._rows(drawn.sizes, keys)
         decoded = (
             (self._decoded(sample, header, key, check), drawn.sample(i))
@@ -85,7 +88,7 @@ class RecipeExecutor:
         with torch.inference_mode():
             for out, (image, row) in zip(rows.unbind(0), decoded, strict=True):
                 self._recipes.apply_into(image, row, out)
-        return [rows, default_collate(targets)]
+        return [rows, collate_targets(self._collate_fn, targets)]
 
     def _decoded(
         self,
@@ -123,7 +126,7 @@ class RecipeExecutor:
             salvage.settle(partial(self._judge, check))
             images, targets = self._filled(salvage, request, check)
         if isinstance(images, torch.Tensor):
-            return salvage.answer([images, default_collate(targets)])
+            return salvage.answer([images, collate_targets(self._collate_fn, targets)])
         samples = list(zip(images, targets, strict=True))
         return salvage.answer(collate(request, samples, self._collate_fn, batched=self._batched))
 
@@ -134,6 +137,7 @@ class RecipeExecutor:
         kept = salvage.kept
         keys = [slot.key for slot in kept]
         drawn = self._draw(request, kept)
+        moved = self._moved(kept, drawn)
         rows = self._rows(drawn.sizes, keys)
         places = [] if rows is None else rows.unbind(0)
         images: list[torch.Tensor] = []
@@ -146,14 +150,15 @@ class RecipeExecutor:
             if slot.key is not key:
                 # Only its own numbers change: they depend on its position and size alone.
                 # If the recipes make another size of it, apply_into refuses.
-                numbers = self._draw(request, [slot]).sample(0)
+                own = self._draw(request, [slot])
+                numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
             image, slot.sample.pixels = slot.sample.pixels, None
             if rows is None:
                 images.append(self._recipes.apply(image, numbers).contiguous())
             else:
                 with torch.inference_mode():
                     self._recipes.apply_into(image, numbers, places[len(targets)])
-            targets.append(slot.sample.encoded.target)
+            targets.append(moved[i])
         if not targets:
             salvage.settle(partial(self._judge, check))
             return self._filled(salvage, request, check)
@@ -162,6 +167,16 @@ class RecipeExecutor:
     def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
         positions = np.array([slot.key.position for slot in slots], dtype=np.int64)
         return draw(self._recipes, request, positions, [slot.sample.header for slot in slots])
+
+    def _moved(self, slots: list[Slot], drawn: PipelineDraw) -> list[Any]:
+        return moved_targets(
+            self._source,
+            self._recipes,
+            [slot.key for slot in slots],
+            [slot.sample.encoded.target for slot in slots],
+            [slot.sample.header for slot in slots],
+            drawn,
+        )
 
     def _open(self, slot: Slot) -> None:
         if slot.sample is None:
@@ -200,8 +215,38 @@ def draw(
     Raises:
         ValueError: an image is too small for a recipe.
     """
-    sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
-    return recipes.draw(request.seed, request.epoch, positions, sizes)
+    return recipes.draw(request.seed, request.epoch, positions, _sizes_of(headers))
+
+
+def moved_targets(
+    source: Source,
+    recipes: Compose,
+    keys: list[SampleKey],
+    targets: list[Any],
+    headers: list[ImageHeader],
+    drawn: PipelineDraw,
+) -> list[Any]:
+    """The targets of n images, boxes and masks among them where the recipes put the pixels.
+
+    Args:
+        source: of the images.
+        keys: of the images, as they were read.
+        targets, headers: of the images as they lie in the source.
+        drawn: for the same n images.
+    """
+    if not source.has_spatial_targets:
+        return targets
+    motions = recipes.motion(drawn, _sizes_of(headers))
+    return [
+        source.move_target(key.index, target, motion, (height, width))
+        for key, target, motion, (height, width) in zip(
+            keys, targets, motions, drawn.sizes.tolist(), strict=True
+        )
+    ]
+
+
+def _sizes_of(headers: list[ImageHeader]) -> IndexArray:
+    return np.array([(header.height, header.width) for header in headers], dtype=np.int64)
 
 
 def check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:

@@ -6,14 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch.utils.data import (
-    ConcatDataset,
-    StackDataset,
-    Subset,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
@@ -21,9 +16,6 @@ from stateful_gpu_loader.engine.pipeline import noting_sample
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.randomness import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
-
-DRAWS_NOTHING = (default_collate, default_convert)
-"""Collate functions that leave the global generators alone."""
 
 
 class SampleExecutor:

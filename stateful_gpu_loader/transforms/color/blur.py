@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, pad
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range, as_size
 from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 
@@ -61,6 +62,9 @@ class GaussianBlur(Recipe):
             )
         lowest, highest = self.sigma
         return Draw(lowest + uniforms * (highest - lowest), sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         return self._blurred(image.unsqueeze(0), np.array([numbers])).squeeze(0)

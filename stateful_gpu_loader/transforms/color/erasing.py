@@ -14,6 +14,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability, as_range
 from stateful_gpu_loader.transforms.batches.device_numbers import constant, on_device
 from stateful_gpu_loader.transforms.color.noise import normal_noise
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.portable import portable_exp, portable_log
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
@@ -86,6 +87,9 @@ class RandomErasing(Recipe):
         seeds = np.floor(uniforms[:, -2:] * 2.0**32)
         numbers = np.column_stack((corners * erased[:, None], boxes * erased[:, None], seeds))
         return Draw(numbers.astype(np.int64), sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         top, left, height, width, *seed = map(int, numbers)

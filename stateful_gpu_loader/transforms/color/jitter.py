@@ -25,6 +25,7 @@ from stateful_gpu_loader.transforms.color.adjustments import (
     to_grey,
 )
 from stateful_gpu_loader.transforms.color.hue import adjust_hue
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.probability import WithProbability
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
@@ -78,6 +79,9 @@ class ColorJitter(Recipe):
         lowest, highest = np.array(ranges).T
         factors = lowest + uniforms[:, 1:] * (highest - lowest)
         return Draw(np.concatenate((orders, factors), axis=1), sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         chosen = [i for i in map(int, numbers[:4]) if self._ranges[i] is not None]
@@ -145,6 +149,9 @@ class RandomGrayscale(WithProbability):
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def _act(self, images: Tensor) -> Tensor:
         return to_grey(images).expand(images.shape)

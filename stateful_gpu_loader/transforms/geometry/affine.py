@@ -19,6 +19,7 @@ from stateful_gpu_loader.transforms.arguments import (
     as_symmetric_range,
 )
 from stateful_gpu_loader.transforms.geometry.warp import inverse_affine_matrices, warp
+from stateful_gpu_loader.transforms.motion import inverted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 
@@ -90,17 +91,27 @@ class RandomAffine(Recipe):
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         return self._warped(images, numbers)
 
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        matrices = [
+            self._matrices(numbers[i : i + 1], (height, width))
+            for i, (height, width) in enumerate(sizes.tolist())
+        ]
+        return inverted(np.concatenate(matrices), sizes, sizes)
+
     def _warped(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         height, width = images.shape[-2:]
-        matrices = inverse_affine_matrices(
-            (height, width),
+        matrices = self._matrices(numbers, (height, width))
+        return warp(images, matrices, self.interpolation, self.fill)
+
+    def _matrices(self, numbers: IndexArray | FloatArray, size: tuple[int, int]) -> FloatArray:
+        return inverse_affine_matrices(
+            size,
             angles=numbers[:, 0],
             translations=numbers[:, 1:3],
             scales=numbers[:, 3],
             shears=numbers[:, 4:],
             center=self.center,
         )
-        return warp(images, matrices, self.interpolation, self.fill)
 
 
 def _as_fractions(translate: Any) -> tuple[float, float] | None:

@@ -14,6 +14,7 @@ from stateful_gpu_loader.transforms.arguments import Fill, as_fill, as_size
 from stateful_gpu_loader.transforms.batches.device_numbers import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.geometry.resampling import crop
+from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -56,6 +57,9 @@ class CenterCrop(Recipe):
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         return _placed(placement, numbers, self.size)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return _moved(numbers)
 
 
 class RandomCrop(Recipe):
@@ -139,6 +143,9 @@ class RandomCrop(Recipe):
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         return _placed(placement, numbers, self.size)
 
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return _moved(numbers)
+
     def _refuse_small(self, sizes: IndexArray, room: IndexArray) -> None:
         i = int(np.flatnonzero((room < 0).any(axis=1))[0])
         (height, width), (padded_height, padded_width) = sizes[i], room[i] + self.size
@@ -181,6 +188,11 @@ def _placed(
         return None
     corners = numbers[:, 4:].astype(np.int64)
     return placement.crop(np.concatenate((corners, np.full_like(corners, size)), axis=1))
+
+
+def _moved(numbers: IndexArray | FloatArray) -> FloatArray:
+    left, top = numbers[:, 0] - numbers[:, 5], numbers[:, 1] - numbers[:, 4]
+    return scaled_and_shifted(np.ones((1, 2)), np.stack((left, top), axis=1))
 
 
 def _canonical_padding(padding: int | Sequence[int] | None) -> tuple[int, int, int, int] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.probability import WithProbability
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
@@ -35,6 +38,9 @@ class RandomHorizontalFlip(WithProbability):
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
         return placement.flip(1, numbers[:, 0] != 0)
 
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return _mirrored(numbers[:, 0] != 0, sizes, axis=0)
+
 
 class RandomVerticalFlip(WithProbability):
     """Swap top and bottom, as ``torchvision.transforms.v2.RandomVerticalFlip``.
@@ -61,3 +67,14 @@ class RandomVerticalFlip(WithProbability):
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
         return placement.flip(0, numbers[:, 0] != 0)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return _mirrored(numbers[:, 0] != 0, sizes, axis=1)
+
+
+def _mirrored(chosen: npt.NDArray[np.bool_], sizes: IndexArray, *, axis: int) -> FloatArray:
+    """Motions that mirror the images chosen, along x (axis 0) or y (axis 1)."""
+    scales, shifts = np.ones((len(sizes), 2)), np.zeros((len(sizes), 2))
+    scales[chosen, axis] = -1.0
+    shifts[chosen, axis] = sizes[chosen, 1 - axis]
+    return scaled_and_shifted(scales, shifts)

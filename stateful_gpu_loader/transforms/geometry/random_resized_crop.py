@@ -17,6 +17,7 @@ from stateful_gpu_loader.transforms.arguments import (
 )
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.geometry.resampling import INTERPOLATIONS, resized_crop
+from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.portable import portable_exp, portable_log
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
@@ -88,6 +89,10 @@ class RandomResizedCrop(Recipe):
         boxes = numbers.astype(np.int64)
         sizes = np.full_like(boxes[:, :2], self.size)
         return placement.crop(boxes).resize(sizes, self.antialias)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        scales = np.array(self.size[::-1]) / numbers[:, :1:-1]
+        return scaled_and_shifted(scales, -numbers[:, 1::-1] * scales)
 
     def _attempts(
         self, uniforms: FloatArray, sizes: IndexArray

@@ -17,6 +17,7 @@ from stateful_gpu_loader.transforms.arguments import (
 )
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.geometry.resampling import INTERPOLATIONS, resize, resize_batch
+from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 
@@ -90,6 +91,9 @@ class Resize(Recipe):
         if self.interpolation != "bilinear":
             return None
         return placement.resize(numbers.astype(np.int64), self.antialias)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return scaled_and_shifted(numbers[:, ::-1] / sizes[:, ::-1], np.zeros((1, 2)))
 
     def _sizes_after(self, sizes: IndexArray) -> IndexArray:
         if self.size is not None and len(self.size) == 2:

@@ -20,6 +20,7 @@ from stateful_gpu_loader.transforms.arguments import (
 )
 from stateful_gpu_loader.transforms.batches.groups import apply_by_group
 from stateful_gpu_loader.transforms.geometry.warp import inverse_affine_matrices, warp
+from stateful_gpu_loader.transforms.motion import inverted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
 
@@ -69,6 +70,15 @@ class RandomRotation(Recipe):
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         return self._rotated(images, numbers)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        matrices = [
+            inverse_affine_matrices((height, width), angles=-angle % 360.0, center=self.center)
+            for (height, width), angle in zip(sizes.tolist(), numbers[:, 0].tolist(), strict=True)
+        ]
+        angles = np.asarray(numbers, dtype=np.float64)
+        after = self._sizes_after(angles, sizes) if self.expand else sizes
+        return inverted(np.concatenate(matrices), sizes, after)
 
     def _rotated(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         height, width = images.shape[-2:]

@@ -10,6 +10,7 @@ from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.pointwise import FLOATS, Pointwise
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, nothing_drawn
 
 
@@ -39,6 +40,9 @@ class ToDtype(Recipe):
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         return nothing_drawn(sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         converted: Tensor = F.to_dtype_image(image, self.dtype, scale=self.scale)

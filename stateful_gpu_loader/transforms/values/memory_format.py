@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, nothing_drawn
 
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -43,6 +44,9 @@ class ToMemoryFormat(Recipe):
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         return nothing_drawn(sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         if self.memory_format is torch.channels_last:

@@ -10,6 +10,7 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device_numbers import constant
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.motion import at_rest
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, nothing_drawn
 
 
@@ -48,6 +49,9 @@ class Normalize(Recipe):
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         return nothing_drawn(sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        return at_rest(len(sizes))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         if image.dtype is torch.uint8:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
@@ -33,7 +34,14 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
         allocate=place.empty_host,
         policy=BadSamplePolicy(mode="raise"),
     )
-    finish = ImageFinisher(source, decoder=decoder, recipes=recipes, policy=None, place=place)
+    finish = ImageFinisher(
+        source,
+        decoder=decoder,
+        recipes=recipes,
+        collate_fn=default_collate,
+        policy=None,
+        place=place,
+    )
     for _ in range(2):
         request = Request(0, 1, 0, 0, 1, np.arange(6), 6)
         batch = executor(request, never_stopped)

@@ -1,0 +1,40 @@
+"""Collate functions whose images the loader stacks by itself, straight into the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import default_collate, default_convert
+
+
+def ragged_collate(samples: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """``[images, targets]``: the images stacked, the targets as a list, as detection models want.
+
+    For targets that differ in size, such as the boxes of a :class:`CocoSource`: torch's own
+    ``default_collate`` would try to stack them.
+
+    Args:
+        samples: n pairs of an image [C, H, W], all of one size, and its target.
+
+    Returns: a tensor [n, C, H, W] and a list of n targets.
+
+    >>> import torch
+    >>> images, targets = ragged_collate([(torch.zeros(3, 2, 2), [1]), (torch.ones(3, 2, 2), [])])
+    >>> images.shape, targets
+    (torch.Size([2, 3, 2, 2]), [[1], []])
+    """
+    images, targets = zip(*samples, strict=True)
+    return [default_collate(list(images)), list(targets)]
+
+
+DRAWS_NOTHING = (default_collate, default_convert, ragged_collate)
+"""Collate functions that leave the global generators alone."""
+
+STACKS_IMAGES = (default_collate, ragged_collate)
+"""Those that stack images and, but for the second, targets."""
+
+
+def collate_targets(collate_fn: Callable[[Any], Any], targets: list[Any]) -> Any:
+    """What one of :data:`STACKS_IMAGES` makes of the targets alone."""
+    return targets if collate_fn is ragged_collate else default_collate(targets)

@@ -1,0 +1,68 @@
+"""Where recipes move points of an image, so that boxes and masks can move with the pixels.
+
+A motion is float64 [n, 2, 3], a matrix for each of n images: (x, y, 1) to (x, y), in pixels from
+the upper left corner of the image, so that a whole image reaches from (0, 0) to (width, height).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def scaled_and_shifted(scales: npt.ArrayLike, shifts: npt.ArrayLike) -> FloatArray:
+    """Motions without rotation.
+
+    Args:
+        scales: [n, 2], along x and y; negative ones mirror.
+        shifts: [n, 2], to the right and down, after the scaling.
+
+    >>> scaled_and_shifted([[2, 1]], [[0, -3]])
+    array([[[ 2.,  0.,  0.],
+            [ 0.,  1., -3.]]])
+    """
+    factors, offsets = np.broadcast_arrays(
+        np.asarray(scales, dtype=np.float64), np.asarray(shifts, dtype=np.float64)
+    )
+    motions = np.zeros((len(factors), 2, 3))
+    motions[:, 0, 0], motions[:, 1, 1] = factors.T
+    motions[:, :, 2] = offsets
+    return motions
+
+
+def at_rest(n: int) -> FloatArray:
+    """Motions of n images whose pixels stay where they are."""
+    return scaled_and_shifted(np.ones((n, 2)), np.zeros((n, 2)))
+
+
+def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
+    """The motions of two recipes in a row.
+
+    >>> double = scaled_and_shifted([[2, 2]], [[0, 0]])
+    >>> shift = scaled_and_shifted([[1, 1]], [[5, 0]])
+    >>> one_after_the_other(double, shift)[0].tolist()
+    [[2.0, 0.0, 5.0], [0.0, 2.0, 0.0]]
+    """
+    joined = second[:, :, :2] @ first
+    joined[:, :, 2] += second[:, :, 2]
+    return joined
+
+
+def inverted(
+    matrices: FloatArray, sizes: npt.NDArray[np.int64], sizes_after: npt.NDArray[np.int64]
+) -> FloatArray:
+    """The motions of warps that are given by what brings a pixel back.
+
+    Args:
+        matrices: [n, 6], in pixels from the centers, as
+            :func:`~stateful_gpu_loader.transforms.geometry.warp.inverse_affine_matrices` gives.
+        sizes: [n, 2], height and width of the images.
+        sizes_after: [n, 2], of the results.
+    """
+    back = matrices.reshape(-1, 2, 3)
+    forth = np.linalg.inv(back[:, :, :2])
+    center, center_after = sizes[:, ::-1] / 2.0, sizes_after[:, ::-1] / 2.0
+    shift = center_after - np.einsum("nij,nj->ni", forth, center + back[:, :, 2])
+    return np.concatenate((forth, shift[:, :, None]), axis=2)

@@ -5,6 +5,7 @@
 """
 
 from stateful_gpu_loader import transforms
+from stateful_gpu_loader.collating import ragged_collate
 from stateful_gpu_loader.errors import (
     BadSample,
     CheckpointError,
@@ -14,9 +15,21 @@ from stateful_gpu_loader.errors import (
     WorkerLost,
 )
 from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.mixture import MixedDataset
 from stateful_gpu_loader.rank_states import gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.rng import RNG
-from stateful_gpu_loader.samplers import DistributedShuffledSampler, ShuffledSampler
+from stateful_gpu_loader.samplers import (
+    BalancedSampler,
+    Blocks,
+    DistributedShuffledSampler,
+    LastBatchPolicy,
+    MixtureSampler,
+    RepeatedSampler,
+    ShardSampler,
+    ShuffledSampler,
+    SubsetSampler,
+    WeightedSampler,
+)
 from stateful_gpu_loader.shards import ShardedDataset
 from stateful_gpu_loader.sources import FolderSource
 from stateful_gpu_loader.starting import start_workers
@@ -24,18 +37,28 @@ from stateful_gpu_loader.starting import start_workers
 __all__ = [
     "RNG",
     "BadSample",
+    "BalancedSampler",
+    "Blocks",
     "CheckpointError",
     "DistributedShuffledSampler",
     "FolderSource",
+    "LastBatchPolicy",
     "LoaderError",
     "MissingDependency",
+    "MixedDataset",
+    "MixtureSampler",
+    "RepeatedSampler",
+    "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",
     "StateMismatch",
     "StatefulGPULoader",
+    "SubsetSampler",
+    "WeightedSampler",
     "WorkerLost",
     "gather_state_dict",
     "merge_state_dicts",
+    "ragged_collate",
     "start_workers",
     "transforms",
 ]

@@ -178,7 +178,7 @@ class Parts:
     def fingerprint(self, loader: Any, decoder: AnyDecoder) -> Fingerprint:
         """What must not change between saving and loading."""
         return fingerprint_of(
-            dataset=self.source if self.source and not self.lanes else loader.dataset,
+            dataset=self.source if self.source is not None and not self.lanes else loader.dataset,
             order=self.lanes or self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
             length=self.num_positions,
@@ -212,13 +212,14 @@ class Parts:
 
     def begin(self, loader: Any, passes: Passes) -> Pass:
         """The next pass of the loader."""
-        division, num_positions = self.division(loader), self.num_positions
-        if division is None or num_positions is None or loader.on_epoch_boundary == "empty":
+        division, order = self.division(loader), self.order
+        if division is None or order is None or loader.on_epoch_boundary == "empty":
             return passes.begin()
-        n, divided = num_positions, division
+        orders, divided = order, division
 
         def is_over(place: Address) -> bool:
             # With states of the user's the empty rest is gone through, to carry them over.
+            n = orders.of_epoch(0, place.epoch).n  # which no seed changes
             return place.user is None and not divided.num_steps(n - place.position)
 
         return passes.begin(is_over=is_over)

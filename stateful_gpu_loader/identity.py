@@ -65,6 +65,7 @@ def check_fits(
     """Compare what the fingerprint does not hold.
 
     Args:
+        seed: that was given to the loader, or to its sampler.
         num_positions: of a loader with its own order; other positions cannot be checked here.
 
     Raises:

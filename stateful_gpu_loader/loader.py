@@ -326,7 +326,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
         present = self._parts.fingerprint(self, decoder)
         present.check(saved, accept=accept, position=state.position)
         num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
-        check_fits(state, seed=self.seed, num_positions=num_positions, accept=accept)
+        check_fits(state, seed=self._seed.given, num_positions=num_positions, accept=accept)
         place = place_of(self, state, self._parts.memory, global_batch_size=batch)
         place = lane_place(self, self._parts, state, place)
         bad_samples = BadSamples.from_text(state.bad_samples)
@@ -339,7 +339,7 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             self._crew.keep(None)
         if self._work().has_worker_states:
             self._crew.keep(None)
-        if "seed" not in accept or self.seed is None:
+        if "seed" not in accept or self._seed.given is None:
             self._seed.load(state.seed)
         self._bad_samples = bad_samples
         self._take_requested_epoch()

@@ -70,7 +70,7 @@ class Permutation:
         self._n = np.uint64(n)
         self._num_rows = np.uint64(num_rows)
         self._num_columns = np.uint64(num_columns)
-        num_rounds = _num_rounds(min(num_rows, num_columns))
+        num_rounds = num_rounds_for(min(num_rows, num_columns))
         halves = words(seed, epoch, [n], Stream.ORDER, 2 * num_rounds)[0].astype(np.uint64)
         self._round_keys = (halves[0::2] << _HALF | halves[1::2]).reshape(-1, 2)
 
@@ -137,18 +137,18 @@ class Permutation:
     def _encrypt(self, values: _Words) -> _Words:
         row, column = self._split(values)
         for row_key, column_key in self._round_keys:
-            row += _hash(column, row_key, self._num_rows)
+            row += hash_below(column, row_key, self._num_rows)
             row = np.minimum(row, row - self._num_rows)
-            column += _hash(row, column_key, self._num_columns)
+            column += hash_below(row, column_key, self._num_columns)
             column = np.minimum(column, column - self._num_columns)
         return self._joined(row, column)
 
     def _decrypt(self, values: _Words) -> _Words:
         row, column = self._split(values)
         for row_key, column_key in self._round_keys[::-1]:
-            column -= _hash(row, column_key, self._num_columns)
+            column -= hash_below(row, column_key, self._num_columns)
             column = np.minimum(column, column + self._num_columns)
-            row -= _hash(column, row_key, self._num_rows)
+            row -= hash_below(column, row_key, self._num_rows)
             row = np.minimum(row, row + self._num_rows)
         return self._joined(row, column)
 
@@ -161,14 +161,15 @@ class Permutation:
         return values
 
 
-def _num_rounds(shorter_side: int) -> int:
+def num_rounds_for(shorter_side: int) -> int:
+    """Rounds that bring the network as near to uniform as is asked for, and at least 8."""
     pairs = 1
     while max(2, shorter_side) ** pairs < _CLOSENESS:
         pairs += 1
     return max(_MIN_ROUNDS, 2 * pairs)
 
 
-def _hash(side: _Words, round_key: np.uint64, end: np.uint64) -> _Words:
+def hash_below(side: _Words, round_key: np.uint64, end: np.uint64) -> _Words:
     """Hash to range(end), where end <= 2**32: multiply, and keep the carry."""
     mixed: _Words = (side + round_key) * _FIRST_MULTIPLIER
     mixed ^= mixed >> _HALF

@@ -28,6 +28,8 @@ class SettledSeed:
         self, seed: int | None, generator: torch.Generator | None, *, sharded: bool
     ) -> None:
         self._generator = generator
+        self.given = seed
+        """The seed that was given; None if the loader's is to be settled."""
         undecided = None if not sharded else 0
         self._value = undecided if seed is None else int(seed)
         self._owes_draw = self._value is None

@@ -22,6 +22,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze
 from stateful_gpu_loader.generator_text import generator_to_text
 from stateful_gpu_loader.randomness import caller_generators_restored
+from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
 from stateful_gpu_loader.state import Fingerprint, LoaderState, Stateful
 from stateful_gpu_loader.torchdata_states import TorchdataState, TorchdataWorker
 from stateful_gpu_loader.user_states import UserStates, worker_state
@@ -114,6 +115,8 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
         raise _unlike("sampler", "the state of a sampler", "none: the loader has its own order")
     if num_replicas is not None:
         raise _unlike("num_replicas", None, num_replicas)
+    if fingerprint.order not in (SequentialOrder.algorithm, ShuffledOrder.algorithm):
+        raise _unlike("order", "torchdata's", fingerprint.order)
     shuffled = saved.permutation is not None
     if shuffled != fingerprint.shuffle:
         raise _unlike("shuffle", shuffled, fingerprint.shuffle)

@@ -38,6 +38,8 @@ FLOORS: dict[str, float] = {
     "storage": 1,
     "bad_samples": 1,
     "collating": 1,
+    "mixture": 1,
+    "apportionment": 0,
     "torchdata_states": 1,
     "generator_text": 0,
     "user_states": 1,

@@ -154,3 +154,16 @@ def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> No
     next(batches)
     with pytest.raises(StateMismatch, match="order differs"):
         loading.load_state_dict(saving.state_dict())
+
+
+def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
+    """B7: another explicit seed is refused, wherever it was given."""
+    state = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4)).state_dict()
+    other = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=5))
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match="seed differs: the state has 4, expected was 5"):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+    undecided = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8)))
+    undecided.load_state_dict(state)
+    assert undecided.state_dict() == state

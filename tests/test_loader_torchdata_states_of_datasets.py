@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch, SubsetSampler, WeightedSampler
 from tests.datasets import Indices
 from tests.torchdata_objects import (
     LENGTH,
@@ -242,3 +242,17 @@ def test_garbage_is_refused_by_name_and_nothing_changes(
     assert field in refused.field
     whole = [plain(batch) for batch in StatefulGPULoader(**shuffled(batch_size=2, seed=1))]
     assert [first, *map(plain, batches)] == whole
+
+
+@pytest.mark.parametrize(
+    "sampler", [SubsetSampler(range(5, 15)), WeightedSampler([1.0] * 10, 10)], ids=lambda s: type(s)
+)
+def test_an_order_that_torchdata_has_not_is_refused(sampler: Any) -> None:
+    """A4: its state tells positions of a permutation of the whole dataset."""
+    theirs = StatefulDataLoader(Indices(10), batch_size=2, shuffle=True)
+    next(iter(theirs))
+    ours = StatefulGPULoader(Indices(20), batch_size=2, sampler=sampler)
+    before = ours.state_dict()
+    with pytest.raises(StateMismatch, match="order differs"):
+        ours.load_state_dict(theirs.state_dict())
+    assert ours.state_dict() == before

@@ -162,6 +162,8 @@ def test_streams_are_frozen():
         "WORKERS": 11,
         "DATAPIPES": 12,
         "BATCH_RECIPES": 13,
+        "PARTS": 14,
+        "CLASSES": 15,
         "RECIPES": 64,
     }
 

@@ -3,8 +3,11 @@
 They are subclasses of torch's samplers because trainers ask with isinstance.
 """
 
+from stateful_gpu_loader.samplers.balanced import BalancedSampler
+from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.choice import OWN_SAMPLERS, default_sampler, is_map, order_of
 from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
+from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     Identity,
@@ -13,20 +16,33 @@ from stateful_gpu_loader.samplers.orders import (
     SequentialOrder,
     ShuffledOrder,
 )
+from stateful_gpu_loader.samplers.repeated import RepeatedSampler
 from stateful_gpu_loader.samplers.resumable import OrderSampler
+from stateful_gpu_loader.samplers.sharded import ShardSampler
+from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+from stateful_gpu_loader.samplers.subset import SubsetSampler
+from stateful_gpu_loader.samplers.weighted import WeightedSampler
 
 __all__ = [
     "OWN_SAMPLERS",
+    "BalancedSampler",
+    "Blocks",
     "DistributedShuffledSampler",
     "EpochOrder",
     "Identity",
+    "LastBatchPolicy",
     "Listed",
+    "MixtureSampler",
     "OrderSampler",
     "PositionOrder",
+    "RepeatedSampler",
     "SequentialOrder",
+    "ShardSampler",
     "ShuffledOrder",
     "ShuffledSampler",
+    "SubsetSampler",
+    "WeightedSampler",
     "default_sampler",
     "is_map",
     "order_of",

@@ -6,11 +6,27 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler
 
+from stateful_gpu_loader.mixture import MixedDataset
+from stateful_gpu_loader.samplers.balanced import BalancedSampler
 from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
+from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import PositionOrder, SequentialOrder
+from stateful_gpu_loader.samplers.repeated import RepeatedSampler
+from stateful_gpu_loader.samplers.sharded import ShardSampler
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+from stateful_gpu_loader.samplers.subset import SubsetSampler
+from stateful_gpu_loader.samplers.weighted import WeightedSampler
 
-OWN_SAMPLERS = (ShuffledSampler, DistributedShuffledSampler)
+OWN_SAMPLERS = (
+    ShuffledSampler,
+    DistributedShuffledSampler,
+    WeightedSampler,
+    BalancedSampler,
+    SubsetSampler,
+    RepeatedSampler,
+    MixtureSampler,
+    ShardSampler,
+)
 """Samplers whose orders the loader addresses by position."""
 
 
@@ -24,6 +40,8 @@ def default_sampler(
     rank: int | None,
 ) -> Sampler[int]:
     """The sampler that stands in for a missing one."""
+    if isinstance(dataset, MixedDataset):
+        return MixtureSampler(dataset, shuffle=shuffle, seed=seed)
     if num_replicas is not None:
         replicas = 1 if isinstance(num_replicas, str) else num_replicas
         return DistributedShuffledSampler(

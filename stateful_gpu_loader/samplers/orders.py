@@ -28,6 +28,15 @@ class EpochOrder(Protocol):
         ...
 
 
+def key_offset_of(indices: EpochOrder) -> int:
+    """What an epoch's positions are apart from those of other orders that share its seed.
+
+    Shards that have an order each (``key_offset``) draw different augmentations by it; orders
+    that ranks share have no need.
+    """
+    return int(getattr(indices, "key_offset", 0))
+
+
 @runtime_checkable
 class PositionOrder(Protocol):
     """The orders of all epochs."""

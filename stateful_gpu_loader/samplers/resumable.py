@@ -15,7 +15,10 @@ _BLOCK = 4096
 
 
 class Resumable:
-    """State of a sampler that is iterated by itself: seed, epoch, position."""
+    """State of a sampler that is iterated by itself: seed, epoch, position, and which order."""
+
+    order: PositionOrder
+    """What is iterated; a loader takes it and divides it among ranks."""
 
     seed: Any
     epoch: int
@@ -34,16 +37,33 @@ class Resumable:
         self.epoch = self.requested_epoch = as_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, epoch and the number of indices already yielded in it."""
-        position = self._position if self.resume_at is None else self.resume_at
-        return {"seed": self.seed, "epoch": self.epoch, "position": position}
+        """Seed, epoch, the number of indices already yielded in it, and the order's name."""
+        return {
+            "seed": 0 if self.seed is None else self.seed,
+            "epoch": self.epoch,
+            "position": self._position if self.resume_at is None else self.resume_at,
+            "order": self.order.algorithm,
+            "length": self.order.num_positions,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The next iteration yields the rest of the epoch.
 
         Raises:
-            StateMismatch: a field is missing, no int, or the seed is another explicit one.
+            StateMismatch: a field is missing, no int or out of range, the order or its length is
+                another, or the seed another explicit one.
         """
+        for field, present in (
+            ("order", self.order.algorithm),
+            ("length", self.order.num_positions),
+        ):
+            if state_dict.get(field, present) != present:
+                raise StateMismatch(
+                    field,
+                    saved=state_dict[field],
+                    present=present,
+                    remedy="build the sampler with the arguments that it was saved with",
+                )
         found = {field: state_dict.get(field) for field in ("seed", "epoch", "position")}
         for field, value in found.items():
             if not isinstance(value, int):
@@ -53,6 +73,13 @@ class Resumable:
                     present="an int",
                     remedy=f"load what {type(self).__name__}.state_dict() returned",
                 )
+        if not 0 <= state_dict["position"] <= self.order.num_positions:
+            raise StateMismatch(
+                "position",
+                saved=found["position"],
+                present=f"0 to {self.order.num_positions}",
+                remedy=f"load what {type(self).__name__}.state_dict() returned",
+            )
         if self.seed not in (None, found["seed"]):
             raise StateMismatch(
                 "seed",
@@ -76,10 +103,8 @@ class Resumable:
 class OrderSampler(Resumable):
     """A sampler that yields a :class:`PositionOrder`, epoch after epoch.
 
-    The base of this package's samplers; a loader takes :attr:`order` and divides it among ranks.
+    The base of this package's samplers.
     """
-
-    order: PositionOrder
 
     def __iter__(self) -> Iterator[int]:
         indices = self.order.of_epoch(self.seed or 0, self.epoch)

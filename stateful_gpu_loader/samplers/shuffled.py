@@ -1,21 +1,42 @@
-"""ShuffledSampler: a keyed permutation of the whole dataset."""
+"""ShuffledSampler: keyed orders of the whole dataset, torch's RandomSampler by position."""
 
 from __future__ import annotations
 
 from collections.abc import Sized
 
+import torch
 from torch.utils.data import RandomSampler
 
-from stateful_gpu_loader.samplers.orders import ShuffledOrder
+from stateful_gpu_loader.samplers.block_order import BlockOrder
+from stateful_gpu_loader.samplers.blocks import Blocks
+from stateful_gpu_loader.samplers.orders import PositionOrder, ShuffledOrder
+from stateful_gpu_loader.samplers.replacement import ReplacementOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
+from stateful_gpu_loader.samplers.rounds import RoundsOrder
+from stateful_gpu_loader.samplers.seeds import settled
+from stateful_gpu_loader.state import as_int
 
 
 class ShuffledSampler(OrderSampler, RandomSampler):
     """A shuffled order of the whole dataset; its state is a position.
 
+    Arguments as ``torch.utils.data.RandomSampler``; every order is found in constant time at
+    any position.
+
     Args:
         data_source: anything with a length from 1 to 2**63 - 1.
+        replacement: draw each sample from the whole dataset.
+        num_samples: samples in an epoch; None is the dataset's length. Beyond it, without
+            replacement, the dataset is gone through again in another order.
+        generator: gives the seed in its place; it is asked on a copy, and does not move.
         seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+        locality: in which blocks the dataset is stored, for an order that reads it nearly
+            sequentially: see :class:`~stateful_gpu_loader.samplers.block_order.BlockOrder`.
+
+    Raises:
+        ValueError: ``num_samples`` is no positive int, the blocks do not make up the dataset, or
+            two arguments exclude each other.
+        TypeError: ``replacement`` is no bool, or ``locality`` are no Blocks.
 
     Source of the order: :class:`stateful_gpu_loader.order.Permutation`.
 
@@ -26,10 +47,41 @@ class ShuffledSampler(OrderSampler, RandomSampler):
     >>> resumed.load_state_dict(sampler.state_dict())
     >>> sorted(seen + list(resumed))
     [0, 1, 2, 3, 4, 5]
+    >>> list(ShuffledSampler(range(9), seed=1, locality=Blocks(3, window=2)))
+    [7, 4, 6, 8, 3, 5, 1, 2, 0]
     """
 
-    def __init__(self, data_source: Sized, *, seed: int | None = None) -> None:
-        super().__init__(data_source)
-        self.seed = seed
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        seed: int | None = None,
+        locality: Blocks | None = None,
+    ) -> None:
+        count = None if num_samples is None else as_int("num_samples", num_samples)
+        super().__init__(data_source, replacement, count, generator)
+        self.seed = settled(seed, generator)
         self.epoch = 0
-        self.order = ShuffledOrder(data_source)
+        self.locality = locality
+        self.order: PositionOrder
+        if locality is not None:
+            if not isinstance(locality, Blocks):
+                raise TypeError(
+                    f"locality={locality!r} describes no blocks. Remedy: pass "
+                    "Blocks(lengths, window=...) or Blocks.of(source, window=...)"
+                )
+            if replacement or num_samples is not None:
+                raise ValueError(
+                    f"{locality = } goes through each block once, which {replacement = } and "
+                    f"{num_samples = } do not. Remedy: leave them out, or locality"
+                )
+            self.order = BlockOrder(data_source, locality)
+        elif replacement:
+            self.order = ReplacementOrder(data_source, count)
+        elif count is not None:
+            self.order = RoundsOrder(data_source, count)
+        else:
+            self.order = ShuffledOrder(data_source)

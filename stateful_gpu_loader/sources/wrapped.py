@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
+from stateful_gpu_loader.mixture import MixedDataset
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.source import Size, Source
 
 
 def as_source(dataset: Any) -> Source | None:
-    """The source that a dataset is: itself, a Subset of one, or a ConcatDataset of several.
+    """The source that a dataset is: itself, a Subset of one, a concatenation or mixture of several.
 
     So ``random_split(FolderSource(root), [0.9, 0.1])`` is decoded like the whole.
 
@@ -28,7 +29,7 @@ def as_source(dataset: Any) -> Source | None:
     if type(dataset) is Subset:
         whole = as_source(dataset.dataset)
         return None if whole is None else SubsetSource(whole, dataset.indices)
-    if type(dataset) is ConcatDataset:
+    if type(dataset) in (ConcatDataset, MixedDataset):
         parts = [as_source(part) for part in dataset.datasets]
         sources = [part for part in parts if part is not None]
         return ConcatSource(sources) if sources and len(sources) == len(parts) else None

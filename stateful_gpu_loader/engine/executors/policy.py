@@ -11,7 +11,7 @@ import numpy as np
 from stateful_gpu_loader.bad_samples import FoundBad, plain_index
 from stateful_gpu_loader.randomness import WORDS_PER_BLOCK, Stream, words
 from stateful_gpu_loader.records import Request
-from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.samplers.orders import PositionOrder, key_offset_of
 
 ON_BAD_SAMPLE = ("raise", "replace", "drop")
 
@@ -87,7 +87,8 @@ class BadSamplePolicy:
                 yield int(positions[other]), indices[other]
             return
         order = self.order.of_epoch(request.seed, request.epoch)
-        for other in _others(request, position, position % order.n, order.n):
+        own = (position - key_offset_of(order)) % order.n
+        for other in _others(request, position, own, order.n):
             yield other, int(order(np.array([other], dtype=np.int64))[0])
 
 

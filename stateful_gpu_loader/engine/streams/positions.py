@@ -8,7 +8,7 @@ import numpy as np
 
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.records import IndexArray, Request
-from stateful_gpu_loader.samplers import EpochOrder
+from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 
 _LARGEST_BLOCK = 8192
 
@@ -56,6 +56,7 @@ class Requests:
     ) -> None:
         self._seed, self._epoch = seed, address.epoch
         self._indices = indices
+        self._key_offset = key_offset_of(indices)
         self._division = division
         self.position = address.position if address.user is None else address.user.base
         self._ordinal = 0
@@ -90,7 +91,7 @@ class Requests:
             ordinal=self._ordinal,
             seed=self._seed,
             epoch=self._epoch,
-            start=self.position + division.rank,
+            start=self._key_offset + self.position + division.rank,
             step=division.num_replicas,
             indices=self._take(count),
             end=n if is_last else self.position + division.global_batch_size,

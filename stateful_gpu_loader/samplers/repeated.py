@@ -1,0 +1,127 @@
+"""RepeatedSampler: every sample several times an epoch, for repeated augmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+
+from torch.utils.data import Sampler
+
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.orders import EpochOrder, ShuffledOrder
+from stateful_gpu_loader.samplers.resumable import OrderSampler
+from stateful_gpu_loader.samplers.rounds import Rounds
+from stateful_gpu_loader.state import as_int
+
+
+@dataclass(frozen=True)
+class _RepeatedEpoch:
+    """One epoch's order; the copies of a sample are neighbours, or anywhere."""
+
+    n: int
+    length: int
+    num_repeats: int
+    adjacent: bool
+    rounds: Rounds | None
+    """Over the dataset for neighbours, else over all copies; None leaves them in order."""
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        copies = positions // self.num_repeats if self.adjacent else positions
+        return (copies if self.rounds is None else self.rounds(copies)) % self.length
+
+
+class RepeatedOrder:
+    """The orders of all epochs; arguments are those of :class:`RepeatedSampler`."""
+
+    def __init__(
+        self,
+        data_source: Sized,
+        num_repeats: int,
+        *,
+        num_samples: int | None,
+        shuffle: bool,
+        adjacent: bool,
+    ) -> None:
+        self._data_source = data_source
+        self._num_repeats = num_repeats
+        self._num_samples = num_samples
+        self._adjacent = adjacent
+        self.is_shuffled = shuffle
+        base = ShuffledOrder.algorithm if shuffle else "sequential"
+        where = "adjacent" if adjacent else "anywhere"
+        self.algorithm = f"repeated-1 over {base}, {num_repeats} times {len(data_source)}, {where}"
+
+    @property
+    def num_positions(self) -> int:
+        whole = self._num_repeats * len(self._data_source)
+        return whole if self._num_samples is None else self._num_samples
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        n, length = self.num_positions, len(self._data_source)
+        in_round = length if self._adjacent else length * self._num_repeats
+        rounds = Rounds(n, in_round, seed, epoch) if self.is_shuffled else None
+        return _RepeatedEpoch(n, length, self._num_repeats, self._adjacent, rounds)
+
+
+class RepeatedSampler(OrderSampler, Sampler[int]):
+    """Each sample several times an epoch, every time under another key: other augmentations.
+
+    Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al.,
+    "MultiGrain", 2019). By default the copies of a sample are neighbours in the order that the
+    ranks share, so that they go to different ranks, or into one batch where there is one rank.
+    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition, so that it sees
+    ``1 / num_repeats`` of the dataset, as torchvision's RASampler and timm's RepeatAugSampler do
+    (``len(data_source) // 256 * 256`` is theirs exactly).
+
+    Args:
+        data_source: the dataset, of 1 sample or more.
+        num_repeats: copies of each sample, 1 or more.
+        num_samples: samples in an epoch, all ranks together; None is ``num_repeats`` times the
+            dataset. Beyond it the dataset is gone through again in another order.
+        shuffle: permute by key in each epoch; False keeps the dataset's order.
+        adjacent: whether copies are neighbours; False scatters them over the epoch (without
+            ``shuffle``, the dataset is gone through again and again).
+        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+
+    Raises:
+        ValueError: the dataset is empty, or a number is below 1.
+        TypeError: a number is no int.
+
+    >>> list(RepeatedSampler(range(3), 2, seed=2))
+    [1, 1, 2, 2, 0, 0]
+    >>> list(RepeatedSampler(range(3), 2, seed=2, adjacent=False))
+    [1, 2, 0, 1, 2, 0]
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        num_repeats: int = 3,
+        *,
+        num_samples: int | None = None,
+        shuffle: bool = True,
+        adjacent: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        self.data_source = data_source
+        self.num_repeats = as_int("num_repeats", num_repeats)
+        count = None if num_samples is None else as_int("num_samples", num_samples)
+        numbers = {"num_repeats": self.num_repeats, "num_samples": 1 if count is None else count}
+        for name, value in {**numbers, "len(data_source)": len(data_source)}.items():
+            if value < 1:
+                raise ValueError(f"{name} = {value} gives no samples. Remedy: pass 1 or more")
+        self.shuffle = shuffle
+        self.adjacent = adjacent
+        self.seed = seed
+        self.epoch = 0
+        self.order = RepeatedOrder(
+            data_source, self.num_repeats, num_samples=count, shuffle=shuffle, adjacent=adjacent
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in an epoch, all ranks together."""
+        return self.order.num_positions
+
+    def __len__(self) -> int:
+        return self.num_samples

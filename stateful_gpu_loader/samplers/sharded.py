@@ -1,0 +1,194 @@
+"""ShardSampler: one shard of a dataset, as DALI's readers and its iterator divide it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sized
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.orders import EpochOrder
+from stateful_gpu_loader.samplers.permutations import permuted
+from stateful_gpu_loader.samplers.resumable import OrderSampler
+from stateful_gpu_loader.samplers.sharding import LastBatchPolicy, Sharding, least_multiple
+
+_SHARD_BITS = 40
+
+ALGORITHM = "shards-1"
+"""Name and version; raised whenever an index changes for any arguments."""
+
+
+class ShardEpoch:
+    """One epoch of one shard, as an EpochOrder: a window of the reader's endless stream.
+
+    The stream is a row of turns. In each turn one shard is gone through, then the next one (the
+    same one where it stays), and with ``pad_last_batch`` its last sample is repeated until all
+    shards have filled as many batches.
+    """
+
+    def __init__(self, sharding: Sharding, n: int, *, seed: int, epoch: int) -> None:
+        self.n = sharding.delivered(epoch, n)
+        self.key_offset = sharding.shard_id << _SHARD_BITS
+        self._sharding, self._num_samples, self._seed = sharding, n, seed
+        shards = range(sharding.num_shards + 1)
+        self._starts = np.array([sharding.start(shard, n) for shard in shards], dtype=np.int64)
+        own, num_shards = sharding.shard_id, sharding.num_shards
+        place = sharding.consumed(epoch, n)
+        if sharding.pad_last_batch:
+            self._period = least_multiple(-(-n // num_shards), sharding.batch_size)
+        elif sharding.stays:
+            self._period = int(self._starts[own + 1] - self._starts[own])
+        else:
+            # Turns of all shards, one after the other, are the whole dataset.
+            self._period = n
+            place += int(self._starts[own])
+        # Python's ints up to here: late epochs of large datasets start beyond int64.
+        self._first_period, self._first_offset = divmod(place, self._period)
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        """int64 [...] positions in ``range(n)`` to int64 [...] indices."""
+        flat = np.asarray(positions, dtype=np.int64).reshape(-1)
+        turns, shards, offsets = self._places(flat)
+        sharding, first = self._sharding, self._starts[shards]
+        if sharding.random_shuffle:
+            sizes = self._starts[shards + 1] - first
+            numbers = turns * sharding.num_shards + shards
+            offsets = permuted(offsets, sizes, seed=self._seed, epoch=0, numbers=numbers)
+        indices: IndexArray = first + offsets
+        if sharding.shuffle_after_epoch:
+            indices = permuted(indices, self._num_samples, seed=self._seed, epoch=0, numbers=turns)
+        return indices.reshape(positions.shape)
+
+    def _places(self, positions: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+        """The turn, the shard and the offset in it at each position."""
+        sharding, starts = self._sharding, self._starts
+        own, num_shards = sharding.shard_id, sharding.num_shards
+        periods, offsets = np.divmod(self._first_offset + positions, self._period)
+        periods += self._first_period
+        if not sharding.pad_last_batch and not sharding.stays:
+            shards = np.searchsorted(starts, offsets, side="right") - 1
+            return periods * num_shards + shards - own, shards, offsets - starts[shards]
+        shards = np.full_like(periods, own)
+        if not sharding.stays:
+            shards = (periods + own) % num_shards
+        return periods, shards, np.minimum(offsets, starts[shards + 1] - starts[shards] - 1)
+
+
+class ShardOrder:
+    """The orders of all epochs of a :class:`ShardSampler`.
+
+    >>> order = ShardSampler(range(7), 2, num_shards=2, pad_last_batch=True).order
+    >>> [order.of_epoch(0, epoch)(np.arange(4)).tolist() for epoch in range(3)]
+    [[0, 1, 2, 2], [3, 4, 5, 6], [0, 1, 2, 2]]
+    """
+
+    def __init__(self, data_source: Sized, sharding: Sharding) -> None:
+        self._data_source, self._sharding = data_source, sharding
+        arguments = (
+            f"{name}={value.value if isinstance(value, LastBatchPolicy) else value}"
+            for name, value in vars(sharding).items()
+        )
+        self.algorithm = f"{ALGORITHM}({', '.join(arguments)})"
+        self.is_shuffled = sharding.random_shuffle or sharding.shuffle_after_epoch
+        self._num_samples()
+
+    @property
+    def num_positions(self) -> int:
+        """Samples of the longest epoch: a shard is one sample longer than another at most."""
+        return self._sharding.most_delivered(self._num_samples())
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of one epoch, of its own length."""
+        return ShardEpoch(self._sharding, self._num_samples(), seed=seed, epoch=epoch)
+
+    def _num_samples(self) -> int:
+        n, num_shards = len(self._data_source), self._sharding.num_shards
+        if n < num_shards:
+            raise ValueError(
+                f"{n} samples cannot be divided into {num_shards = }: some would be empty. "
+                "Remedy: as many shards as samples at most"
+            )
+        if not self._sharding.most_delivered(n):
+            raise ValueError(
+                f"LastBatchPolicy.DROP drops everything: {n} samples in {num_shards = } are "
+                f"{n // num_shards} a shard, less than batch_size = {self._sharding.batch_size}. "
+                "Remedy: a smaller batch_size, fewer shards, or another policy"
+            )
+        return n
+
+
+class ShardSampler(OrderSampler, Sampler[int]):
+    """One shard of a dataset, epoch by epoch, with the contents that DALI's readers give it.
+
+    Arguments, defaults and meaning are those of ``nvidia.dali.fn.readers`` and of
+    ``DALIGenericIterator(reader_name=...)``, and epochs agree with DALI 2.4 batch for batch (a
+    batch of no samples, which DALI delivers where PARTIAL leaves nothing, is left out). That
+    includes what is lost: without ``pad_last_batch``, what DROP and PARTIAL cut off one epoch is
+    not delivered in the next one either. ``pad_last_batch=True`` with PARTIAL gives each shard
+    exactly once. Give the batch size to the loader as well: another one there cuts the same
+    epochs into other batches. The state is a position in this shard alone.
+
+    Args:
+        data_source: anything with a length of at least ``num_shards``.
+        batch_size: of the batches that FILL fills and DROP drops.
+        shard_id: this shard, counted from 0.
+        num_shards: how many there are; shard i of n samples is
+            ``range(i * n // num_shards, (i + 1) * n // num_shards)``.
+        stick_to_shard: whether every epoch is of the same shard, and not of the next one.
+        pad_last_batch: whether the last sample is repeated until all shards have filled as many
+            batches, and not the next shard begun.
+        last_batch_policy: see :class:`LastBatchPolicy`.
+        random_shuffle: shuffle within the shard: each of its turns has a keyed permutation, where
+            DALI draws from a buffer of ``initial_fill``.
+        shuffle_after_epoch: shuffle the whole dataset in each epoch and then divide it, always the
+            same shard of it; all shards need one seed.
+        seed: keys the shuffling; None is settled by the loader that uses the sampler, or is 0.
+
+    Raises:
+        ValueError: an argument is out of range; two exclude each other, as with DALI; there are
+            more shards than samples; or DROP would drop everything.
+        TypeError: ``last_batch_policy`` is no LastBatchPolicy, or a number no integer.
+
+    >>> shards = [ShardSampler(range(7), 2, shard_id=i, num_shards=2) for i in range(2)]
+    >>> [list(shard) for shard in shards]
+    [[0, 1, 2, 3], [3, 4, 5, 6]]
+    >>> [list(shard) for shard in shards]
+    [[4, 5, 6, 0], [0, 1, 2, 3]]
+    """
+
+    order: ShardOrder
+
+    def __init__(
+        self,
+        data_source: Sized,
+        batch_size: int,
+        *,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        stick_to_shard: bool = False,
+        pad_last_batch: bool = False,
+        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+        random_shuffle: bool = False,
+        shuffle_after_epoch: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        arguments: dict[str, Any] = {
+            "batch_size": operator.index(batch_size),
+            "shard_id": operator.index(shard_id),
+            "num_shards": operator.index(num_shards),
+            "stick_to_shard": stick_to_shard,
+            "pad_last_batch": pad_last_batch,
+            "last_batch_policy": last_batch_policy,
+            "random_shuffle": random_shuffle,
+            "shuffle_after_epoch": shuffle_after_epoch,
+        }
+        self.order = ShardOrder(data_source, Sharding(**arguments))
+        self.seed = seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """Samples of the epoch that comes next, or is under way."""
+        return self.order.of_epoch(self.seed or 0, self.epoch).n

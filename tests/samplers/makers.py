@@ -1,0 +1,95 @@
+"""One sampler of every kind that is addressed by position, over datasets of N samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.samplers import (
+    BalancedSampler,
+    Blocks,
+    OrderSampler,
+    RepeatedSampler,
+    ShuffledSampler,
+    SubsetSampler,
+    WeightedSampler,
+)
+from tests.datasets import Indices
+
+N = 40
+WEIGHTS = np.random.default_rng(0).pareto(1.5, size=N) * (np.arange(N) % 5 > 0)
+TARGETS = np.repeat([7, 3, 9], [25, 12, 3])
+LENGTHS = [7, 0, 1, 12, 3, 0, 8, 9]
+Make = Callable[..., OrderSampler]
+
+
+def make_even_blocks(**arguments: Any) -> OrderSampler:
+    return ShuffledSampler(Indices(N), **{"locality": Blocks(7, window=2), **arguments})
+
+
+def make_uneven_blocks(**arguments: Any) -> OrderSampler:
+    return ShuffledSampler(Indices(N), **{"locality": Blocks(LENGTHS, window=3), **arguments})
+
+
+def make_with_replacement(**arguments: Any) -> OrderSampler:
+    return ShuffledSampler(Indices(N), **{"replacement": True, **arguments})
+
+
+def make_part(**arguments: Any) -> OrderSampler:
+    return ShuffledSampler(Indices(N), **{"num_samples": 30, **arguments})
+
+
+def make_several_rounds(**arguments: Any) -> OrderSampler:
+    return ShuffledSampler(Indices(13), **{"num_samples": 45, **arguments})
+
+
+def make_weighted(**arguments: Any) -> OrderSampler:
+    return WeightedSampler(**{"weights": WEIGHTS, "num_samples": 50, **arguments})
+
+
+def make_weighted_once(**arguments: Any) -> OrderSampler:
+    return make_weighted(**{"replacement": False, "num_samples": 25, **arguments})
+
+
+def make_balanced(**arguments: Any) -> OrderSampler:
+    return BalancedSampler(**{"targets": TARGETS, **arguments})
+
+
+def make_subset(**arguments: Any) -> OrderSampler:
+    return SubsetSampler(**{"indices": range(3, N, 2), **arguments})
+
+
+def make_subset_in_order(**arguments: Any) -> OrderSampler:
+    return make_subset(
+        **{
+            "shuffle": False,
+            "indices": [5, 39, 0, 5, 17, 8, 1, 2, 30, 11, 4, 4, 7, 29, 3],
+            **arguments,
+        }
+    )
+
+
+def make_repeated(**arguments: Any) -> OrderSampler:
+    return RepeatedSampler(Indices(13), **arguments)
+
+
+def make_repeated_anywhere(**arguments: Any) -> OrderSampler:
+    return make_repeated(**{"adjacent": False, "num_samples": 41, **arguments})
+
+
+SAMPLERS: dict[str, Make] = {
+    "even blocks": make_even_blocks,
+    "uneven blocks": make_uneven_blocks,
+    "with replacement": make_with_replacement,
+    "part": make_part,
+    "several rounds": make_several_rounds,
+    "weighted": make_weighted,
+    "weighted, without replacement": make_weighted_once,
+    "balanced": make_balanced,
+    "subset": make_subset,
+    "subset in order": make_subset_in_order,
+    "repeated": make_repeated,
+    "repeated anywhere": make_repeated_anywhere,
+}

@@ -1,0 +1,122 @@
+"""Subsets: given indices in keyed order or their own, without writing a range out (B10)."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import SubsetRandomSampler
+
+from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.samplers import SubsetSampler
+from tests.samplers.statistics import assert_uniform
+
+GIVEN = [4, 8, 15, 16, 23, 42, 8]
+
+
+def test_it_is_a_permutation_of_the_given_indices() -> None:
+    sampler = SubsetSampler(GIVEN, seed=3)
+    assert isinstance(sampler, SubsetRandomSampler)
+    assert len(sampler) == 7
+    for epoch in range(3):
+        order = Permutation(7, seed=3, epoch=epoch)(np.arange(7))
+        assert list(sampler) == [GIVEN[place] for place in order]
+
+
+def test_every_index_comes_first_equally_often() -> None:
+    order = SubsetSampler([5, 1, 7, 3]).order
+    first = [order.of_epoch(seed, 0)(np.array([0]))[0] // 2 for seed in range(500)]
+    assert_uniform(np.bincount(first, minlength=4))
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [
+        GIVEN,
+        tuple(GIVEN),
+        np.array(GIVEN),
+        np.array(GIVEN, dtype=np.uint8),
+        np.array(GIVEN, dtype=">i4"),
+        np.repeat(GIVEN, 2)[::2],
+        torch.tensor(GIVEN),
+    ],
+)
+def test_indices_are_of_any_kind_and_the_same_order(indices: Any) -> None:
+    sampler, expected = SubsetSampler(indices, seed=3), SubsetSampler(GIVEN, seed=3)
+    assert sampler.order.algorithm == expected.order.algorithm
+    drawn = list(sampler)
+    assert drawn == list(expected)
+    assert {type(index) for index in drawn} == {int}
+
+
+def test_without_shuffling_they_come_as_they_are() -> None:
+    sampler = SubsetSampler(GIVEN, shuffle=False)
+    assert list(sampler) == list(sampler) == GIVEN
+    assert not sampler.order.is_shuffled
+    assert list(SubsetSampler(range(20, 3, -4), shuffle=False)) == [20, 16, 12, 8, 4]
+
+
+def test_a_range_is_the_order_of_the_list_that_it_stands_for() -> None:
+    for indices in (range(5, 50, 3), range(50, 5, -7), range(3), range(0)):
+        assert list(SubsetSampler(indices, seed=2)) == list(SubsetSampler([*indices], seed=2))
+
+
+def test_an_array_on_disk_is_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "indices.npy", np.arange(10**6)[::-1])
+    indices = np.load(tmp_path / "indices.npy", mmap_mode="r")
+    tracemalloc.start()
+    try:
+        order = SubsetSampler(indices, shuffle=False).order.of_epoch(0, 0)
+        drawn = order(np.array([0, 10**6 - 1])).tolist()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert drawn == [10**6 - 1, 0]
+    assert peak < 2**20
+
+
+def test_another_subset_is_another_order_by_name() -> None:
+    """Law 4"""
+    samplers = [
+        SubsetSampler([1, 2, 3]),
+        SubsetSampler([1, 3, 2]),
+        SubsetSampler([1, 2, 4]),
+        SubsetSampler([1, 2, 3], shuffle=False),
+        SubsetSampler(range(1, 4)),
+        SubsetSampler(range(1, 5)),
+    ]
+    assert len({sampler.order.algorithm for sampler in samplers}) == len(samplers)
+
+
+def test_nothing_is_a_subset_too() -> None:
+    for nothing in ([], range(0), np.array([], dtype=np.int64)):
+        assert list(SubsetSampler(nothing)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([3, -1], "index -1 is negative"),
+        (range(3, -5, -2), "index -3 is negative"),
+        (range(-2, 3), "index -2 is negative"),
+        ([True, False], "dtype bool.*flatnonzero"),
+        ([0.5], "dtype float64"),
+        ([[1]], r"shape \(1, 1\)"),
+        (np.array([2**63], dtype=np.uint64), "index 9223372036854775808 is beyond"),
+    ],
+)
+def test_impossible_indices_are_refused(indices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"{message}"):
+        SubsetSampler(indices)
+
+
+def test_golden_subset() -> None:
+    """B8"""
+    assert list(SubsetSampler(GIVEN, seed=42)) == GOLDEN
+
+
+GOLDEN = [8, 15, 42, 23, 4, 8, 16]

@@ -1,0 +1,180 @@
+"""Weighted draws with and without replacement: torch's distributions, by position (B10)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.utils.data import WeightedRandomSampler
+
+from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.samplers import WeightedSampler
+from stateful_gpu_loader.samplers.draws import words_of_64
+from stateful_gpu_loader.samplers.race import RaceOrder, exponentials
+from tests.samplers.statistics import (
+    LEAST_PROBABILITY,
+    assert_proportional,
+    assert_same_distribution,
+    assert_uniform,
+)
+
+UNEVEN = np.array([5, 0, 1, 0.25, 3, 0, 0.75, 2])
+
+
+def drawn_of(weights: Any, num_samples: int, epoch: int = 0, **arguments: Any) -> Any:
+    sampler = WeightedSampler(weights, num_samples, seed=7, **arguments)
+    return sampler.order.of_epoch(7, epoch)(np.arange(num_samples))
+
+
+def test_draws_with_replacement_are_in_proportion_and_as_torchs() -> None:
+    ours = np.bincount(drawn_of(UNEVEN, 50_000), minlength=8)
+    assert_proportional(ours, UNEVEN)
+    generator = torch.Generator().manual_seed(1)
+    theirs = np.array([*WeightedRandomSampler(UNEVEN, 50_000, generator=generator)])
+    assert_same_distribution(ours, np.bincount(theirs, minlength=8))
+
+
+def test_draws_of_many_epochs_are_in_proportion() -> None:
+    weights = np.random.default_rng(0).pareto(1, size=300)
+    counts = sum(np.bincount(drawn_of(weights, 500, epoch), minlength=300) for epoch in range(100))
+    assert_proportional(counts, weights)
+
+
+def test_draws_of_neighbouring_positions_and_epochs_are_independent() -> None:
+    pairs = np.outer(UNEVEN, UNEVEN).ravel()
+    here, there = drawn_of(UNEVEN, 30_000), drawn_of(UNEVEN, 30_000, epoch=1)
+    assert_proportional(np.bincount(here[:-1] * 8 + here[1:], minlength=64), pairs)
+    assert_proportional(np.bincount(here * 8 + there, minlength=64), pairs)
+
+
+@pytest.mark.parametrize("rare", [1e-4, 1e-3])
+def test_rare_indices_are_drawn_as_rarely_as_their_weight_says(rare: float) -> None:
+    counts = np.bincount(drawn_of([1.0, 0.0, rare], 500_000), minlength=3)
+    assert_proportional(counts, [1.0, 0.0, rare])
+
+
+def test_weights_of_any_size_are_weights() -> None:
+    assert set(drawn_of([1e-300, 1e300, 0, 5e-324], 2000)) == {1}
+    assert drawn_of([1e-300, 1e300, 0, 5e-324], 3, replacement=False).tolist() == [1, 0, 3]
+    assert set(drawn_of([1.7e308] * 3, 100)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("num_samples", [2, 4])
+def test_draws_without_replacement_have_torchs_distribution(num_samples: int) -> None:
+    """The next in proportion to its weight among those that are left: all pairs of the first."""
+    weights, epochs = np.array([4, 1, 0, 2, 3.0]), 6000
+    drawn = np.array([drawn_of(weights, num_samples, e, replacement=False) for e in range(epochs)])
+    pairs = np.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25)
+    share = weights / weights.sum()
+    expected = share[:, None] * share / (1 - share[:, None])
+    np.fill_diagonal(expected, 0)
+    assert_proportional(pairs, expected.ravel())
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.from_numpy(weights).expand(epochs, 5)
+    theirs = torch.multinomial(rows, num_samples, replacement=False, generator=generator).numpy()
+    assert_same_distribution(pairs, np.bincount(theirs[:, 0] * 5 + theirs[:, 1], minlength=25))
+
+
+def test_sets_drawn_without_replacement_are_as_torchs() -> None:
+    """Half of 100 uneven weights: how often each is in, and how much they weigh together."""
+    weights, epochs = np.random.default_rng(3).pareto(1, size=100), 800
+    ours = np.array([drawn_of(weights, 50, epoch, replacement=False) for epoch in range(epochs)])
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.from_numpy(weights).expand(epochs, 100)
+    theirs = torch.multinomial(rows, 50, replacement=False, generator=generator).numpy()
+    assert all(len(set(drawn)) == 50 for drawn in ours.tolist())
+    totals = [np.sort(weights[drawn].sum(axis=1)) for drawn in (ours, theirs)]
+    assert stats.ks_2samp(*totals).pvalue > LEAST_PROBABILITY
+    for half in (slice(0, 10), slice(40, 50)):
+        counts = [np.bincount(drawn[:, half].ravel(), minlength=100) for drawn in (ours, theirs)]
+        assert_same_distribution(*counts)
+
+
+def test_without_replacement_every_positive_weight_is_drawn_once() -> None:
+    assert sorted(drawn_of(UNEVEN, 6, replacement=False)) == [0, 2, 3, 4, 6, 7]
+
+
+def test_equal_weights_without_replacement_are_a_shuffle() -> None:
+    first = [drawn_of(np.ones(6), 6, epoch, replacement=False)[0] for epoch in range(3000)]
+    assert_uniform(np.bincount(first, minlength=6))
+
+
+def test_the_order_of_an_epoch_is_sorted_once() -> None:
+    order = RaceOrder(UNEVEN, 4)
+    assert order.of_epoch(1, 2) is order.of_epoch(1, 2)
+    assert order.of_epoch(2, 2) is not order.of_epoch(1, 2)
+
+
+def test_exponentials_are_logarithms_to_the_last_bits_but_one() -> None:
+    words = words_of_64(1, 0, np.arange(20_000), Stream.WEIGHTED, 1)[:, 0]
+    words[:6] = 0, 1, 2**63 - 1, 2**63, 2**63 + 2**30, 2**64 - 1
+    parts = np.clip(words / 2**64, 2.0**-65, 1 - 2.0**-53)
+    exact = np.array([-math.log1p(-part) for part in parts.tolist()])
+    found = exponentials(words)
+    assert np.abs(found / exact - 1).max() < 1e-15
+    assert stats.kstest(found, "expon").pvalue > LEAST_PROBABILITY
+
+
+@pytest.mark.parametrize("convert", [list, torch.tensor, np.array, np.float32])
+@pytest.mark.parametrize("replacement", [True, False])
+def test_weights_are_a_list_an_array_or_a_tensor_and_are_copied(
+    convert: Any, replacement: bool
+) -> None:
+    weights = convert(UNEVEN)
+    sampler = WeightedSampler(weights, 5, replacement, seed=7)
+    assert isinstance(sampler, WeightedRandomSampler)
+    assert len(sampler) == sampler.num_samples == 5
+    expected = drawn_of(UNEVEN, 5, replacement=replacement).tolist()
+    weights[0] = 0
+    sampler.weights[2] = 0
+    assert list(sampler) == expected
+
+
+def test_a_generator_gives_the_seed_and_does_not_move() -> None:
+    generators = [torch.Generator().manual_seed(seed) for seed in (3, 3, 4)]
+    before = generators[0].get_state()
+    drawn = [list(WeightedSampler(UNEVEN, 30, generator=generator)) for generator in generators]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert (generators[0].get_state() == before).all()
+    with pytest.raises(ValueError, match=r"seed = 1 and a generator.*Remedy"):
+        WeightedSampler(UNEVEN, 30, generator=generators[0], seed=1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "arguments", "message"),
+    [
+        ([1, -1, -2], {}, r"2 weights .*weights\[1\] = -1\.0"),
+        ([1, math.nan], {}, r"weights\[1\] = nan"),
+        ([math.inf, 1], {}, r"weights\[0\] = inf"),
+        ([0, 0], {}, "none of 2 weights is positive"),
+        ([], {}, "none of 0 weights is positive"),
+        ([1, 0, 2], {"replacement": False, "num_samples": 3}, "num_samples = 3 without .*only 2"),
+        ([[1, 2]], {}, r"shape \(1, 2\)"),
+        ([1, 2], {"num_samples": 0}, "num_samples"),
+        ([1, 2], {"replacement": 1}, "replacement"),
+    ],
+)
+def test_impossible_arguments_are_refused(
+    weights: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedSampler(weights, **{"num_samples": 1, **arguments})
+
+
+def test_a_fraction_of_a_sample_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"num_samples=1\.5"):
+        WeightedSampler([1, 2], 1.5)  # type: ignore[arg-type]
+
+
+def test_golden_weighted_draws() -> None:
+    """B8"""
+    assert drawn_of(UNEVEN, 12).tolist() == GOLDEN
+    assert drawn_of(UNEVEN, 6, replacement=False).tolist() == GOLDEN_ONCE
+
+
+GOLDEN = [0, 4, 7, 7, 4, 7, 4, 7, 0, 0, 2, 0]
+GOLDEN_ONCE = [7, 0, 6, 4, 2, 3]

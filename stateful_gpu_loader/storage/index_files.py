@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from stateful_gpu_loader.storage.remote import remote_identity
 Index = dict[str, npt.NDArray[np.generic]]
 """Arrays by name; none of objects."""
 
-_HEADER = "header"
+_HEADER, _NAMES = "header", "names"
 
 
 def identity_of(path: str) -> tuple[int, str]:
@@ -39,7 +38,7 @@ def cached_index(
 ) -> Index:
     """The index of a file: read if one was kept and still fits, else built and kept.
 
-    It is kept as ``<path>.<kind>.npz`` where that folder can be written, else in the cache directory.
+    It is kept as ``<path>.<kind>.npz`` where that folder can be written, else in the cache folder.
     One that was made of another size or time of change, is damaged, or is of another kind is built
     anew. Written beside and renamed, so that several processes may build it at the same time.
 
@@ -82,12 +81,19 @@ def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
 
 def _load(place: Path, header: str) -> Index | None:
     try:
-        with np.load(place, allow_pickle=False) as file:
+        # Opened here, because np.load leaves a damaged file open.
+        with open(place, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             if str(file[_HEADER]) != header:
                 return None
-            return {name: file[name] for name in file.files if name != _HEADER}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            index = {name: file[name] for name in file.files if name not in (_HEADER, _NAMES)}
+            return index if str(file[_NAMES]) == _names(index) else None
+    except Exception:
+        # NumPy and zipfile fail in many ways at damaged bytes; and it is only built anew.
         return None
+
+
+def _names(index: Index) -> str:
+    return json.dumps(sorted(index))
 
 
 def _save(place: Path, header: str, index: Index) -> None:
@@ -95,7 +101,9 @@ def _save(place: Path, header: str, index: Index) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name, suffix=".part")
     try:
         with open(descriptor, "wb") as file:
-            np.savez(file, **{_HEADER: np.array(header)}, **index)  # type: ignore[arg-type]
+            about = {_HEADER: np.array(header), _NAMES: np.array(_names(index))}
+            np.savez(file, **about, **index)  # type: ignore[arg-type]
+        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
         os.replace(temporary, place)
     except BaseException:
         os.unlink(temporary)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from typing import Any
 
@@ -35,7 +36,9 @@ class OpenFiles:
 
     def __init__(self, limit: int = 64) -> None:
         self._limit = limit
-        self._forget()
+        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+        _all.add(self)
 
     def read(self, path: str, offset: int, size: int) -> Bytes:
         """uint8 [size]; the GIL is released while it is read.
@@ -65,9 +68,6 @@ class OpenFiles:
 
     def _open(self, path: str) -> _Descriptor:
         with self._lock:
-            if self._owner != os.getpid():
-                self._files.clear()
-                self._owner = os.getpid()
             file = self._files.get(path)
             if file is not None:
                 self._files.move_to_end(path)
@@ -80,13 +80,25 @@ class OpenFiles:
                 self._files.popitem(last=False)
         return file
 
-    def _forget(self) -> None:
-        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+    def forget(self) -> None:
+        """Close what nobody is reading. A forked child begins so: a thread that it does not have
+        may have held the lock."""
+        self._files = OrderedDict()
         self._lock = threading.Lock()
-        self._owner = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenFiles, (self._limit,)
+
+
+_all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for files in _all:
+        files.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Descriptor:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from stateful_gpu_loader.errors import MissingDependency
+
+_BUFFER = 1 << 20
 
 _systems: dict[str, tuple[Any, str]] = {}
 _owner = os.getpid()
@@ -24,18 +28,46 @@ def read_remote(url: str, offset: int, size: int) -> bytes:
     """
     system, path = _system_of(url)
     with _as_oserror(url):
-        content: bytes = system.cat_file(path, start=offset, end=offset + size)
+        content: bytes = system.cat_file(path, start=offset, end=offset + size) if size else b""
+    if len(content) > size:
+        raise OSError(
+            f"{url!r}: asked for {size} bytes from {offset}, got {len(content)}: the server does "
+            "not give ranges. Remedy: copy the file, or use another server"
+        )
     return content
 
 
 def open_remote(url: str, offset: int) -> IO[bytes]:
-    """A stream of the file from ``offset`` on; errors as :func:`read_remote`."""
+    """A stream of the file from ``offset`` on; errors as :func:`read_remote`, of reading too."""
     system, path = _system_of(url)
     with _as_oserror(url):
-        stream: IO[bytes] = system.open(path, "rb")
+        file = system.open(path, "rb")
+        stream = _RemoteStream(url, file)
         if offset:
-            stream.seek(offset)
-    return stream
+            file.seek(offset)
+    return cast("IO[bytes]", io.BufferedReader(stream, _BUFFER))
+
+
+class _RemoteStream(io.RawIOBase):
+    """Reads a client's file, and closes it; what the client raises becomes an OSError."""
+
+    def __init__(self, url: str, file: Any) -> None:
+        self._url = url
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _as_oserror(self._url):
+            content = self._file.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def remote_identity(url: str) -> tuple[int, str]:
@@ -67,8 +99,16 @@ def _open_system(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
+        # fsspec says "Install s3fs to access S3", or the like.
+        named = re.search(r"[Ii]nstall ([\w.-]+)", str(error))
         raise MissingDependency(
-            str(error), needed_for=f"reading {url!r}", extra="remote"
+            named[1] if named else str(error),
+            needed_for=f"reading {url!r} ({error})",
+            extra="remote",
+        ) from error
+    except ValueError as error:
+        raise ValueError(
+            f"{url!r} cannot be read: {error}. Remedy: use a protocol that fsspec knows"
         ) from error
     return system, path
 
@@ -78,8 +118,12 @@ def _as_oserror(url: str) -> Iterator[None]:
     """Clients report lost connections by exceptions of their own: the loader retries OSErrors."""
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # What clients raise themselves often names no file, or only a part of the URL.
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+        raise kind(f"{url!r} cannot be read: {error}") from error
     except Exception as error:
         raise OSError(f"{url!r} cannot be read: {type(error).__name__}: {error}") from error
 

@@ -1,0 +1,141 @@
+"""Members of an archive as samples: which belong together, and what their bytes mean.
+
+The rules are those of the package ``webdataset``: ``tariterators.py`` groups, and the basic
+decoders of ``autodecode.py`` give values; but nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+KEY = "__key__"
+"""The name of a sample's key among its members."""
+
+PICKLES = frozenset(("pkl", "pickle", "pyd", "pth", "pt"))
+"""Extensions whose files run code when they are loaded."""
+
+_INTEGERS = frozenset(("cls", "cls2", "index", "inx", "id"))
+_TEXTS = frozenset(("txt", "text", "transcript"))
+_JSON = frozenset(("json", "jsn"))
+
+_NPY_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+# The longest folder that leaves a name without dots; as in webdataset, letter for letter.
+_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_META = re.compile(r"__[^/]*__($|/)")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and extension: the extension is all after the first dot of the last part, lower-cased.
+
+    None for names that belong to no sample: those without an extension, and ``__name__`` or what
+    lies in such a folder, which holds data about the archive.
+
+    >>> split_name("train/a.b/0001.left.JPG"), split_name("README"), split_name("__meta__/1.txt")
+    (('train/a.b/0001', 'left.jpg'), None, None)
+    """
+    if name.startswith("__") and _META.match(name):
+        return None
+    match = _NAME.match(name)
+    return None if match is None else (match[1], match[2].lower())
+
+
+class SampleGrouping:
+    """Groups consecutive members of one key; other names between them do not part them.
+
+    A key that comes back after another one begins a second sample, as in webdataset and DALI.
+
+    >>> grouping = SampleGrouping()
+    >>> [grouping.place(name) for name in ("a.jpg", "README", "a.cls", "b.jpg")]
+    [(True, 'jpg'), None, (False, 'cls'), (True, 'jpg')]
+    >>> grouping.key
+    'b'
+    """
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self._extensions: set[str] = set()
+
+    def place(self, name: str) -> tuple[bool, str] | None:
+        """Whether the member begins a sample, and its extension; None if it belongs to none.
+
+        Raises:
+            ValueError: the sample has a member of this extension already.
+        """
+        parts = split_name(name)
+        if parts is None:
+            return None
+        key, extension = parts
+        begins = key != self.key
+        if begins:
+            self.key = key
+            self._extensions = {extension}
+        elif extension in self._extensions:
+            raise ValueError(f"the sample {key!r} has two members with the extension {extension!r}")
+        else:
+            self._extensions.add(extension)
+        return begins, extension
+
+
+def value_of(extension: str, data: bytes) -> Any:
+    """What a member's bytes mean, by the last part of its extension.
+
+    ``cls``, ``cls2``, ``index``, ``inx``, ``id``: int; ``json``, ``jsn``: as parsed; ``txt``,
+    ``text``, ``transcript``: str of UTF-8; ``npy``: a NumPy array; all others: the bytes.
+
+    Raises:
+        ValueError: the bytes are none of that.
+
+    >>> value_of("cls", b"7"), value_of("meta.json", b"[1]"), value_of("txt", b"a cat")
+    (7, [1], 'a cat')
+    """
+    kind = extension.rpartition(".")[2]
+    if kind in _INTEGERS:
+        return _integer(data)
+    if kind in _TEXTS:
+        return data.decode("utf-8")
+    if kind in _JSON:
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("its JSON is nested too deeply") from None
+    return _array(data) if kind == "npy" else data
+
+
+def _integer(data: bytes) -> int:
+    value = int(data)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError("its number has more than 64 bits")
+    return value
+
+
+def _array(data: bytes) -> npt.NDArray[Any]:
+    """The array of a .npy file, in memory of its own; objects, which are pickled, are refused."""
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in _NPY_HEADERS:
+            raise ValueError(f"unknown version {version}")
+        shape, fortran, dtype = _NPY_HEADERS[version](stream)
+    except Exception as error:
+        # NumPy evaluates the header as a Python literal, which fails in many ways.
+        text = f"its NumPy header is malformed: {type(error).__name__}: {error}"
+        raise ValueError(text) from error
+    if dtype.hasobject:
+        raise ValueError("its array holds pickled objects, which are never loaded")
+    content = bytearray(stream.read())
+    if len(content) != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+        raise ValueError(f"its array of shape {shape} and {dtype} has {len(content)} bytes")
+    values: npt.NDArray[Any] = np.frombuffer(content, dtype=dtype)
+    shaped: npt.NDArray[Any] = values.reshape(shape, order="F" if fortran else "C")
+    return shaped

@@ -1,0 +1,69 @@
+"""TargetChoice: which fields of a record become the target, and in which shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Target = str | Sequence[str] | Mapping[str, str] | None
+"""A field; several, for a tuple; new names for fields, for a dict; None for the record's number."""
+
+
+class TargetChoice:
+    """Makes the target of each record out of its fields.
+
+    Args:
+        target: what the user asked for.
+
+    Attributes:
+        names: the fields that are needed.
+
+    Raises:
+        TypeError: ``target`` is something else.
+
+    >>> fields = {"label": 3, "text": b"cat"}
+    >>> TargetChoice("label").make(fields.__getitem__, 0)
+    3
+    >>> TargetChoice(("label", "text")).make(fields.__getitem__, 0)
+    (3, b'cat')
+    >>> TargetChoice({"y": "label"}).make(fields.__getitem__, 0)
+    {'y': 3}
+    >>> TargetChoice(None).make(fields.__getitem__, 8)
+    8
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, target: Target) -> None:
+        self._target: str | tuple[str, ...] | dict[str, str] | None
+        if target is None or isinstance(target, str):
+            self._target = target
+            self.names = () if target is None else (target,)
+        elif isinstance(target, Mapping):
+            self._target = dict(target)
+            self.names = tuple(target.values())
+        else:
+            self.names = self._target = tuple(target)
+        if not all(isinstance(name, str) for name in self.names):
+            raise TypeError(
+                f"{target = } does not name fields. Remedy: pass a name, several, a dict of new "
+                "names and names, or None"
+            )
+
+    def make(self, value_of: Callable[[str], Any], number: int) -> Any:
+        """The target.
+
+        Args:
+            value_of: a field's value by its name.
+            number: the target where no field is asked for.
+        """
+        if isinstance(self._target, str):
+            return value_of(self._target)
+        if isinstance(self._target, tuple):
+            return tuple(map(value_of, self._target))
+        if isinstance(self._target, dict):
+            return {new: value_of(name) for new, name in self._target.items()}
+        return number
+
+    def __repr__(self) -> str:
+        return repr(self._target)

@@ -1,0 +1,67 @@
+"""One path or several, URLs, braces and wildcards (C4)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from braceexpand import braceexpand
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.storage.paths import as_paths, is_url, names_of
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["b/a-{000..011}.tar", "b/{train,val}-{08..10}.tar", "b/{0..3}{x,y}.tar", "b/plain.tar"],
+)
+def test_braces_are_those_of_webdataset(text: str) -> None:
+    assert as_paths(f"s3://{text}") == list(braceexpand(f"s3://{text}"))
+
+
+def test_wildcards_are_sorted_and_local(tmp_path: Path) -> None:
+    for name in ("b.tar", "a.tar", "10.tar", "[x].tar"):
+        (tmp_path / name).touch()
+    assert [os.path.basename(path) for path in as_paths(tmp_path / "?.tar")] == ["a.tar", "b.tar"]
+    assert as_paths(tmp_path / "[x].tar") == [str(tmp_path / "[x].tar")]
+    assert as_paths("s3://bucket/*.tar") == ["s3://bucket/*.tar"]
+    with pytest.raises(FileNotFoundError, match=r"no file matches '.*none-\*'.*Remedy"):
+        as_paths(tmp_path / "none-*")
+
+
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may run in another folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_paths(["a.tar", "~/b.tar"]) == [f"{tmp_path}/a.tar", f"{tmp_path}/b.tar"]
+    (tmp_path / "a{1,2}.tar").touch()
+    assert as_paths("a{1,2}.tar") == [f"{tmp_path}/a{{1,2}}.tar"]
+
+
+def test_nothing_and_doubles_are_refused() -> None:
+    with pytest.raises(ValueError, match="names no file"):
+        as_paths([])
+    with pytest.raises(ValueError, match="'s3://a/1' is given twice"):
+        as_paths(["s3://a/{0..2}", "s3://a/1"])
+
+
+def test_what_is_a_url() -> None:
+    assert all(map(is_url, ("https://a/b", "gs://a", "simplecache::s3://a/b", "memory://a")))
+    assert not any(map(is_url, ("a/b", "/a/b", "a:b", "C:\\a", "a//b", "1a://b")))
+
+
+def test_names_are_the_paths_without_what_they_share() -> None:
+    assert names_of(["/data/a.tar"]) == ["a.tar"]
+    assert names_of(["/d/x/a.tar", "/d/y/a.tar"]) == ["x/a.tar", "y/a.tar"]
+    assert names_of(["s3://b/x/a.tar", "s3://b/x/b.tar"]) == ["a.tar", "b.tar"]
+
+
+@given(st.lists(st.text("ab/", min_size=1, max_size=5), min_size=1, max_size=5, unique=True))
+def test_names_tell_the_paths_apart(ends: list[str]) -> None:
+    paths = sorted({os.path.normpath(f"/root/{end}") for end in ends})
+    names = names_of(paths)
+    assert len(set(names)) == len(paths)
+    assert all(path.endswith(name) for path, name in zip(paths, names, strict=True))
+    assert names_of([f"/elsewhere{path}" for path in paths]) == names

@@ -30,8 +30,25 @@ from stateful_gpu_loader.samplers import (
     SubsetSampler,
     WeightedSampler,
 )
-from stateful_gpu_loader.shards import ShardedDataset
-from stateful_gpu_loader.sources import FolderSource
+from stateful_gpu_loader.shards import (
+    EncodedShards,
+    ParquetShards,
+    RecordIOShards,
+    ShardedDataset,
+    TarRecords,
+    TarShards,
+    TFRecordShards,
+)
+from stateful_gpu_loader.sources import (
+    Caffe2LMDBSource,
+    CaffeLMDBSource,
+    CocoSource,
+    FolderSource,
+    ParquetSource,
+    RecordIOSource,
+    TarSource,
+    TFRecordSource,
+)
 from stateful_gpu_loader.starting import start_workers
 
 __all__ = [
@@ -39,14 +56,22 @@ __all__ = [
     "BadSample",
     "BalancedSampler",
     "Blocks",
+    "Caffe2LMDBSource",
+    "CaffeLMDBSource",
     "CheckpointError",
+    "CocoSource",
     "DistributedShuffledSampler",
+    "EncodedShards",
     "FolderSource",
     "LastBatchPolicy",
     "LoaderError",
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",
+    "ParquetShards",
+    "ParquetSource",
+    "RecordIOShards",
+    "RecordIOSource",
     "RepeatedSampler",
     "ShardSampler",
     "ShardedDataset",
@@ -54,6 +79,11 @@ __all__ = [
     "StateMismatch",
     "StatefulGPULoader",
     "SubsetSampler",
+    "TFRecordShards",
+    "TFRecordSource",
+    "TarRecords",
+    "TarShards",
+    "TarSource",
     "WeightedSampler",
     "WorkerLost",
     "gather_state_dict",

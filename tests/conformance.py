@@ -194,6 +194,8 @@ def same(one: Any, other: Any) -> bool:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, in which NaN equals NaN and 0.0 does not equal -0.0."""
     rows = tensor.contiguous().reshape(-1)
+    if not rows.numel():
+        return rows  # it may have a stride that cannot be viewed
     return rows if rows.dtype == torch.bool else rows.view(torch.uint8)
 
 

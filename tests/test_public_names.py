@@ -16,15 +16,23 @@ PUBLIC = {
     "BadSample",
     "BalancedSampler",
     "Blocks",
+    "Caffe2LMDBSource",
+    "CaffeLMDBSource",
     "CheckpointError",
+    "CocoSource",
     "DistributedShuffledSampler",
+    "EncodedShards",
     "FolderSource",
     "LastBatchPolicy",
     "LoaderError",
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",
+    "ParquetShards",
+    "ParquetSource",
     "RNG",
+    "RecordIOShards",
+    "RecordIOSource",
     "RepeatedSampler",
     "ShardSampler",
     "ShardedDataset",
@@ -32,6 +40,11 @@ PUBLIC = {
     "StateMismatch",
     "StatefulGPULoader",
     "SubsetSampler",
+    "TFRecordShards",
+    "TFRecordSource",
+    "TarRecords",
+    "TarShards",
+    "TarSource",
     "WeightedSampler",
     "WorkerLost",
     "gather_state_dict",
@@ -68,7 +81,10 @@ def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
 
 
 def test_importing_the_package_imports_no_optional_one() -> None:
-    optional = "('torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage')"
+    optional = (
+        "('torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', 'lmdb', 'pyarrow', "
+        "'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools')"
+    )
     code = (
         "import sys, stateful_gpu_loader\n"
         f"found = [name for name in {optional} if name in sys.modules]\n"

@@ -12,7 +12,7 @@ import torch
 
 from stateful_gpu_loader.formats.framing import Bytes, Framing, Place
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.shards.sharded_dataset import EncodedShards
+from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, sample_or_error
 from stateful_gpu_loader.storage.index_files import identity_of
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, names_of
 from stateful_gpu_loader.storage.streams import is_compressed, open_stream
@@ -60,8 +60,11 @@ class FramedShards(EncodedShards):
         """The names of the shards in order, and what is made of a record."""
         return f"{super().fingerprint()}, {self._choice()}"
 
-    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[EncodedSample, int]]:
-        """Each sample from ``cursor`` on, with the cursor of the sample behind it.
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
+        """Each sample from ``cursor`` on, with the cursor of the sample behind it; a ValueError in
+        place of a record that is whole and not what it should be.
 
         Raises:
             OSError: the file is not there or cannot be read.
@@ -80,27 +83,35 @@ class FramedShards(EncodedShards):
     def _choice(self) -> str:
         """What is made of a record, for the fingerprint."""
 
-    def _read_from(self, path: str, cursor: int) -> Iterator[tuple[EncodedSample, int]]:
+    def _read_from(
+        self, path: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
         if cursor and cursor > (size := identity_of(path)[0]):
             raise _shorter(path, f"{size} bytes, and byte {cursor}")
         with closing(open_stream(path, cursor)) as stream:
             start = Place(path, None if cursor else 0, cursor)
             at = cursor
             for payload, after in self._framing.stream(stream, start):
-                data, target = self._take(payload, Place(path, None, at), at)
-                yield EncodedSample(data, target, f"{path}, byte {at}"), after
+                place, name = Place(path, None, at), f"{path}, byte {at}"
+                yield sample_or_error(self._sample, payload, place, at, name), after
                 at = after
 
-    def _read_counting(self, path: str, cursor: int) -> Iterator[tuple[EncodedSample, int]]:
+    def _read_counting(
+        self, path: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
         with closing(open_stream(path)) as stream:
             number = at = 0
             for payload, after in self._framing.stream(stream, Place(path, 0, 0)):
                 if number >= cursor:
-                    data, target = self._take(payload, Place(path, number, at), number)
-                    yield EncodedSample(data, target, f"{path}, record {number}"), number + 1
+                    place, name = Place(path, number, at), f"{path}, record {number}"
+                    yield sample_or_error(self._sample, payload, place, number, name), number + 1
                 number, at = number + 1, after
         if number < cursor:
             raise _shorter(path, f"{number} records, and record {cursor}")
+
+    def _sample(self, payload: Bytes, place: Place, number: int, name: str) -> EncodedSample:
+        data, target = self._take(payload, place, number)
+        return EncodedSample(data, target, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} shards, {self._choice()})"

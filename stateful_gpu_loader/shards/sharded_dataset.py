@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -48,6 +48,9 @@ class ShardedDataset(IterableDataset[Any], ABC):
     def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
         """Each sample from ``cursor`` on, with the cursor of the sample behind it.
 
+        What it draws from the global generators is keyed sample by sample. So draw for a sample,
+        and not once for a shard: a resume begins in the middle. A sample may be read again.
+
         Args:
             shard: one of :meth:`shards`.
             cursor: 0 for the beginning, else what came with an earlier sample: a count of samples,
@@ -86,13 +89,31 @@ class ShardedDataset(IterableDataset[Any], ABC):
 class EncodedShards(ShardedDataset):
     """Shards of encoded images: the loader decodes and augments them as those of a Source.
 
-    ``read_shard`` yields :class:`EncodedSample`, and draws nothing from the global generators.
-    Iterated without a loader it gives ``(data, target)``, as a Source does.
+    ``read_shard`` yields :class:`EncodedSample`, and draws nothing from the global generators. In
+    place of a sample that is malformed by itself it yields the ValueError that tells why, and goes
+    on; it raises one where the shard is damaged from there on. Iterated without a loader it gives
+    ``(data, target)``, as a Source does.
     """
 
     @abstractmethod
-    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[EncodedSample, int]]: ...
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]: ...
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
+            if isinstance(sample, ValueError):
+                raise sample
             yield sample.data, sample.target
+
+
+def sample_or_error(make: Callable[..., EncodedSample], *arguments: Any) -> Any:
+    """What ``make`` returns, or the ValueError that it raises.
+
+    >>> sample_or_error(int, "seven")
+    ValueError("invalid literal for int() with base 10: 'seven'")
+    """
+    try:
+        return make(*arguments)
+    except ValueError as error:
+        return error

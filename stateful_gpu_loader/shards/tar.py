@@ -19,7 +19,11 @@ from stateful_gpu_loader.formats.tar_choice import (
 )
 from stateful_gpu_loader.formats.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, ShardedDataset
+from stateful_gpu_loader.shards.sharded_dataset import (
+    EncodedShards,
+    ShardedDataset,
+    sample_or_error,
+)
 from stateful_gpu_loader.shards.tar_counts import Counts, counts_by_name
 from stateful_gpu_loader.shards.tar_stream import TarSample, tar_samples
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, names_of
@@ -83,31 +87,37 @@ class TarShards(EncodedShards):
         """Of the names of the shards, and of what is chosen: no tar is opened for it."""
         return f"{super().fingerprint()}, {self._choice}"
 
-    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[EncodedSample, int]]:
-        """As :class:`ShardedDataset` has it.
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
+        """As :class:`EncodedShards` has it: a ValueError is yielded in place of a sample that lacks
+        its image or target, or has a malformed one.
 
         Raises:
             OSError: the tar cannot be opened or read.
-            ValueError: from here on it is damaged or cut off; or a sample lacks its image or
-                target, or has a malformed one; or there are not as many as ``counts`` says.
+            ValueError: from here on it is damaged or cut off; or there are not as many samples as
+                ``counts`` says.
         """
         samples = self._tars.read(shard, cursor, self._choice.wanted, self._accepts)
         with closing(samples):
             for sample, after in samples:
-                yield self._encoded(sample), after
+                yield sample_or_error(self._encoded, sample), after
 
     def _accepts(self, sample: TarSample) -> bool:
+        return self._missing == "error" or self._lacking(sample) is None
+
+    def _lacking(self, sample: TarSample) -> int | None:
+        """The first slot of the choice for which the sample has nothing."""
         for slot, alternatives in enumerate(self._choice.slots):
             if not any(extension in sample.contents for extension in alternatives):
-                if self._missing == "skip":
-                    return False
-                what = f"lacks the {self._choice.names(slot)}, has {', '.join(sample.contents)}"
-                raise damaged(
-                    sample.path, what, record=sample.key, offset=sample.start, remedy=_PACK
-                )
-        return True
+                return slot
+        return None
 
     def _encoded(self, sample: TarSample) -> EncodedSample:
+        lacking = self._lacking(sample)
+        if lacking is not None:
+            what = f"lacks the {self._choice.names(lacking)}, has {', '.join(sample.contents)}"
+            raise damaged(sample.path, what, record=sample.key, offset=sample.start, remedy=_PACK)
         image, *parts = (
             next(extension for extension in alternatives if extension in sample.contents)
             for alternatives in self._choice.slots

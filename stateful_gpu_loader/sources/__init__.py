@@ -1,7 +1,25 @@
-"""Sources of encoded images: one file a format."""
+"""Sources of encoded images, by index: one file a format."""
 
+from stateful_gpu_loader.sources.coco import CocoSource
 from stateful_gpu_loader.sources.folder import FolderSource
+from stateful_gpu_loader.sources.lmdb_caffe import CaffeLMDBSource
+from stateful_gpu_loader.sources.lmdb_caffe2 import Caffe2LMDBSource
+from stateful_gpu_loader.sources.parquet import ParquetSource
+from stateful_gpu_loader.sources.recordio import RecordIOSource
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.tar import TarSource
+from stateful_gpu_loader.sources.tfrecord import TFRecordSource
 from stateful_gpu_loader.sources.wrapped import as_source
 
-__all__ = ["FolderSource", "Source", "as_source"]
+__all__ = [
+    "Caffe2LMDBSource",
+    "CaffeLMDBSource",
+    "CocoSource",
+    "FolderSource",
+    "ParquetSource",
+    "RecordIOSource",
+    "Source",
+    "TFRecordSource",
+    "TarSource",
+    "as_source",
+]

@@ -24,10 +24,12 @@ WHOLE = tar_bytes(ENTRIES)
 def until_the_error(
     dataset: ShardedDataset, shard: str, cursor: int = 0
 ) -> tuple[list[Any], str | None]:
-    """The samples that come, and the text of the ValueError behind them."""
+    """The samples that come before the first ValueError, and its text."""
     found = []
     try:
         for sample, _ in dataset.read_shard(shard, cursor):
+            if isinstance(sample, ValueError):
+                raise sample
             found.append(sample if isinstance(sample, dict) else sample.data.numpy().tobytes())
     except ValueError as error:
         return found, str(error)
@@ -115,6 +117,9 @@ def test_a_sample_without_image_or_target_is_named(tmp_path: Path) -> None:
         f"{str(path)!r}, record 'b', byte 8192: lacks the target (cls), has jpg. Remedy: pass "
         "image= and target= as the members are called, or missing='skip' to leave it out"
     )
+    whole = list(TarShards(path).read_shard("a.tar", 0))
+    kinds = [isinstance(sample, ValueError) for sample, _ in whole]
+    assert kinds == [False] * 4 + [True, False], "it is left out alone"
     assert len(until_the_error(TarShards(path, missing="skip"), "a.tar")[0]) == 5
     found, error = until_the_error(TarShards(path, image="png"), "a.tar")
     assert found == []

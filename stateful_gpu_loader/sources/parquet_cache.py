@@ -1,0 +1,113 @@
+"""BoundedCache: what was read last, each read once however many threads ask, in every process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class BoundedCache(Generic[T]):
+    """The values used last, as many as fit into so many bytes, and always one.
+
+    A forked child and a pickled copy begin with none. While a value is made, threads that ask for
+    the same one wait, and others do not; if making it fails, each of them tries for itself.
+
+    Args:
+        limit: bytes.
+        size_of: bytes that a value takes.
+
+    >>> cache = BoundedCache(10, len)
+    >>> [cache.get(key, lambda: "x" * 6) for key in (1, 2, 2)]
+    ['xxxxxx', 'xxxxxx', 'xxxxxx']
+    >>> cache.keys()
+    [2]
+    """
+
+    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
+        self._limit = limit
+        self._size_of = size_of
+        self._here: _Held[T] = _Held()
+
+    def get(self, key: int, make: Callable[[], T]) -> T:
+        """The value of a key; made, if it is not held."""
+        here = self._held()
+        while True:
+            with here.lock:
+                slot = here.slots.get(key)
+                is_mine = slot is None
+                if slot is None:
+                    slot = here.slots[key] = _Slot()
+                else:
+                    here.slots.move_to_end(key)
+            if is_mine:
+                return self._make(here, key, slot, make)
+            slot.done.wait()
+            if slot.made:
+                return slot.made[0]
+
+    def keys(self) -> list[int]:
+        """Of the values held, the one used last at the end."""
+        return list(self._held().slots)
+
+    def drop(self, key: int) -> None:
+        """Hold the value of a key no longer; those who have it keep it."""
+        here = self._held()
+        with here.lock:
+            slot = here.slots.get(key)
+            if slot is not None and slot.made:
+                here.size -= here.slots.pop(key).size
+
+    def _make(self, here: _Held[T], key: int, slot: _Slot[T], make: Callable[[], T]) -> T:
+        try:
+            value = make()
+        except BaseException:
+            with here.lock:
+                del here.slots[key]
+            slot.done.set()
+            raise
+        with here.lock:
+            slot.made.append(value)
+            slot.size = self._size_of(value)
+            here.size += slot.size
+            for old in [each for each in here.slots if each != key]:
+                if here.size <= self._limit:
+                    break
+                if here.slots[old].made:
+                    here.size -= here.slots.pop(old).size
+        slot.done.set()
+        return value
+
+    def _held(self) -> _Held[T]:
+        here = self._here
+        if here.owner != os.getpid():
+            # Without a lock: one that a thread of the parent held would never be given back.
+            here = self._here = _Held()
+        return here
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BoundedCache, (self._limit, self._size_of)
+
+
+class _Slot(Generic[T]):
+    """The place of one value, which may not be made yet."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.made: list[T] = []
+        """The value, once it is there."""
+        self.size = 0
+
+
+class _Held(Generic[T]):
+    """What one process holds."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.lock = threading.Lock()
+        self.slots: OrderedDict[int, _Slot[T]] = OrderedDict()
+        self.size = 0

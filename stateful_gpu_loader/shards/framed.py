@@ -33,6 +33,7 @@ class FramedShards(EncodedShards):
         paths: the shards.
         framing: where their records begin and end.
         counts: how many samples each has.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
     Attributes:
         paths: absolute, or URLs.
@@ -43,7 +44,15 @@ class FramedShards(EncodedShards):
 
     paths: list[str]
 
-    def __init__(self, paths: AnyPaths, framing: Framing, counts: Counts) -> None:
+    def __init__(
+        self,
+        paths: AnyPaths,
+        framing: Framing,
+        counts: Counts,
+        num_lanes: int | None,
+        shuffle_buffer: int,
+    ) -> None:
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
         self.paths = as_paths(paths)
         self._names = names_of(self.paths)
         self._path_of = dict(zip(self._names, self.paths, strict=True))

@@ -21,6 +21,7 @@ class RecordIOShards(FramedShards):
         target: as for RecordIOSource; None is where the record lies: its offset in bytes, or its
             number in a compressed file.
         counts: how many samples each shard has, by its name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
     Raises:
         ValueError: no path, one twice, or counts that do not fit the shards.
@@ -35,9 +36,17 @@ class RecordIOShards(FramedShards):
     [(b'jpeg', 7)]
     """
 
-    def __init__(self, paths: AnyPaths, *, target: Target = "class", counts: Counts = None) -> None:
+    def __init__(
+        self,
+        paths: AnyPaths,
+        *,
+        target: Target = "class",
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = FramedShards.shuffle_buffer,
+    ) -> None:
         self._images = RecordIOImages(target)
-        super().__init__(paths, RecordIOFraming(), counts)
+        super().__init__(paths, RecordIOFraming(), counts, num_lanes, shuffle_buffer)
 
     def _take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
         return self._images.take(payload, place, number)

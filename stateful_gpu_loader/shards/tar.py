@@ -46,6 +46,7 @@ class TarShards(EncodedShards):
         missing: ``"error"`` refuses a sample without image or target, ``"skip"`` leaves it out.
         counts: the samples of each shard, where they are known: by name, in order, or a JSON file
             such as webdataset's ``sizes.json``. Checked as shards are read from their beginning.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
     Raises:
         FileNotFoundError: a wildcard matches nothing.
@@ -70,8 +71,11 @@ class TarShards(EncodedShards):
         target: Target = "cls",
         missing: Missing = "error",
         counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = ShardedDataset.shuffle_buffer,
     ) -> None:
         check_missing(missing)
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
         self.paths = as_paths(paths)
         self._tars = _Tars(self.paths, counts)
         self._choice = MemberChoice(image, target)
@@ -140,6 +144,7 @@ class TarRecords(ShardedDataset):
     Args:
         paths: as of :class:`TarShards`.
         counts: as of :class:`TarShards`.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
     >>> import io, tarfile, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -152,7 +157,15 @@ class TarRecords(ShardedDataset):
     [{'__key__': 's', 'flac': b'...', 'json': {'word': 'yes'}}]
     """
 
-    def __init__(self, paths: AnyPath | Iterable[AnyPath], *, counts: Counts = None) -> None:
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        *,
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = ShardedDataset.shuffle_buffer,
+    ) -> None:
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
         self.paths = as_paths(paths)
         self._tars = _Tars(self.paths, counts)
 

@@ -27,6 +27,7 @@ class TFRecordShards(FramedShards):
             one value.
         check_crc: check both checksums of each record; needs google-crc32c.
         counts: how many samples each shard has, by its name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
     Raises:
         ValueError: no path, one twice, or counts that do not fit the shards.
@@ -54,11 +55,15 @@ class TFRecordShards(FramedShards):
         variable_length: str | Sequence[str] = (),
         check_crc: bool = True,
         counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = FramedShards.shuffle_buffer,
     ) -> None:
         if check_crc:
             require_crc32c()
         self._images = ExampleImages(image, target, variable_length)
-        super().__init__(paths, TFRecordFraming(check_crc=check_crc), counts)
+        super().__init__(
+            paths, TFRecordFraming(check_crc=check_crc), counts, num_lanes, shuffle_buffer
+        )
 
     def _take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
         return self._images.take(payload, place, number)

@@ -10,7 +10,7 @@ from stateful_gpu_loader.assembly import Parts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor
-from stateful_gpu_loader.shards.lanes import LanePlan
+from stateful_gpu_loader.shards.lanes import MOST_SAMPLES, LaneDivision, LanePlan
 from stateful_gpu_loader.state import LoaderState, lane_key
 
 _REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
@@ -33,7 +33,8 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
     allow; the position then is where as many batches are left as the largest rank has.
 
     Raises:
-        StateMismatch: lanes of this rank are missing, or a cursor is none.
+        StateMismatch: lanes of this rank are missing, or a cursor lies outside its lane; or only
+            the states of all ranks tell how many batches are left.
     """
     plan = parts.lanes
     if plan is None:
@@ -41,44 +42,55 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
             raise _unfit(state, "a loader of no ShardedDataset")
         return place
     division = parts.lane_division(loader)
-    cursors = {lane: _cursor(plan, lane, text) for lane, text in (state.lanes or {}).items()}
     own = division.lanes(plan.num_lanes)
-    missing = [lane for lane in own if lane not in cursors]
-    foreign = [lane for lane in cursors if lane >= plan.num_lanes]
+    saved = state.lanes or {}
+    missing = [lane for lane in own if lane not in saved]
+    foreign = [lane for lane in saved if lane >= plan.num_lanes]
     if missing or foreign:
         raise _unfit(
             state,
             f"rank {division.rank} of {division.num_replicas}, which serves lanes "
             f"{list(own)[:8]} of {plan.num_lanes}",
         )
-    position = state.position
-    if len(cursors) == plan.num_lanes:
-        position = _position(loader, parts, plan, state, cursors)
-    return replace(place, position=position, lanes=cursors)
-
-
-def _position(
-    loader: Any,
-    parts: Parts,
-    plan: LanePlan,
-    state: LoaderState,
-    cursors: Mapping[int, LaneCursor],
-) -> int:
-    """Batches of the epoch that count as delivered, so that all ranks end together."""
-    division = parts.lane_division(loader)
+    cursors = {lane: _cursor(plan, lane, text) for lane, text in saved.items()}
     whole = plan.num_steps(state.seed, state.epoch, division)
-    if whole is None:
-        return state.position
+    same_size = state.global_batch_size == parts.global_batch_size(loader)
+    if whole is None or (division.num_replicas == 1 and same_size):
+        return replace(place, lanes=cursors)
+    if len(cursors) == plan.num_lanes:
+        position = whole - _num_left(plan, state, division, cursors)
+        if same_size:
+            # Of as many ranks, which may be behind for samples that were left out.
+            position = min(position, state.position)
+        return replace(place, position=position, lanes=cursors)
+    if len(cursors) > len(own) or not same_size:
+        raise StateMismatch(
+            "global_batch_size",
+            saved=f"{state.global_batch_size}, and the cursors of {len(cursors)} lanes",
+            present=f"{parts.global_batch_size(loader)}, and {len(own)} lanes",
+            remedy="another number of ranks or another batch size needs the cursors of all lanes: "
+            "load merge_state_dicts() of the states of all ranks",
+        )
+    if state.position > whole:
+        raise StateMismatch(
+            "position",
+            saved=state.position,
+            present=f"an epoch of {whole} batches",
+            remedy=_REMEDY_FOREIGN,
+        )
+    return replace(place, lanes=cursors)
+
+
+def _num_left(
+    plan: LanePlan, state: LoaderState, division: LaneDivision, cursors: Mapping[int, LaneCursor]
+) -> int:
+    """Batches of the epoch that the largest rank has left."""
     counts = {
         # A lane that was read to its end may have been read on from its beginning since.
-        lane: cursor.count if cursor.shard < plan.num_shards(lane) else _END
+        lane: cursor.count if cursor.shard < plan.num_shards(lane) else MOST_SAMPLES
         for lane, cursor in cursors.items()
     }
-    left = plan.num_steps(state.seed, state.epoch, division, counts)
-    return whole - (left or 0)
-
-
-_END = 1 << 62
+    return plan.num_steps(state.seed, state.epoch, division, counts) or 0
 
 
 def _unfit(state: LoaderState, present: str) -> StateMismatch:
@@ -92,10 +104,36 @@ def _unfit(state: LoaderState, present: str) -> StateMismatch:
 
 
 def _cursor(plan: LanePlan, lane: int, text: str) -> LaneCursor:
+    """A lane's cursor; what lies outside its lane would go wrong only later.
+
+    Raises:
+        StateMismatch: it is none, or no lane can stand there.
+    """
     try:
         cursor = LaneCursor.from_text(text)
-        return replace(cursor, shard=plan.num_shards(lane)) if cursor.shard == ENDED else cursor
     except ValueError as error:
         raise StateMismatch(
             lane_key(lane), saved=text, present=str(error), remedy=_REMEDY_FOREIGN
         ) from None
+    num_shards = plan.num_shards(lane)
+    if cursor.shard == ENDED:
+        return replace(cursor, shard=num_shards)
+    num_laps = 1 if plan.num_samples() is None else MOST_SAMPLES
+    is_between = cursor.shard % num_shards == 0 if num_shards else True
+    limits = {
+        "turns": (cursor.turns, MOST_SAMPLES),
+        "count": (cursor.count, MOST_SAMPLES),
+        "shard": (cursor.shard, num_laps * num_shards + 1),
+        "taken": (cursor.taken, max(1, plan.window)),
+    }
+    if is_between and cursor.shard >= num_laps * num_shards:
+        limits |= {"offset": (cursor.offset, 1), "taken": (cursor.taken, 1)}
+    for name, (value, end) in limits.items():
+        if value >= end:
+            raise StateMismatch(
+                lane_key(lane),
+                saved=text,
+                present=f"0 <= {name} < {end} (the lane has {num_shards} shards)",
+                remedy=_REMEDY_FOREIGN,
+            )
+    return cursor

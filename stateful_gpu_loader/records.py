@@ -132,8 +132,11 @@ class RestTurn:
     seed: int
     epoch: int
     parts: tuple[LanePart, ...]
+    """None of them asks for nothing."""
     worker: None = None
     """Anybody: a part tells where it begins."""
+    bad: tuple[Any, ...] = ()
+    """What was met when these rests were counted, to be told with the batch."""
     snapshot: bool = False
 
 

@@ -24,7 +24,7 @@ from stateful_gpu_loader.engine.executors.images import (
     RecipeExecutor,
 )
 from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
-from stateful_gpu_loader.engine.executors.lanes import HandedSamples, LaneExecutor
+from stateful_gpu_loader.engine.executors.lanes import HandedSamples, LaneExecutor, LaneFinisher
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.samples import SampleExecutor
@@ -228,7 +228,7 @@ def _workers_pipeline(
 def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
     if work.source is None or work.recipes is None or work.batch_decoder is None:
         return partial(move_tensors, place=stage.place)
-    return ImageFinisher(
+    finish = ImageFinisher(
         work.source,
         decoder=work.batch_decoder,
         recipes=work.recipes,
@@ -236,6 +236,7 @@ def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
         policy=work.bad_samples,
         place=stage.place,
     )
+    return finish if work.lanes is None else LaneFinisher(finish, work.bad_samples)
 
 
 def _executor(work: Work, allocate: Allocate) -> Executor:

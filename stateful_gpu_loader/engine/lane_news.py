@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
+from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.shards.cursor import LaneCursor
 
 
@@ -22,16 +23,20 @@ class LaneNews:
     rest: int | None = None
     """Samples that a lane has left, when these are fewer than it was asked for."""
 
+    bad: tuple[FoundBad, ...] = ()
+    """What was met on the way to that rest: it is told with its last sample."""
+
     def to_bytes(self) -> bytes:
         """As a worker's state travels."""
         cursors = {lane: cursor.to_text() for lane, cursor in self.cursors.items()}
-        return json.dumps([cursors, self.rest]).encode()
+        return json.dumps([cursors, self.rest, [*map(astuple, self.bad)]]).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> LaneNews:
         """Read back :meth:`to_bytes`."""
-        cursors, rest = json.loads(content)
+        cursors, rest, bad = json.loads(content)
         return cls(
             cursors={int(lane): LaneCursor.from_text(text) for lane, text in cursors.items()},
             rest=rest,
+            bad=tuple(FoundBad(*row) for row in bad),
         )

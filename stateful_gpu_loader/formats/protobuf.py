@@ -151,9 +151,13 @@ def packed_varints(view: bytes | memoryview) -> npt.NDArray[np.int64]:
     >>> packed_varints(bytes.fromhex("03ac02ffffffffffffffffff01")).tolist()
     [3, 300, -1]
     """
-    data = np.frombuffer(_flat(view), dtype=np.uint8)
-    if not len(data):
+    flat = _flat(view)
+    if not len(flat):
         return np.empty(0, dtype=np.int64)
+    if len(flat) <= MAX_VARINT_BYTES and flat[-1] < 0x80:
+        # A label or two: all that NumPy does below would take ten times as long.
+        return np.array(list(_few_varints(flat)), dtype=np.int64)
+    data = np.frombuffer(flat, dtype=np.uint8)
     last = np.flatnonzero(data < 0x80)
     if not len(last) or last[-1] != len(data) - 1:
         start = int(last[-1]) + 1 if len(last) else 0
@@ -184,6 +188,13 @@ def packed_floats(view: bytes | memoryview) -> npt.NDArray[np.float32]:
     if len(data) % 4:
         raise _malformed(len(data) - len(data) % 4, "the field ends inside a number")
     return np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
+
+
+def _few_varints(view: memoryview) -> Iterator[int]:
+    at = 0
+    while at < len(view):
+        value, at = _varint(view, at)
+        yield signed(value)
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:

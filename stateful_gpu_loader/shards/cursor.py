@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_TEXT = re.compile(r"\d{1,19}(?::\d{1,19}){4}")
+_NUMBER = "(?:0|[1-9][0-9]{0,18})"
+_TEXT = re.compile(f"{_NUMBER}(?::{_NUMBER}){{4}}")
 _END = 1 << 63
 
 ENDED = 1 << 62

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.shards.sharded_dataset import DEFAULT_LANES, ShardedDataset
-from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.state import Stateful, as_int
 
-_LANE_BITS = 40
+MOST_SAMPLES = 1 << 40
+"""That a lane gives in an epoch."""
+
 _MOST_LANES = 1 << 22
 
 ALGORITHM = "lanes-1"
@@ -53,7 +54,7 @@ class LanePlan:
 
     Raises:
         ValueError: no shards, a name twice, or ``num_lanes`` or ``shuffle_buffer`` out of range.
-        TypeError: the dataset has a state of its own.
+        TypeError: the dataset has a state of its own, or names and numbers of other types.
     """
 
     def __init__(self, dataset: ShardedDataset, *, shuffle: bool) -> None:
@@ -66,6 +67,11 @@ class LanePlan:
                 "IterableDataset"
             )
         self.names = list(dataset.shards())
+        if wrong := [name for name in self.names if not isinstance(name, str)]:
+            raise TypeError(
+                f"{type(dataset).__name__}.shards() gives {wrong[0]!r}. Remedy: name each shard "
+                "with a str"
+            )
         if not self.names or len(set(self.names)) < len(self.names):
             raise ValueError(
                 f"{type(dataset).__name__}.shards() gives {len(self.names)} names, "
@@ -73,16 +79,20 @@ class LanePlan:
                 "once"
             )
         given = dataset.num_lanes
-        self.num_lanes = min(DEFAULT_LANES, len(self.names)) if given is None else given
-        if not 1 <= self.num_lanes <= _MOST_LANES or dataset.shuffle_buffer < 1:
+        buffer = as_int("shuffle_buffer", dataset.shuffle_buffer)
+        self.num_lanes = min(DEFAULT_LANES, len(self.names))
+        if given is not None:
+            self.num_lanes = as_int("num_lanes", given)
+        if not 1 <= self.num_lanes <= _MOST_LANES or buffer < 1:
             raise ValueError(
-                f"num_lanes={given} and shuffle_buffer={dataset.shuffle_buffer} of "
+                f"num_lanes={given} and shuffle_buffer={buffer} of "
                 f"{type(dataset).__name__}: there are 1 to {_MOST_LANES} lanes, and at least one "
                 "sample in the buffer. Remedy: set them so"
             )
-        self.window = max(1, dataset.shuffle_buffer // self.num_lanes) if shuffle else 0
+        self.window = max(1, buffer // self.num_lanes) if shuffle else 0
         """Samples of a lane that are shuffled together; 0 where none are."""
-        self._num_samples: list[int] | None = None
+        self._num_samples: IndexArray | None = None
+        self._asked_num_samples = False
 
     @property
     def algorithm(self) -> str:
@@ -116,15 +126,15 @@ class LanePlan:
                 f"num_lanes to a multiple of {num_replicas} in a new run"
             )
 
-    def num_samples(self) -> list[int] | None:
-        """Of each shard; None unless all are known."""
-        if self._num_samples is None:
-            counts: list[Any] = []
-            for name in self.names:
-                counts.append(self.dataset.num_samples(name))
-                if counts[-1] is None:
-                    return None
-            self._num_samples = counts
+    def num_samples(self) -> IndexArray | None:
+        """int64 [number of shards]: samples of each; None unless all are known.
+
+        Raises:
+            ValueError: the dataset gives a number below 0.
+        """
+        if not self._asked_num_samples:
+            self._num_samples = self._ask_num_samples()
+            self._asked_num_samples = True
         return self._num_samples
 
     def num_steps(
@@ -142,24 +152,66 @@ class LanePlan:
         Returns:
             None where the numbers of samples are not known.
         """
+        lanes = self._samples_of_lanes(seed, epoch)
+        if lanes is None:
+            return None
+        for lane, count in (counts or {}).items():
+            lanes[lane] = max(0, lanes[lane] - count)
+        return max(division.num_batches(number) for number in division.of_ranks(lanes))
+
+    def check_shares(self, seed: int, epoch: int, division: LaneDivision) -> None:
+        """Each rank has a batch, if any has: it cannot read what it has another time otherwise.
+
+        Every rank raises this alike, so that none waits for another.
+
+        Raises:
+            ValueError: a rank has none.
+        """
+        lanes = self._samples_of_lanes(seed, epoch)
+        if lanes is None:
+            return
+        samples = division.of_ranks(lanes)
+        poorest = samples.index(min(samples))
+        if division.num_batches(max(samples)) and not division.num_batches(samples[poorest]):
+            raise ValueError(
+                f"rank {poorest} of {division.num_replicas} has {samples[poorest]} samples in its "
+                f"lanes in epoch {epoch}, no batch of {division.batch_size}"
+                f"{' (drop_last)' if division.drop_last else ''}, and another rank has "
+                f"{max(samples)}. Remedy: make shards of about one size and more of them, or use "
+                "fewer ranks"
+            )
+
+    def _ask_num_samples(self) -> IndexArray | None:
+        counts = []
+        for name in self.names:
+            given = self.dataset.num_samples(name)
+            if given is None:
+                return None
+            counts.append(as_int(f"num_samples({name!r})", given))
+            if counts[-1] < 0:
+                raise ValueError(
+                    f"{type(self.dataset).__name__}.num_samples({name!r}) is {given}. Remedy: "
+                    "count from 0, or return None where it is not known"
+                )
+        return np.array(counts, dtype=np.int64)
+
+    def _samples_of_lanes(self, seed: int, epoch: int) -> IndexArray | None:
+        """int64 [num_lanes]: samples of each lane in one epoch."""
         samples = self.num_samples()
         if samples is None:
             return None
         order = self.of_epoch(seed, epoch).order
         lanes = np.zeros(self.num_lanes, dtype=np.int64)
-        np.add.at(lanes, np.arange(len(order)) % self.num_lanes, np.array(samples)[order])
-        for lane, count in (counts or {}).items():
-            lanes[lane] = max(0, lanes[lane] - count)
-        of_ranks = lanes.reshape(-1, division.num_replicas).sum(axis=0)
-        return max(division.num_batches(int(number)) for number in of_ranks)
+        np.add.at(lanes, np.arange(len(order)) % self.num_lanes, samples[order])
+        return lanes
 
 
 def key_of_lane(lane: int, ordinal: int) -> int:
     """The key position of a lane's sample: no two of an epoch share one.
 
-    A lane has fewer than 2**40 samples in an epoch. Neighbours in a lane have neighbouring keys.
+    Neighbours in a lane have neighbouring keys. A lane gives fewer than 2**40 samples in an epoch.
     """
-    return (lane << _LANE_BITS) + ordinal
+    return lane * MOST_SAMPLES + ordinal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +227,11 @@ class LaneDivision:
     def lanes(self, num_lanes: int) -> range:
         """The rank's lanes."""
         return range(self.rank, num_lanes, self.num_replicas)
+
+    def of_ranks(self, lanes: IndexArray) -> list[int]:
+        """Of int64 [num_lanes] numbers, the sum of each rank's lanes."""
+        sums: list[int] = lanes.reshape(-1, self.num_replicas).sum(axis=0).tolist()
+        return sums
 
     def num_batches(self, num_samples: int) -> int:
         """Of one rank."""

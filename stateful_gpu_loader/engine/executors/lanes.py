@@ -12,12 +12,20 @@ import numpy as np
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import reason_of
 from stateful_gpu_loader.engine.executors.encoded import EncodedBatch
-from stateful_gpu_loader.engine.executors.lane_reader import LaneAddress, LaneReader, LaneSample
+from stateful_gpu_loader.engine.executors.lane_reader import LaneReader, Taken
+from stateful_gpu_loader.engine.executors.lane_shards import LaneAddress, LaneSample
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.lane_news import LaneNews
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Executor, Failure, Stopped
-from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import EncodedSample, IndexArray, LaneTurn, Request, RestTurn
+from stateful_gpu_loader.errors import BadSample, LoaderError
+from stateful_gpu_loader.records import (
+    EncodedSample,
+    IndexArray,
+    LanePart,
+    LaneTurn,
+    Request,
+    RestTurn,
+)
 from stateful_gpu_loader.shards.cursor import LaneCursor
 from stateful_gpu_loader.shards.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.shards.sharded_dataset import EncodedShards
@@ -76,45 +84,50 @@ class LaneExecutor:
         if isinstance(request, RestTurn):
             return self._rests(request, check)
         served = self._wait_for_turn(request, check)
+        reader = served.reader
         try:
-            reader = served.reader
-            taken = reader.take(request.num_samples, check)
+            taken = reader.take(request.num_samples, check, turns=request.turn + 1)
             found = reader.found()
             if taken is None:
-                end = {} if reader.num_left else {request.lane: reader.end()}
-                news = LaneNews(cursors=end, rest=reader.num_left)
+                if reader.num_left:
+                    news = LaneNews(rest=reader.num_left, bad=found)
+                    return Answer(SKIPPED, snapshot=news.to_bytes())
+                news = LaneNews(cursors={request.lane: reader.end()}, rest=0)
                 return Answer(SKIPPED, snapshot=news.to_bytes(), bad=found)
         finally:
             with self._turns:
                 served.turn += 1
                 self._turns.notify_all()
-        cursor = dataclasses.replace(taken.cursor, turns=request.turn + 1)
-        news = LaneNews(cursors={request.lane: cursor})
+        news = LaneNews(cursors={request.lane: taken.cursor})
         return self._batch(request, taken.samples, taken.positions, news, found, check)
 
     def _rests(self, request: RestTurn, check: Callable[[], None]) -> Answer:
-        samples: list[LaneSample] = []
-        positions: list[IndexArray] = []
-        cursors: dict[int, LaneCursor] = {}
-        found: list[FoundBad] = []
-        for part in request.parts:
-            cursor = LaneCursor.from_text(part.cursor)
-            reader = self._reader(request, part.lane, part.lap, cursor)
+        if not request.parts:
+            return Answer(SKIPPED, bad=request.bad)
+        taken = [self._rest(request, part, check) for part in request.parts]
+        samples = [sample for rest in taken for sample in rest.samples]
+        positions = np.concatenate([rest.positions for rest in taken])
+        pairs = zip(request.parts, taken, strict=True)
+        news = LaneNews(cursors={part.lane: rest.cursor for part, rest in pairs})
+        return self._batch(request, samples, positions, news, request.bad, check)
+
+    def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
+        """Whoever found that the lane has no whole batch left has read it before."""
+        cursor = LaneCursor.from_text(part.cursor)
+        reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
+        try:
             if part.skip:
-                reader.take(part.skip, check)
-            taken = reader.take(part.num_samples, check)
-            if taken is None:
-                raise ValueError(
-                    f"lane {part.lane} had {part.skip + part.num_samples} samples left, and has "
-                    f"fewer now, behind cursor {part.cursor}. Remedy: leave shards unchanged while "
-                    "they are read"
-                )
-            samples += taken.samples
-            positions.append(taken.positions)
-            cursors[part.lane] = dataclasses.replace(taken.cursor, turns=cursor.turns)
-            found += reader.found()
-        news = LaneNews(cursors=cursors)
-        return self._batch(request, samples, np.concatenate(positions), news, tuple(found), check)
+                reader.take(part.skip, check, turns=cursor.turns)
+            taken = reader.take(part.num_samples, check, turns=cursor.turns)
+        finally:
+            reader.close()
+        if taken is None:
+            raise LoaderError(
+                f"lane {part.lane} had {part.skip + part.num_samples} samples left, and has fewer "
+                f"now, behind cursor {part.cursor}. Remedy: leave shards unchanged while they are "
+                "read"
+            )
+        return taken
 
     def _batch(
         self,
@@ -162,13 +175,26 @@ class LaneExecutor:
                 return served
             while True:
                 found = self._served.get(request.lane)
-                if found is not None and (found.start, found.turn) == (request.start, request.turn):
-                    return found
+                if found is not None and found.start == request.start:
+                    if found.turn == request.turn:
+                        found.begin = found.reader.cursor
+                        return found
+                    if found.turn == request.turn + 1:
+                        # The user's own thread was interrupted in this request, and asks again.
+                        found.reader = self._reader(request, request.lane, request.lap, found.begin)
+                        found.turn = request.turn
+                        return found
                 self._turns.wait(_SECONDS_BETWEEN_CHECKS)
                 check()
 
     def _reader(
-        self, request: LaneTurn | RestTurn, lane: int, lap: int, cursor: LaneCursor
+        self,
+        request: LaneTurn | RestTurn,
+        lane: int,
+        lap: int,
+        cursor: LaneCursor,
+        *,
+        is_second: bool = False,
     ) -> LaneReader:
         lanes = self._lanes_of(request.seed, request.epoch)
         address = LaneAddress(
@@ -184,6 +210,7 @@ class LaneExecutor:
             cursor,
             window=self._plan.window,
             drops_bad=self._policy.mode == "drop",
+            is_second=is_second,
         )
 
     def _lanes_of(self, seed: int, epoch: int) -> EpochLanes:
@@ -193,11 +220,34 @@ class LaneExecutor:
         return known[2]
 
 
+class LaneFinisher:
+    """Finishes the batches of lanes on a device; one of which no image can be used is left out.
+
+    Args:
+        finish: batches of encoded images.
+        policy: what is done about bad samples.
+    """
+
+    def __init__(self, finish: Callable[[EncodedBatch], Any], policy: BadSamplePolicy) -> None:
+        self._finish = finish
+        self._policy = policy
+
+    def __call__(self, batch: EncodedBatch) -> Any:
+        try:
+            return self._finish(batch)
+        except BadSample as error:
+            if self._policy.mode != "drop":
+                raise
+            return Answer(SKIPPED, bad=_all_bad(batch.request, error))
+
+
 class _ServedLane:
     """A lane that is open here."""
 
     def __init__(self, reader: LaneReader, start: int, turn: int) -> None:
         self.reader = reader
+        self.begin = reader.cursor
+        """Before the turn that was read last."""
         self.start = start
         """Which start of the workers it belongs to."""
         self.turn = turn

@@ -1,0 +1,105 @@
+"""Merging the states of ranks: what fits, and what is refused by name (B5, E5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
+from stateful_gpu_loader.errors import StateMismatch
+from tests.datasets import Indices
+from tests.shards.datasets import Numbers
+
+
+def states_of(steps: int = 2, ranks: int = 2, **arguments: Any) -> list[dict[str, Any]]:
+    """Of ranks that have delivered so many batches."""
+    states = []
+    for rank in range(ranks):
+        loader = StatefulGPULoader(
+            Numbers((9, 4, 7, 8), lanes=4),
+            **{"batch_size": 2, "seed": 1, "num_replicas": ranks, "rank": rank, **arguments},
+        )
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+        states.append(loader.state_dict())
+    return states
+
+
+def test_the_order_of_the_ranks_does_not_matter() -> None:
+    """All lanes of all ranks, and nothing else is added."""
+    states = states_of()
+    merged = merge_state_dicts(states)
+    assert merged == merge_state_dicts(states[::-1])
+    assert set(merged) == set(states[0]) | set(states[1])
+    for state in states:
+        assert state.items() <= merged.items()
+
+
+def test_a_rank_that_has_ended_its_epoch() -> None:
+    """It is one epoch ahead; its lanes have nothing left."""
+    states = states_of()
+    (over,) = (
+        {**state, "epoch": 1, "position": 0, **{key: "0:0:0:0:0" for key in state if "lane" in key}}
+        for state in states[1:]
+    )
+    merged = merge_state_dicts([states[0], over])
+    assert (merged["epoch"], merged["position"]) == (0, 2)
+    assert merged["lane_00001"] == f"0:0:{1 << 62}:0:0"
+    rest = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=50, seed=1)
+    rest.load_state_dict(merged)
+    (batch,) = rest
+    assert {i // 1000 for i in batch.tolist()} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"position": 3}, "position"),
+        ({"seed": 2}, "seed"),
+        ({"global_batch_size": 6}, "global_batch_size"),
+        ({"epoch": 1, "position": 1}, "epoch"),
+        ({"epoch": 2, "position": 0}, "epoch"),
+        ({"user": {"a": 1}}, "user"),
+        ({"lane_00000": "0:0:0:0:0"}, "lanes"),
+        ({"format": "another"}, "format"),
+    ],
+)
+def test_states_that_do_not_belong_together(changes: dict[str, Any], field: str) -> None:
+    """B7: by field, with both values."""
+    first, second = states_of()
+    for states in ([first, {**second, **changes}], [{**second, **changes}, first]):
+        with pytest.raises(StateMismatch) as refused:
+            merge_state_dicts(states)
+        assert refused.value.field == field
+
+
+def test_no_states() -> None:
+    with pytest.raises(ValueError, match="no states were given"):
+        merge_state_dicts([])
+
+
+def test_one_state_twice() -> None:
+    first, _ = states_of()
+    with pytest.raises(StateMismatch, match="4 cursors in all"):
+        merge_state_dicts([first, first])
+
+
+def test_records_of_bad_samples_are_united() -> None:
+    """G4: of map-style data, too."""
+    ranks = []
+    for rank in range(2):
+        loader = StatefulGPULoader(Indices(8), num_replicas=2, rank=rank, seed=1)
+        bad = f'{{"total": 1, "samples": [[{rank}, {rank}, 0, "ValueError: x", true]]}}'
+        ranks.append({**loader.state_dict(), "bad_samples": bad})
+    loader = StatefulGPULoader(Indices(8), seed=1)
+    merged = merge_state_dicts(ranks)
+    loader.load_state_dict({**merged, "global_batch_size": 1})
+    assert {bad.index for bad in loader.bad_samples.samples} == {0, 1}
+
+
+def test_gathering_without_torch_distributed() -> None:
+    """The only rank's state."""
+    state = states_of(ranks=1)[0]
+    assert gather_state_dict(state) == state

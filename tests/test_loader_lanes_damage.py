@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateful_gpu_loader import BadSample, LoaderError, StatefulGPULoader
+from stateful_gpu_loader import BadSample, LoaderError, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
 from tests.bad_sample_loaders import assert_states_follow
 from tests.conformance import assert_exact_resume, copy_of, same
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.shards.datasets import DamagedShards, Loader, Numbers, PhotoShards, indices_of
+from tests.sources.tar_files import photo_entries, write_tar
 
 __all__ = ["fake_gpu"]
 
@@ -252,3 +254,39 @@ class WrongCount(Numbers):
 
     def num_samples(self, shard: str) -> int | None:
         return self.says if shard == "1" else super().num_samples(shard)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_malformed_sample_is_left_out_alone(tmp_path: Path, shuffle: bool) -> None:
+    """G3, G4: a tar where one image has no class, and another's is no number."""
+    entries = dict(photo_entries(0, 9))
+    del entries["photos/0003.cls"]
+    entries["photos/0006.cls"] = b"seven"
+    paths = [
+        write_tar(tmp_path / "0.tar", list(entries.items())),
+        write_tar(tmp_path / "1.tar", photo_entries(9, 12)),
+    ]
+
+    def build(**arguments: Any) -> Loader:
+        shards = TarShards(paths, target=("cls", "txt"), num_lanes=2, shuffle_buffer=8)
+        return StatefulGPULoader(
+            shards,
+            **{"batch_size": 2, "seed": 1, "shuffle": shuffle, "transform": [T.Resize((8, 8))]}
+            | arguments,
+        )
+
+    sound = {f"cup {number}" for number in range(12)} - {"cup 3", "cup 6"}
+    for num_workers in (0, 2):
+        found, errors = delivered_with_errors(build(num_workers=num_workers))
+        assert {text for batch in found for text in batch[1][1]} == sound
+        assert [type(error) for error in errors] == [BadSample, BadSample]
+        assert "record 'photos/0003'" in str(errors[0])
+        assert "lacks the target (cls)" in str(errors[0])
+    loader = build(on_bad_sample="drop")
+    texts = [text for batch in loader for text in batch[1][1]]
+    assert sorted(texts) == sorted(sound)
+    assert loader.bad_samples.total == 2
+    assert all(bad.index.startswith("shard '0.tar', cursor") for bad in loader.bad_samples.samples)
+    drops = partial(build, on_bad_sample="drop")
+    assert_exact_resume(drops, epochs=2, other=({}, {"num_workers": 2}))
+    assert_states_follow(drops, [{"num_workers": 0}, {"num_workers": 2}])

@@ -123,8 +123,12 @@ class LaneShards:
                 self._give_up(error, name)
             else:
                 self.place = number, following
+                is_due = self._is_due(shard)
+                if self._is_encoded and isinstance(sample, ValueError):
+                    self._leave_out(sample, name, offset)
+                    continue
                 self.ordinal += 1
-                if self._is_due(shard):
+                if is_due:
                     return LaneSample(name, sample)
         return None
 
@@ -160,7 +164,7 @@ class LaneShards:
                 f"{type(self._dataset).__name__}.read_shard() gave {_brief(given)}. Remedy: yield "
                 "pairs of a sample and the cursor behind it, an int from 0 to 2**63 - 1"
             )
-        if self._is_encoded and not isinstance(sample, EncodedSample):
+        if self._is_encoded and not isinstance(sample, (EncodedSample, ValueError)):
             raise LoaderError(
                 f"{type(self._dataset).__name__}.read_shard() gave {_brief(sample)} as a sample. "
                 "Remedy: yield an EncodedSample, or derive from ShardedDataset"
@@ -169,21 +173,27 @@ class LaneShards:
 
     def _give_up(self, error: Exception, name: str) -> None:
         """Leave out the rest of a shard, with a record or an exception."""
-        address, offset = self._address, self.place[1]
-        position = address.position(self.ordinal)
+        offset = self.place[1]
         self._leave_shard()
+        if isinstance(error, FileNotFoundError) or self._is_damage(error):
+            self._leave_out(error, f"rest of {name}" if self._drops_bad else name, offset)
+        elif not self.is_told:
+            raise _noted(error, name)
+
+    def _leave_out(self, error: Exception, name: str, offset: int) -> None:
+        """Record what is left out, or raise why."""
+        address = self._address
+        position = address.position(self.ordinal)
         if self.is_told:
             return
-        is_skipped = isinstance(error, FileNotFoundError) or self._is_damage(error)
-        if self._drops_bad and is_skipped:
-            bad = FoundBad(f"rest of {name}", position, address.epoch, reason_of(error), False)
-            self._found.append(bad)
-            return
-        if self._is_encoded and self._is_damage(error) and not isinstance(error, BadSample):
+        if self._drops_bad:
+            self._found.append(FoundBad(name, position, address.epoch, reason_of(error), False))
+        elif self._is_encoded and self._is_damage(error) and not isinstance(error, BadSample):
             raise BadSample(
                 name, index=offset, position=position, epoch=address.epoch, reason=str(error)
             ) from error
-        raise _noted(error, name)
+        else:
+            raise _noted(error, name)
 
     def _is_damage(self, error: Exception) -> bool:
         return isinstance(error, ValueError) if self._is_encoded else is_bad(error)

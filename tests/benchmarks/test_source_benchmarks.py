@@ -1,0 +1,128 @@
+"""The benchmarks of sources, lanes and locality run to their end (B9, B10, C10)."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    bench_locality,
+    lane_loaders,
+    markdown,
+    processes,
+    record_encoding,
+    source_tables,
+    table,
+)
+from benchmarks.results import read_results
+
+for package in ("skimage", "sklearn", "tqdm", "lmdb", "pyarrow", "google_crc32c", "webdataset"):
+    pytest.importorskip(package)
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ("sources", "lanes", "locality")
+SECTIONS: dict[str, Callable[[Any], str]] = {
+    "sources": source_tables.sources_section,
+    "lanes": source_tables.lanes_section,
+    "locality": source_tables.locality_section,
+}
+HAS_DALI = importlib.util.find_spec("nvidia.dali") is not None
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the results of a smoke run of each benchmark."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    for benchmark in BENCHMARKS:
+        command = [sys.executable, "-m", f"benchmarks.bench_{benchmark}", "--quick"]
+        options = ["--output", str(folder), "--data", str(folder / "data")]
+        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_results_hold_values_aims_and_no_place(output: Path, benchmark: str) -> None:
+    content = _content(output, benchmark)
+    assert content["aims"]
+    for measurement in content["measurements"]:
+        assert min(measurement["values"]) > 0
+    text = (output / f"{benchmark}.json").read_text(encoding="utf-8")
+    for place in (str(output), str(ROOT), str(Path.home()), socket.gethostname()):
+        assert place not in text
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_every_measurement_has_a_name_of_its_own(output: Path, benchmark: str) -> None:
+    names = [found["name"] for found in _content(output, benchmark)["measurements"]]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_the_section_shows_what_was_measured_and_every_aim(output: Path, benchmark: str) -> None:
+    content = _content(output, benchmark)
+    text = SECTIONS[benchmark](content)
+    for measurement in content["measurements"]:
+        assert markdown.short(measurement["median"]) in text, measurement["name"]
+    for aim in content["aims"]:
+        assert aim["what"] in text
+    assert text in table.markdown(output, "throughput.png")
+
+
+def test_every_format_is_read_beside_its_reference(output: Path) -> None:
+    names = {found["name"] for found in _content(output, "sources")["measurements"]}
+    formats = ("folder", "tar", "caffe", "caffe2", "tfrecord", "recordio", "parquet")
+    assert {f"{reader} {name}" for name in formats for reader in ("ours", "ours-shuffled")} <= names
+    assert {"torchvision folder", "webdataset tar", "pyarrow parquet"} <= names
+    for name in ("tar", "caffe", "caffe2", "tfrecord", "recordio"):
+        assert (f"dali {name}" in names) == HAS_DALI
+        assert (f"dali-shuffled {name}" in names) == HAS_DALI
+
+
+def test_every_format_resumes_at_both_places(output: Path) -> None:
+    names = {found["name"] for found in _content(output, "sources")["measurements"]}
+    for name in ("tar", "caffe", "tfrecord", "recordio", "parquet"):
+        for peer in ("ours", "torchdata"):
+            assert {f"{peer} resume {name} 0%", f"{peer} resume {name} 90%"} <= names
+    assert "webdataset resume tar 90%" in names
+    assert ("dali resume tfrecord 90%" in names) == HAS_DALI
+
+
+def test_an_order_by_blocks_reads_fewer_places_than_a_full_shuffle(output: Path) -> None:
+    """B9. These are counts, which no load of the machine changes."""
+    found = markdown.medians_of(_content(output, "locality"))
+    for name in ("tar", "parquet"):
+        places = {
+            order: found[bench_locality.measurement_name("places", name, order)]
+            for order in bench_locality.ORDERS
+        }
+        assert places["window of 1"] < places["everything shuffled"]
+    read = {
+        order: found[bench_locality.measurement_name("bytes", "parquet", order)]
+        for order in bench_locality.ORDERS
+    }
+    assert read["window of 1"] < read["everything shuffled"]
+
+
+@pytest.mark.parametrize(
+    "module", [record_encoding, lane_loaders, markdown, processes, bench_locality]
+)
+def test_examples_hold(module: ModuleType) -> None:
+    done = doctest.testmod(module)
+    assert done.attempted > 0
+    assert done.failed == 0
+
+
+def _content(folder: Path, benchmark: str) -> Any:
+    content = read_results(folder, benchmark)
+    assert content is not None
+    return content

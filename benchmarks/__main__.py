@@ -12,7 +12,16 @@ import sys
 from benchmarks import results, table
 from benchmarks.arguments import parse_options
 
-BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors")
+BENCHMARKS = (
+    "throughput",
+    "state",
+    "overhead",
+    "faults",
+    "executors",
+    "sources",
+    "lanes",
+    "locality",
+)
 
 
 def main() -> None:

@@ -6,19 +6,25 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
 from benchmarks.device_tables import executors_section, gpu_section
+from benchmarks.markdown import (
+    Content,
+    aims_table,
+    as_table,
+    comparisons_of,
+    medians_of,
+    short,
+    times_of,
+)
 from benchmarks.picture import draw_throughput
+from benchmarks.source_tables import lanes_section, locality_section, sources_section
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "throughput.png"
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
-
-Content = dict[str, Any]
-"""What :func:`benchmarks.results.read_results` gives."""
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -50,6 +56,9 @@ def markdown(folder: Path, picture: str) -> str:
         ("overhead", overhead_section),
         ("faults", faults_section),
         ("executors", executors_section),
+        ("sources", sources_section),
+        ("lanes", lanes_section),
+        ("locality", locality_section),
         ("gpu", gpu_section),
     ):
         content = results.read_results(folder, benchmark)
@@ -75,9 +84,9 @@ def put_into(readme: Path, text: str) -> str:
 
 def throughput_section(content: Content) -> str:
     """Images a second of every contestant, and how ours stands to it."""
-    settings, medians = content["settings"], _medians(content)
+    settings, medians = content["settings"], medians_of(content)
     ceiling, ours = medians[settings["ceiling"]], bench_throughput.OURS
-    ratios = {found["to"]: found["ratio"] for found in _comparisons(content, ours)}
+    ratios = {found["to"]: found["ratio"] for found in comparisons_of(content, ours)}
     rows = []
     for found in sorted(content["measurements"], key=lambda found: found["median"]):
         name = found["name"]
@@ -93,12 +102,12 @@ def throughput_section(content: Content) -> str:
         f"normalised float32, batches of {settings['batch_size']}, {settings['num_workers']} "
         "workers (processes or threads). The ceiling is decoding and nothing else."
     )
-    return f"{introduction}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+    return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 
 
 def state_section(content: Content) -> str:
     """Size, times and memory, one column a loader and length."""
-    medians = _medians(content)
+    medians = medians_of(content)
     units = {found["name"]: found["unit"] for found in content["measurements"]}
     whats = ["JSON size", "saved size", "state_dict()", "peak memory growth"]
     whats += [
@@ -117,7 +126,7 @@ def state_section(content: Content) -> str:
         row = [bench_state.TITLES.get(what) or f"{what} of the epoch behind"]
         for case in cases:
             name = case.name(what)
-            row.append(f"{_short(medians[name])} {units[name]}" if name in medians else "")
+            row.append(f"{short(medians[name])} {units[name]}" if name in medians else "")
         rows.append(row)
     head = ["", *(f"{bench_state.LABELS[case.loader]}, n = {_power(case.n)}" for case in cases)]
     introduction = (
@@ -126,12 +135,12 @@ def state_section(content: Content) -> str:
         "into a fresh loader."
     )
     notes = "".join(f" {note}" for note in content["notes"])
-    return f"{introduction}{notes}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+    return f"{introduction}{notes}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 
 
 def overhead_section(content: Content) -> str:
     """Time a batch and its ratio to torch's DataLoader, one column a setting."""
-    medians = _medians(content)
+    medians = medians_of(content)
     ratios = {found["of"]: found["ratio"] for found in content["comparisons"]}
     settings = [
         (dataset, num_workers)
@@ -143,7 +152,7 @@ def overhead_section(content: Content) -> str:
         row = [label]
         for dataset, num_workers in settings:
             name = bench_overhead.measurement_name(loader, dataset, num_workers)
-            cell = f"{_short(medians[name])} us" if name in medians else ""
+            cell = f"{short(medians[name])} us" if name in medians else ""
             if name in ratios:
                 found = ratios[name]
                 cell += f", {found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]"
@@ -155,7 +164,7 @@ def overhead_section(content: Content) -> str:
         f"**Overhead**: time a batch of {content['settings']['batch_size']}, and its ratio to "
         "torch's DataLoader with the 95% interval."
     )
-    return f"{introduction}\n\n{_table(head, rows)}\n\n{_aims(content)}"
+    return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 
 
 def faults_section(content: Content) -> str:
@@ -172,11 +181,11 @@ def faults_section(content: Content) -> str:
         "of 1 MB is a tensor."
     )
     parts = [introduction, _recovery_table(content), watch, _watch_table(content)]
-    return "\n\n".join([*parts, states, _states_table(content), _aims(content)])
+    return "\n\n".join([*parts, states, _states_table(content), aims_table(content)])
 
 
 def _recovery_table(content: Content) -> str:
-    names, medians = bench_faults, _medians(content)
+    names, medians = bench_faults, medians_of(content)
     rows = []
     for method in names.START_METHODS:
         for cost, label in names.COSTS.items():
@@ -184,47 +193,37 @@ def _recovery_table(content: Content) -> str:
                 names.start_name(what, method, cost) for what in (names.FRESH, names.RECOVERY)
             )
             if recovery in medians:
-                times = [f"{_short(medians[name])} ms" for name in (fresh, recovery)]
-                rows.append([f"{method}, {label}", *times, _times(content, recovery, fresh)])
-    return _table(["", "fresh start", "recovery", "ratio"], rows)
+                times = [f"{short(medians[name])} ms" for name in (fresh, recovery)]
+                rows.append([f"{method}, {label}", *times, times_of(content, recovery, fresh)])
+    return as_table(["", "fresh start", "recovery", "ratio"], rows)
 
 
 def _watch_table(content: Content) -> str:
-    medians, of, to = _medians(content), bench_faults.WATCHED, bench_faults.UNWATCHED
-    row = ["trivial samples", *(f"{_short(medians[name])} us" for name in (to, of))]
-    return _table(["", "unwatched", "watched", "ratio"], [[*row, _times(content, of, to)]])
+    medians, of, to = medians_of(content), bench_faults.WATCHED, bench_faults.UNWATCHED
+    row = ["trivial samples", *(f"{short(medians[name])} us" for name in (to, of))]
+    return as_table(["", "unwatched", "watched", "ratio"], [[*row, times_of(content, of, to)]])
 
 
 def _states_table(content: Content) -> str:
-    names, medians = bench_faults, _medians(content)
+    names, medians = bench_faults, medians_of(content)
     loaders = (bench_overhead.TORCH, bench_overhead.TORCHDATA, bench_overhead.OURS)
     rows = []
     for cost, cost_label in names.COSTS.items():
         for state, label in names.STATES.items():
             keys = {loader: names.state_name(loader, state, cost) for loader in loaders}
-            cells = [
-                f"{_short(medians[key])} us" if key in medians else "" for key in keys.values()
-            ]
+            cells = [f"{short(medians[key])} us" if key in medians else "" for key in keys.values()]
             rows.append(
                 [
                     f"{label}, {cost_label}",
                     *cells,
                     *(
-                        _times(content, keys[bench_overhead.OURS], keys[peer])
+                        times_of(content, keys[bench_overhead.OURS], keys[peer])
                         for peer in loaders[:2]
                     ),
                 ]
             )
     labels = [bench_overhead.LABELS[loader] for loader in loaders]
-    return _table(["", *labels, *(f"ours to {label}" for label in labels[:2])], rows)
-
-
-def _times(content: Content, of: str, to: str) -> str:
-    for found in _comparisons(content, of):
-        if found["to"] == to:
-            interval = f"[{found['ratio']['low']:.2f}, {found['ratio']['high']:.2f}]"
-            return f"{found['ratio']['median']:.2f}x {interval}"
-    return ""
+    return as_table(["", *labels, *(f"ours to {label}" for label in labels[:2])], rows)
 
 
 def _origin(content: Content) -> str:
@@ -238,31 +237,6 @@ def _machine_and_versions(content: Content) -> str:
     machine = content["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     return f"<sub>Measured on {machine['processor']}, {machine['cores']} cores: {versions}.</sub>"
-
-
-def _aims(content: Content) -> str:
-    rows = [
-        [aim["what"], aim["aim"], aim["reached"], "yes" if aim["met"] else "**no**"]
-        for aim in content["aims"]
-    ]
-    return _table(["aim", "", "reached", "met"], rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
-
-
-def _medians(content: Content) -> dict[str, float]:
-    return {found["name"]: found["median"] for found in content["measurements"]}
-
-
-def _comparisons(content: Content, of: str) -> list[Any]:
-    return [found for found in content["comparisons"] if found["of"] == of]
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _power(n: int) -> str:

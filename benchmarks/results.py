@@ -29,6 +29,10 @@ _PACKAGES = {
     "nvImageCodec, CUDA 13": "nvidia-nvimgcodec-cu13",
     "DALI": "nvidia-dali-cuda120",
     "DALI, CUDA 13": "nvidia-dali-cuda130",
+    "webdataset": "webdataset",
+    "lmdb": "lmdb",
+    "pyarrow": "pyarrow",
+    "google-crc32c": "google-crc32c",
     "NumPy": "numpy",
     "Pillow": "pillow",
 }

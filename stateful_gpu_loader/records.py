@@ -164,6 +164,8 @@ class EncodedSample:
     """What goes with the image: a class as int, or boxes and masks."""
     name: str
     """Where it lies, for error messages: a path, or a file and a record."""
+    size: tuple[int, int] | None = None
+    """Height and width in pixels that boxes and masks in the target speak of; None is unchecked."""
 
     def __repr__(self) -> str:
         return f"EncodedSample({self.name!r}, {self.data.numel()} bytes, target={self.target!r})"

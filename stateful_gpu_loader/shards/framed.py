@@ -129,6 +129,8 @@ class FramedShards(EncodedShards):
 def _by_name(
     counts: Mapping[str, SupportsIndex] | Sequence[SupportsIndex], names: list[str]
 ) -> Any:
+    if isinstance(counts, str):
+        raise TypeError(f"{counts = } is a text. Remedy: pass a dict by name, or a list")
     if not isinstance(counts, Mapping):
         if len(counts) != len(names):
             raise ValueError(

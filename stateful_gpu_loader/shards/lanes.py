@@ -6,6 +6,7 @@ no number of workers or ranks, and a lane can be taken up by anybody, from its c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,14 @@ class LanePlan:
     def algorithm(self) -> str:
         """All that decides the order beside the seed and the shards, for the fingerprint."""
         windows = f", windows of {self.window}" if self.is_shuffled else ""
-        return f"{ALGORITHM}, {self.num_lanes} lanes{windows}"
+        # Where ranks end depends on them.
+        counts = self.num_samples()
+        sizes = (
+            "unknown"
+            if counts is None
+            else hashlib.blake2b(np.array(counts, dtype="<i8").tobytes(), digest_size=8).hexdigest()
+        )
+        return f"{ALGORITHM}, {self.num_lanes} lanes{windows}, numbers of samples {sizes}"
 
     def num_shards(self, lane: int) -> int:
         """Of one lane, in every epoch."""

@@ -48,6 +48,9 @@ class ShardedDataset(IterableDataset[Any], ABC):
     def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
         """Each sample from ``cursor`` on, with the cursor of the sample behind it.
 
+        In place of a sample that is malformed by itself, the ValueError that tells why may come:
+        then the loader raises it, or leaves that sample out alone, and reading goes on.
+
         What it draws from the global generators is keyed sample by sample. So draw for a sample,
         and not once for a shard: a resume begins in the middle. A sample may be read again.
 
@@ -83,16 +86,16 @@ class ShardedDataset(IterableDataset[Any], ABC):
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for shard in self.shards()[first::step]:
             for sample, _ in self.read_shard(shard, 0):
+                if isinstance(sample, ValueError):
+                    raise sample
                 yield sample
 
 
 class EncodedShards(ShardedDataset):
     """Shards of encoded images: the loader decodes and augments them as those of a Source.
 
-    ``read_shard`` yields :class:`EncodedSample`, and draws nothing from the global generators. In
-    place of a sample that is malformed by itself it yields the ValueError that tells why, and goes
-    on; it raises one where the shard is damaged from there on. Iterated without a loader it gives
-    ``(data, target)``, as a Source does.
+    ``read_shard`` yields :class:`EncodedSample`, and draws nothing from the global generators.
+    Iterated without a loader it gives ``(data, target)``, as a Source does.
     """
 
     @abstractmethod
@@ -102,12 +105,10 @@ class EncodedShards(ShardedDataset):
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
-            if isinstance(sample, ValueError):
-                raise sample
             yield sample.data, sample.target
 
 
-def sample_or_error(make: Callable[..., EncodedSample], *arguments: Any) -> Any:
+def sample_or_error(make: Callable[..., Any], *arguments: Any) -> Any:
     """What ``make`` returns, or the ValueError that it raises.
 
     >>> sample_or_error(int, "seven")

@@ -89,7 +89,7 @@ class TarShards(EncodedShards):
 
     def fingerprint(self) -> str:
         """Of the names of the shards, and of what is chosen: no tar is opened for it."""
-        return f"{super().fingerprint()}, {self._choice}"
+        return f"{super().fingerprint()}, {self._choice}, missing={self._missing}"
 
     def read_shard(
         self, shard: str, cursor: int
@@ -175,13 +175,14 @@ class TarRecords(ShardedDataset):
     def num_samples(self, shard: str) -> int | None:
         return self._tars.counts.get(shard)
 
-    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[dict[str, Any], int]]:
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
         """As :class:`ShardedDataset` has it; errors as of :meth:`TarShards.read_shard`."""
         samples = self._tars.read(shard, cursor, None, lambda sample: True)
         with closing(samples):
             for sample, after in samples:
-                values = {extension: _value(sample, extension) for extension in sample.contents}
-                yield {KEY: sample.key, **values}, after
+                yield sample_or_error(_members, sample), after
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} tars)"
@@ -212,6 +213,11 @@ class _Tars:
             raise ValueError(
                 f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
             )
+
+
+def _members(sample: TarSample) -> dict[str, Any]:
+    values = {extension: _value(sample, extension) for extension in sample.contents}
+    return {KEY: sample.key, **values}
 
 
 def _value(sample: TarSample, extension: str) -> Any:

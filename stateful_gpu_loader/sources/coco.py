@@ -98,11 +98,11 @@ class CocoSource(Source):
     ) -> None:
         if box_format not in ("xyxy", "xywh"):
             raise ValueError(f"{box_format = } must be 'xyxy' or 'xywh'")
-        self.root = as_paths(root)[0]
+        self.root = _only("root", root)
         self.box_format: BoxFormat = box_format
         self.masks = masks
         self.ratio = ratio
-        (path,) = as_paths(annotations)
+        path = _only("annotations", annotations)
         found = read_annotations(path, masks=masks)
         self._check(path, found)
         kept: BoolArray = np.all(found.boxes[:, 2:] >= size_threshold, axis=1)
@@ -171,7 +171,9 @@ class CocoSource(Source):
             if error.errno is None:
                 raise
             raise OSError(error.errno, f"{error.strerror}, sample {index = }", path) from error
-        return EncodedSample(data, self.target(index), path)
+        height, width = self._sizes[index].tolist()
+        size = (height, width) if height > 0 and width > 0 else None
+        return EncodedSample(data, self.target(index), path, size)
 
     def target(self, index: int) -> dict[str, Any]:
         """The target alone, without reading the image."""
@@ -250,6 +252,16 @@ class CocoSource(Source):
     def __repr__(self) -> str:
         objects = len(self._labels)
         return f"{type(self).__name__}({self.root!r}, {len(self)} images, {objects} objects)"
+
+
+def _only(name: str, path: AnyPath) -> str:
+    found = as_paths(path)
+    if len(found) > 1:
+        raise ValueError(
+            f"{name} is {len(found)} paths: {', '.join(found[:3])}. Remedy: make a source of each, "
+            "and a ConcatDataset of them"
+        )
+    return found[0]
 
 
 def _renumbered(labels: npt.NDArray[np.int64], numbers: dict[int, int]) -> npt.NDArray[np.int64]:

@@ -68,7 +68,7 @@ def moved(
     elif "area" in target:
         whole = (after[kept, 2:] - after[kept, :2]).prod(axis=1)
         left = sides[kept].prod(axis=1) / np.maximum(whole, 1e-9)
-        scale = abs(float(np.linalg.det(motion[:, :2])))
+        scale = abs(float(motion[0, 0] * motion[1, 1] - motion[0, 1] * motion[1, 0]))
         areas = target["area"].numpy()[kept] * scale * left
         result["area"] = as_tensor(areas.astype(np.float32))
     return result
@@ -85,7 +85,10 @@ def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Ten
         size: (height, width) of the result in pixels.
     """
     height, width = size
-    back = np.linalg.inv(np.vstack([motion, [0, 0, 1]]))[:2]
+    # Written out: np.linalg.inv rounds as the BLAS of the machine does.
+    (a, b, c), (d, e, f) = motion.tolist()
+    area = a * e - b * d
+    back = np.array([[e, -b, b * f - c * e], [-d, a, c * d - a * f]]) / area
     xs, ys = np.arange(width) + 0.5, (np.arange(height) + 0.5)[:, np.newaxis]
     # What lies between two pixels but for rounding belongs to the second.
     columns = np.floor(np.round(back[0, 0] * xs + back[0, 1] * ys + back[0, 2], 6)).astype(np.int64)

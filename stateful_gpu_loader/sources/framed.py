@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stateful_gpu_loader.formats.framing import Bytes, Framing, Offsets, Place
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.storage.index_files import cached_index, identity_of
-from stateful_gpu_loader.storage.open_files import OpenFiles
+from stateful_gpu_loader.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, is_url, names_of
 from stateful_gpu_loader.storage.streams import is_compressed
 
@@ -63,7 +63,7 @@ class FramedSource(Source):
                 )
         self.paths = paths
         self._framing = framing
-        self._files = OpenFiles()
+        self._files = OpenFiles(numbers={path: file_number(path) for path in paths})
         kept = None if cache_dir is None else str(cache_dir)
         if given is None:
             self._offsets = [self._built(path, kept) for path in paths]

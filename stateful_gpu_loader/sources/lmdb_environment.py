@@ -23,6 +23,7 @@ import numpy.typing as npt
 from stateful_gpu_loader.errors import MissingDependency
 from stateful_gpu_loader.formats.lmdb_tree import read_leaves, read_meta
 from stateful_gpu_loader.sources.lmdb_keys import KeyTable
+from stateful_gpu_loader.storage.open_files import FileNumber, file_number
 
 REFETCH = "Remedy: fetch it anew"
 
@@ -45,15 +46,17 @@ class LmdbIndex:
 class LmdbEnvironment:
     """What reads the LMDB at one path, for every source of this process that needs it.
 
-    :func:`environment_at` makes it. It is pickled as its path. It is closed when the last source
-    that holds it goes.
+    :func:`environment_at` makes it. It is pickled as its path and number. It is closed when the
+    last source that holds it goes.
 
     Args:
         path: of the folder that holds ``data.mdb``, or of the file itself; absolute.
+        number: of the file: another one in its place is not read as if it were the same.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, number: FileNumber | None) -> None:
         self.path = path
+        self.number = number
         self._opened: Any = None
         self._readers = 0
 
@@ -114,18 +117,25 @@ class LmdbEnvironment:
             _GATE.leave(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return environment_at, (self.path,)
+        return environment_at, (self.path, self.number)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
 
 
-def environment_at(path: str | os.PathLike[str]) -> LmdbEnvironment:
+def environment_at(
+    path: str | os.PathLike[str], number: FileNumber | None = None
+) -> LmdbEnvironment:
     """The environment at a path: the same object as long as somebody holds it.
 
     Nothing is opened yet.
+
+    Args:
+        path: of the folder or the file.
+        number: of the file that is meant; None is the one that is there now.
     """
-    return _GATE.shared(absolute(path))
+    full = absolute(path)
+    return _GATE.shared(full, file_number(_file(full)) if number is None else number)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -138,17 +148,17 @@ class _Gate:
 
     def __init__(self) -> None:
         self._condition = Condition()
-        self._shared: WeakValueDictionary[str, LmdbEnvironment] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[Any, LmdbEnvironment] = WeakValueDictionary()
         self._forks = 0
         self._inherited: list[Any] = []
 
-    def shared(self, path: str) -> LmdbEnvironment:
+    def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
         with self._condition:
-            # By the file, which two paths may lead to.
-            key = os.path.realpath(_file(path))
+            # By the file, which two paths may lead to, and which may be written anew.
+            key = os.path.realpath(_file(path)), number
             environment = self._shared.get(key)
             if environment is None:
-                environment = self._shared[key] = LmdbEnvironment(path)
+                environment = self._shared[key] = LmdbEnvironment(path, number)
             return environment
 
     def enter(self, environment: LmdbEnvironment) -> Any:
@@ -156,7 +166,7 @@ class _Gate:
             while self._forks:
                 self._condition.wait()
             if environment._opened is None:
-                environment._opened = _open(environment.path)
+                environment._opened = _open(environment.path, environment.number)
             environment._readers += 1
             return environment._opened
 
@@ -193,7 +203,7 @@ class _Gate:
                 environment._opened, environment._readers = None, 0
 
 
-def _open(path: str) -> Any:
+def _open(path: str, number: FileNumber | None) -> Any:
     """An lmdb.Environment of a file that is as long as it says."""
     lmdb = _lmdb()
     file = _file(path)
@@ -202,6 +212,12 @@ def _open(path: str) -> Any:
     except OSError as error:
         text = f"{error.strerror}: no LMDB is here. Remedy: check the path; it is that of the "
         raise OSError(error.errno, f"{text}folder with data.mdb or of the file", file) from error
+    if number not in (None, file_number(file)):
+        raise OSError(
+            errno.ESTALE,
+            "another database took its place since it was indexed. Remedy: make the source anew",
+            file,
+        )
     try:
         opened = lmdb.open(
             path,

@@ -85,6 +85,7 @@ class ParquetSource(Source):
         footers = read_footers(self.paths)
         for footer in footers:
             self._selection.check(footer.path, footer.schema)
+            self._check_types(footers[0], footer)
         counts = [count for footer in footers for count in footer.row_groups]
         self._digests = [footer.digest for footer in footers]
         self._lengths = np.array(counts, dtype=np.int64)
@@ -99,6 +100,17 @@ class ParquetSource(Source):
             )
         self._rows: BoundedCache[Rows] = BoundedCache(cache_bytes, attrgetter("num_bytes"))
         self._footers: BoundedCache[Footer] = BoundedCache(_FOOTERS, _one)
+
+    def _check_types(self, first: Footer, other: Footer) -> None:
+        """A column of another type, or unit, would give other values for the same thing."""
+        for column in self._selection.columns:
+            name = column.partition(".")[0]
+            types = [footer.schema.field(name).type for footer in (first, other)]
+            if types[0] != types[1]:
+                raise ValueError(
+                    f"column {name!r} is {types[0]} in {first.path!r} and {types[1]} in "
+                    f"{other.path!r}. Remedy: write them alike, or make a source of each"
+                )
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

@@ -42,7 +42,14 @@ class SubsetSource(Source):
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         self._source = source
         self.has_spatial_targets = source.has_spatial_targets
-        self._indices = np.asarray(indices, dtype=np.int64)
+        given, length = np.asarray(indices, dtype=np.int64), len(source)
+        outside = given[(given < -length) | (given >= length)]
+        if len(outside):
+            raise IndexError(
+                f"index {outside[0]} of a Subset is out of range for {type(source).__name__} with "
+                f"{length} samples. Remedy: use -{length} <= index < {length}"
+            )
+        self._indices = np.where(given < 0, given + length, given)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -38,9 +38,10 @@ def cached_index(
 ) -> Index:
     """The index of a file: read if one was kept and still fits, else built and kept.
 
-    It is kept as ``<path>.<kind>.npz`` where that folder can be written, else in the cache folder.
-    One that was made of another size or time of change, is damaged, or is of another kind is built
-    anew. Written beside and renamed, so that several processes may build it at the same time.
+    It is kept beside it as ``.<name>.<kind>.npz`` where that folder can be written, else in the
+    cache folder. One that was made of another size or time of change, is damaged, or is of another
+    kind is built anew. Written beside and renamed, so that several processes may build it at the
+    same time.
 
     Args:
         path: local, or a URL.
@@ -73,10 +74,12 @@ def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
     digest = hashlib.blake2b(path.encode(errors="surrogateescape"), digest_size=16).hexdigest()
     name = f"{digest}.{kind}.npz"
     if cache_dir is not None:
-        return [Path(cache_dir) / name]
+        return [Path(cache_dir).expanduser() / name]
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     general = Path(home) / "stateful_gpu_loader" / name
-    return [general] if is_url(path) else [Path(f"{path}.{kind}.npz"), general]
+    # Hidden, so that the wildcard that found the file does not find its index the next time.
+    folder, own = os.path.split(path)
+    return [general] if is_url(path) else [Path(folder, f".{own}.{kind}.npz"), general]
 
 
 def _load(place: Path, header: str) -> Index | None:
@@ -98,7 +101,9 @@ def _names(index: Index) -> str:
 
 def _save(place: Path, header: str, index: Index) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=place.name, suffix=".part")
+    descriptor, temporary = tempfile.mkstemp(
+        dir=place.parent, prefix=f".{place.name}", suffix=".part"
+    )
     try:
         with open(descriptor, "wb") as file:
             about = {_HEADER: np.array(header), _NAMES: np.array(_names(index))}

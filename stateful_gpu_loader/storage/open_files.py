@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,17 @@ from stateful_gpu_loader.storage.paths import is_url
 from stateful_gpu_loader.storage.remote import read_remote
 
 Bytes = npt.NDArray[np.uint8]
+FileNumber = tuple[int, int]
+"""Device and inode."""
+
+
+def file_number(path: str) -> FileNumber | None:
+    """Tells a local file from another one that is put in its place; None of a URL, or of none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class OpenFiles:
@@ -25,6 +38,8 @@ class OpenFiles:
 
     Args:
         limit: descriptors that are kept open.
+        numbers: of local files, by path, as :func:`file_number` gave them when they were indexed:
+            another file in the place of one is not read as if it were the same.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -34,8 +49,11 @@ class OpenFiles:
     b'cde'
     """
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(
+        self, limit: int = 64, numbers: Mapping[str, FileNumber | None] | None = None
+    ) -> None:
         self._limit = limit
+        self._numbers = numbers or {}
         self._files: OrderedDict[str, _Descriptor] = OrderedDict()
         self._lock = threading.Lock()
         _all.add(self)
@@ -44,7 +62,7 @@ class OpenFiles:
         """uint8 [size]; the GIL is released while it is read.
 
         Raises:
-            OSError: the file cannot be opened or read.
+            OSError: the file cannot be opened or read, or is another one.
             ValueError: it ends before.
         """
         if is_url(path):
@@ -72,7 +90,7 @@ class OpenFiles:
             if file is not None:
                 self._files.move_to_end(path)
                 return file
-        opened = _Descriptor(path)
+        opened = _Descriptor(path, self._numbers.get(path))
         with self._lock:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
@@ -87,7 +105,7 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenFiles, (self._limit,)
+        return OpenFiles, (self._limit, self._numbers)
 
 
 _all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
@@ -104,10 +122,18 @@ os.register_at_fork(after_in_child=_forget_all)
 class _Descriptor:
     """An open file, closed when nobody holds it any more."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, expected: FileNumber | None) -> None:
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self.descriptor)
+        if expected not in (None, (status.st_dev, status.st_ino)):
+            raise OSError(
+                errno.ESTALE,
+                "another file took its place since it was indexed. Remedy: make the source anew",
+                path,
+            )
 
-    def __del__(self) -> None:
+    # Bound here, because at the interpreter's end the module may have lost it.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            close(self.descriptor)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
+from stateful_gpu_loader.storage.remote import glob_remote
+
 AnyPath = str | os.PathLike[str]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|[A-Za-z][A-Za-z0-9+.-]*::")
@@ -23,13 +25,22 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
+def without_query(path: str) -> str:
+    """A URL without what is behind ``?``; a path as it is.
+
+    >>> without_query("https://host/a.tar.gz?signature=1")
+    'https://host/a.tar.gz'
+    """
+    return path.partition("?")[0] if is_url(path) else path
+
+
 def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
     """Absolute paths and URLs, in the order given.
 
     Args:
         paths: one or several. ``{000..011}`` stands for a range of numbers and ``{a,b}`` for a
             choice, as in webdataset; in a local path that names no file itself, ``*``, ``?`` and
-            ``[...]`` stand for the files that match, sorted.
+            ``[...]`` stand for the files that match, sorted; in a URL ``*`` does.
 
     Raises:
         ValueError: there is none, or one comes twice.
@@ -51,15 +62,24 @@ def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
 def names_of(paths: list[str]) -> list[str]:
     """The paths without the folder they have in common: the same wherever that folder lies.
 
+    Of URLs without what is behind ``?``, such as a signature.
+
+    Raises:
+        ValueError: two have one name.
+
     >>> names_of(["/data/train/a.tar", "/data/val/b.tar"]), names_of(["s3://bucket/c.tar"])
     (['train/a.tar', 'val/b.tar'], ['c.tar'])
     """
-    parts = [PurePosixPath(path).parts for path in paths]
+    parts = [PurePosixPath(without_query(path)).parts for path in paths]
     common = 0
     shortest = min(map(len, parts))
     while common < shortest - 1 and len({each[common] for each in parts}) == 1:
         common += 1
-    return ["/".join(each[common:]) for each in parts]
+    names = ["/".join(each[common:]) for each in parts]
+    if len(set(names)) < len(names):
+        name = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"several paths have the name {name!r}. Remedy: give each file once")
+    return names
 
 
 def _expand(text: str) -> Iterator[str]:
@@ -79,7 +99,12 @@ def _expand(text: str) -> Iterator[str]:
 
 def _resolve(text: str) -> list[str]:
     if is_url(text):
-        return [text]
+        if "*" not in text:
+            return [text]
+        found = glob_remote(text)
+        if not found:
+            raise FileNotFoundError(f"no file matches {text!r}. Remedy: correct the URL")
+        return found
     path = os.path.abspath(os.path.expanduser(text))
     if not glob.has_magic(path) or os.path.exists(path):
         return [path]

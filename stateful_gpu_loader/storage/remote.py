@@ -13,6 +13,8 @@ from typing import IO, Any, cast
 from stateful_gpu_loader.errors import MissingDependency
 
 _BUFFER = 1 << 20
+_REMEMBERED = 256
+"""URLs; fsspec itself keeps the file systems."""
 
 _systems: dict[str, tuple[Any, str]] = {}
 _owner = os.getpid()
@@ -70,6 +72,13 @@ class _RemoteStream(io.RawIOBase):
         super().close()
 
 
+def glob_remote(pattern: str) -> list[str]:
+    """URLs of the files that match, sorted; errors as :func:`read_remote`."""
+    system, path = _system_of(pattern)
+    with _as_oserror(pattern):
+        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+
+
 def remote_identity(url: str) -> tuple[int, str]:
     """Size in bytes, and a text that changes with the content where the file system has one."""
     system, path = _system_of(url)
@@ -87,6 +96,8 @@ def _system_of(url: str) -> tuple[Any, str]:
             _systems.clear()
             _owner = os.getpid()
         if url not in _systems:
+            while len(_systems) >= _REMEMBERED:
+                _systems.pop(next(iter(_systems)))
             _systems[url] = _open_system(url)
         return _systems[url]
 

@@ -10,7 +10,7 @@ import zlib
 from typing import IO, Any, cast
 
 from stateful_gpu_loader.errors import MissingDependency
-from stateful_gpu_loader.storage.paths import is_url
+from stateful_gpu_loader.storage.paths import is_url, without_query
 from stateful_gpu_loader.storage.remote import open_remote
 
 COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
@@ -27,7 +27,7 @@ def is_compressed(path: str) -> bool:
     >>> is_compressed("a.tar.gz"), is_compressed("a.tar")
     (True, False)
     """
-    return path.lower().endswith(COMPRESSED)
+    return without_query(path).lower().endswith(COMPRESSED)
 
 
 def open_stream(path: str, offset: int = 0) -> IO[bytes]:
@@ -44,7 +44,7 @@ def open_stream(path: str, offset: int = 0) -> IO[bytes]:
         ValueError: an offset in a compressed file.
         MissingDependency: zstandard, or what a URL needs, is not installed.
     """
-    ending = path.lower().rpartition(".")[2]
+    ending = without_query(path).lower().rpartition(".")[2]
     if is_compressed(path) and offset:
         raise ValueError(
             f"{path!r} is compressed: it cannot be read from byte {offset} on. Remedy: "

@@ -45,7 +45,8 @@ def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
     >>> one_after_the_other(double, shift)[0].tolist()
     [[2.0, 0.0, 5.0], [0.0, 2.0, 0.0]]
     """
-    joined = second[:, :, :2] @ first
+    # Written out: a matrix product rounds as the BLAS of the machine does.
+    joined = second[:, :, :1] * first[:, :1] + second[:, :, 1:2] * first[:, 1:]
     joined[:, :, 2] += second[:, :, 2]
     return joined
 
@@ -62,7 +63,23 @@ def inverted(
         sizes_after: [n, 2], of the results.
     """
     back = matrices.reshape(-1, 2, 3)
-    forth = np.linalg.inv(back[:, :, :2])
-    center, center_after = sizes[:, ::-1] / 2.0, sizes_after[:, ::-1] / 2.0
-    shift = center_after - np.einsum("nij,nj->ni", forth, center + back[:, :, 2])
+    forth = inverse(back)[:, :, :2]
+    moved = sizes[:, ::-1] / 2.0 + back[:, :, 2]
+    shift = sizes_after[:, ::-1] / 2.0 - (
+        forth[:, :, 0] * moved[:, :1] + forth[:, :, 1] * moved[:, 1:]
+    )
     return np.concatenate((forth, shift[:, :, None]), axis=2)
+
+
+def inverse(motions: FloatArray) -> FloatArray:
+    """What brings each point back.
+
+    >>> inverse(scaled_and_shifted([[2, 4]], [[6, 0]]))[0].tolist()
+    [[0.5, 0.0, -3.0], [0.0, 0.25, 0.0]]
+    """
+    a, b, c = motions[:, 0, 0], motions[:, 0, 1], motions[:, 0, 2]
+    d, e, f = motions[:, 1, 0], motions[:, 1, 1], motions[:, 1, 2]
+    area = a * e - b * d
+    rows = (e, -b, b * f - c * e), (-d, a, c * d - a * f)
+    # A sum with 0.0 leaves no negative zero.
+    return np.stack([np.stack(row, axis=1) for row in rows], axis=1) / area[:, None, None] + 0.0

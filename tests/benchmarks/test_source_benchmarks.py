@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib.util
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,7 +25,12 @@ from benchmarks import (
     source_tables,
     table,
 )
+from benchmarks.arguments import Arguments
+from benchmarks.format_writers import write
 from benchmarks.results import read_results
+from benchmarks.source_files import photograph_files
+from benchmarks.source_rates import measure_rates
+from benchmarks.source_readers import open_source
 
 for package in ("skimage", "sklearn", "tqdm", "lmdb", "pyarrow", "google_crc32c", "webdataset"):
     pytest.importorskip(package)
@@ -111,6 +118,17 @@ def test_an_order_by_blocks_reads_fewer_places_than_a_full_shuffle(output: Path)
         for order in bench_locality.ORDERS
     }
     assert read["window of 1"] < read["everything shuffled"]
+
+
+def test_readers_that_read_something_else_are_not_timed(output: Path, tmp_path: Path) -> None:
+    files = photograph_files(192, 12, output / "data")
+    shutil.copytree(files.root / "folder", tmp_path / "folder")
+    other = dataclasses.replace(files, root=tmp_path)
+    samples = ((bytes(data.numpy()), label + 1) for data, label in open_source("folder", files))
+    write("parquet", tmp_path / "parquet", samples, count=192, num_files=1, rows=64)
+    arguments = Arguments(rounds=1, quick=True, output=tmp_path, data=tmp_path)
+    with pytest.raises(ValueError, match="ours reads 192 samples, 12 of them different"):
+        measure_rates("parquet", other, arguments)
 
 
 @pytest.mark.parametrize(

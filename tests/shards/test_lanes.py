@@ -45,7 +45,7 @@ def test_the_algorithm_names_what_decides_the_order() -> None:
         for lanes, buffer, shuffle in itertools.product((2, 4), (16, 64), (False, True))
     ]
     assert len({plan.algorithm for plan in plans}) == 6, "a buffer counts only with shuffle"
-    assert plans[1].algorithm == "lanes-1, 2 lanes, windows of 8"
+    assert plans[1].algorithm == "lanes-1, 2 lanes, windows of 8, numbers of samples unknown"
     assert [plan.window for plan in plans[:4]] == [0, 8, 0, 32]
     assert LanePlan(Numbers(lanes=4, buffer=2), shuffle=True).window == 1
 

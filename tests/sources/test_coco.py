@@ -13,9 +13,12 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pycocotools.coco import COCO
 from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 
+from stateful_gpu_loader import BadSample, StatefulGPULoader, ragged_collate
+from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.sources.coco import CocoSource
 from tests.conformance import same
 from tests.sources.coco_files import CATEGORIES, SIZES, annotations, write_annotations, write_coco
@@ -218,3 +221,25 @@ def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:
     assert (record["image_id"], record["height"], record["width"]) == (4, 64, 64)
     np.testing.assert_allclose(record["bbox"], [each["bbox"] for each in own], rtol=1e-6)
     assert record["label"] == [each["category_id"] for each in own]
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
+    tmp_path: Path, orientation: int
+) -> None:
+    """C8: the decoder turns it upright, and boxes of the pixels before that would be wrong."""
+    root, file = write_coco(tmp_path)
+    name = next(iter(sorted(root.glob("*.jpg"))))
+    with Image.open(name) as image:
+        exif = image.getexif()
+        exif[0x0112] = orientation
+        image.save(name, exif=exif)
+    recipes = [T.Resize((16, 16))]
+    source = CocoSource(root, file)
+    number = int(np.flatnonzero(source.image_ids == int(name.stem))[0])
+    loader = StatefulGPULoader(source, collate_fn=ragged_collate, transform=recipes)
+    batches = iter(loader)
+    for _ in range(number):
+        next(batches)
+    with pytest.raises(BadSample, match="EXIF orientation"):
+        next(batches)

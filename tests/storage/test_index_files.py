@@ -46,7 +46,7 @@ def test_an_index_is_built_once_and_read_back(file: Path) -> None:
         assert index["numbers"].tolist() == [0]
         assert index["none"].dtype == np.uint8
     assert build.times == 1
-    assert sorted(path.name for path in file.parent.iterdir()) == ["a.bin", "a.bin.k-1.npz"]
+    assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
 
 
 def test_another_kind_size_or_time_is_built_anew(file: Path) -> None:
@@ -85,7 +85,7 @@ def test_where_no_file_can_be_kept_beside_the_general_cache_is_used(
         fsspec.filesystem("memory").pipe(path, b"content")
     else:
         # root may write anywhere, so a folder lies in the way.
-        (file.parent / "a.bin.k-1.npz").mkdir()
+        (file.parent / ".a.bin.k-1.npz").mkdir()
     for _ in range(2):
         cached_index(path, kind="k-1", build=build)
     assert build.times == 1
@@ -103,7 +103,7 @@ def test_where_nothing_can_be_kept_it_is_built_each_time(file: Path, tmp_path: P
 def test_an_index_can_be_read_by_other_users(file: Path) -> None:
     """The tars of a team lie in one folder."""
     cached_index(str(file), kind="k-1", build=Builder())
-    kept = file.parent / "a.bin.k-1.npz"
+    kept = file.parent / ".a.bin.k-1.npz"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644
 
 
@@ -124,7 +124,7 @@ def test_a_damaged_index_is_built_anew_or_right(changes: list[tuple[int, int]]) 
         path, build = Path(folder, "a.bin"), Builder()
         path.write_bytes(b"content")
         cached_index(str(path), kind="k-1", build=build)
-        kept = Path(f"{path}.k-1.npz")
+        kept = Path(path).with_name(f".{Path(path).name}.k-1.npz")
         data = bytearray(kept.read_bytes())
         for place, value in changes:
             data[place % len(data)] = value
@@ -147,7 +147,7 @@ def test_many_may_build_at_the_same_time(file: Path) -> None:
         thread.join()
     assert len(found) == 8
     assert all(index["numbers"].tolist() == [0] for index in found)
-    assert sorted(path.name for path in file.parent.iterdir()) == ["a.bin", "a.bin.k-1.npz"]
+    assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
 
 
 def test_identities_are_sizes_and_times(file: Path) -> None:

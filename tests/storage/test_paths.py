@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import fsspec
+import numpy as np
 import pytest
 from braceexpand import braceexpand
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateful_gpu_loader.storage.index_files import cached_index
 from stateful_gpu_loader.storage.paths import as_paths, is_url, names_of
+from stateful_gpu_loader.storage.streams import is_compressed
 
 
 @pytest.mark.parametrize(
@@ -21,12 +25,41 @@ def test_braces_are_those_of_webdataset(text: str) -> None:
     assert as_paths(f"s3://{text}") == list(braceexpand(f"s3://{text}"))
 
 
+def test_wildcards_in_urls_are_sorted() -> None:
+    system = fsspec.filesystem("memory")
+    for name in ("b.tar", "a.tar", "c.txt"):
+        system.pipe(f"/wildcards/{name}", b"")
+    found = ["memory:///wildcards/a.tar", "memory:///wildcards/b.tar"]
+    assert as_paths("memory://wildcards/*.tar") == found
+    with pytest.raises(FileNotFoundError, match="no file matches 'memory://wildcards/none-"):
+        as_paths("memory://wildcards/none-*")
+
+
+def test_a_signature_is_no_part_of_a_name() -> None:
+    """Each day's signed URLs are of the same files."""
+    signed = [f"https://host/{name}.tar.gz?signature=a/{name}" for name in "xy"]
+    assert as_paths(signed) == signed
+    assert names_of(signed) == ["x.tar.gz", "y.tar.gz"]
+    assert is_compressed(signed[0])
+    with pytest.raises(ValueError, match=r"several paths have the name 'x.tar'"):
+        names_of(["memory://w/a//x.tar", "memory://w/a/x.tar"])
+
+
+def test_an_index_beside_its_file_is_not_found_by_the_wildcard_that_found_the_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train-00000-of-00001").write_bytes(b"...")
+    (path,) = as_paths(tmp_path / "train-*")
+    cached_index(path, kind="k-1", build=lambda: {"numbers": np.arange(3)})
+    assert len(list(tmp_path.iterdir())) == 2
+    assert as_paths(tmp_path / "train-*") == as_paths(tmp_path / "*") == [path]
+
+
 def test_wildcards_are_sorted_and_local(tmp_path: Path) -> None:
     for name in ("b.tar", "a.tar", "10.tar", "[x].tar"):
         (tmp_path / name).touch()
     assert [os.path.basename(path) for path in as_paths(tmp_path / "?.tar")] == ["a.tar", "b.tar"]
     assert as_paths(tmp_path / "[x].tar") == [str(tmp_path / "[x].tar")]
-    assert as_paths("s3://bucket/*.tar") == ["s3://bucket/*.tar"]
     with pytest.raises(FileNotFoundError, match=r"no file matches '.*none-\*'.*Remedy"):
         as_paths(tmp_path / "none-*")
 

@@ -314,9 +314,28 @@ def read(source: Source, key: SampleKey) -> EncodedSample:
 def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
     """What the bytes say of the image, before they are decoded."""
     try:
-        return probe(sample.data)
+        header = probe(sample.data)
+        _check_size(sample, header)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error
+    return header
+
+
+def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
+    """Boxes and masks are of the image as it is decoded, or would be wrong in silence."""
+    if sample.size is None:
+        return
+    if sample.size != (header.height, header.width):
+        raise ValueError(
+            f"the target is of an image of {sample.size[0]}x{sample.size[1]} pixels, and this one "
+            f"is {header.height}x{header.width} (height x width, EXIF orientation "
+            f"{header.orientation} applied). Remedy: correct the annotations, or turn the file"
+        )
+    if header.orientation not in (1, 5, 6, 7, 8):
+        raise ValueError(
+            f"the image has EXIF orientation {header.orientation}, and it is not known whether its "
+            "target is of the pixels before or after it. Remedy: write the file upright"
+        )
 
 
 def decode(

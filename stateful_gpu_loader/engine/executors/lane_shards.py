@@ -124,7 +124,7 @@ class LaneShards:
             else:
                 self.place = number, following
                 is_due = self._is_due(shard)
-                if self._is_encoded and isinstance(sample, ValueError):
+                if isinstance(sample, ValueError):
                     self._leave_out(sample, name, offset)
                     continue
                 self.ordinal += 1

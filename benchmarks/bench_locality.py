@@ -1,0 +1,229 @@
+"""What an order by blocks saves: reads of tars and Parquet files under several shuffled orders.
+
+A window of one, four or sixteen blocks (a tar, a row group) is mixed at a time, beside a shuffle
+of everything and no shuffle at all. Reads are counted where sources ask the storage for bytes.
+The rates are those of files in the system's cache, where a tar's order costs next to nothing: on
+a disk or a network each of the counted places is a wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.format_writers import PARQUET, TAR
+from benchmarks.harness import Contestant, alternate
+from benchmarks.processes import run_apart
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
+from benchmarks.summary import ratio, summarise
+from stateful_gpu_loader.samplers.blocks import Blocks
+from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+from stateful_gpu_loader.sources.parquet import ParquetSource
+from stateful_gpu_loader.sources.tar import TarSource
+from stateful_gpu_loader.storage.open_files import Bytes, OpenFiles
+
+READ_FORMATS = (TAR, PARQUET)
+IN_ORDER, EVERYTHING = "in order", "everything shuffled"
+WINDOWS = {"window of 1": 1, "window of 4": 4, "window of 16": 16}
+"""Blocks that are mixed at a time."""
+ORDERS = (IN_ORDER, *WINDOWS, EVERYTHING)
+WHATS = {
+    "reads": "reads a sample",
+    "places": "blocks of 4 MiB touched in 1,000 samples",
+    "bytes": "bytes read for a byte of image",
+    "rate": "samples/s",
+}
+
+_BLOCK = 4 << 20
+_COUNTED = 1000
+_TIMES = 8
+"""Names of each file, for a data set that is much larger than a window."""
+_CACHE_BYTES = 160 << 20
+"""Of row groups: as much as the largest window takes."""
+
+
+def measurement_name(what: str, name: str, order: str) -> str:
+    """Key of a measurement; ``what`` is one of ``WHATS``."""
+    return f"{what} {name} {order}"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``locality.json``."""
+    arguments = parse(__doc__, rounds=7, given=given)
+    before = load_average()
+    num_samples, num_images = (192, 12) if arguments.quick else (2048, 256)
+    files = photograph_files(num_samples, num_images, arguments.data)
+    measurements = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in READ_FORMATS:
+            paths = under_more_names(files.paths(name), Path(folder), _TIMES)
+            measurements += run_apart(arguments.quick, measure, name, paths, arguments)
+    results = _results(arguments, files.num_samples * _TIMES, measurements, before)
+    path = results.write(arguments.output)
+    for measurement in measurements:
+        median = summarise(measurement.values).median
+        print(f"{measurement.label:64} {median:12.4g} {measurement.unit}")
+    for aim in results.aims:
+        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
+    print(f"wrote {path.name}")
+
+
+def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measurement]:
+    """Counts and rates of one format under all orders."""
+    found = [
+        Measurement(
+            name=measurement_name(what, name, order),
+            label=f"{FORMATS[name]}, {order}, {WHATS[what]}",
+            unit=WHATS[what],
+            values=[value],
+        )
+        for order in ORDERS
+        for what, value in _counted(name, paths, order).items()
+    ]
+    contestants = [
+        Contestant(
+            name=measurement_name("rate", name, order),
+            label=f"{FORMATS[name]}, {order}",
+            measure=functools.partial(_samples_a_second, name, paths, order, arguments.quick),
+        )
+        for order in ORDERS
+    ]
+    values = alternate(
+        contestants,
+        rounds=arguments.rounds,
+        title=f"locality, {FORMATS[name]}",
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+    return found + [
+        Measurement(name=each.name, label=each.label, unit="samples/s", values=values[each.name])
+        for each in contestants
+    ]
+
+
+@dataclass
+class Storage:
+    """What sources asked of the storage, where it was counted."""
+
+    reads: int = 0
+    num_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.places: set[tuple[str, int]] = set()
+
+    def count(self, path: str, offset: int, size: int) -> None:
+        """One read.
+
+        >>> storage = Storage()
+        >>> storage.count("a.tar", offset=(4 << 20) - 1, size=2)
+        >>> storage.reads, storage.num_bytes, len(storage.places)
+        (1, 2, 2)
+        """
+        self.reads += 1
+        self.num_bytes += size
+        first, last = offset // _BLOCK, (offset + max(1, size) - 1) // _BLOCK
+        self.places.update((path, block) for block in range(first, last + 1))
+
+
+def _open(name: str, paths: Sequence[str]) -> TarSource | ParquetSource:
+    if name == TAR:
+        return TarSource(paths, image="jpg")
+    return ParquetSource(paths, image="image.bytes", cache_bytes=_CACHE_BYTES)
+
+
+def _indices(source: TarSource | ParquetSource, order: str) -> Sequence[int]:
+    if order == IN_ORDER:
+        return range(len(source))
+    blocks = Blocks.of(source, window=WINDOWS[order]) if order in WINDOWS else None
+    return list(ShuffledSampler(source, seed=1, locality=blocks))
+
+
+def _counted(name: str, paths: Sequence[str], order: str) -> dict[str, float]:
+    """Of a thousand samples from the middle of an epoch, behind as many that were not counted."""
+    source = _open(name, paths)
+    indices = _indices(source, order)
+    middle = len(indices) // 2
+    count = min(_COUNTED, middle)
+    for index in indices[middle - count : middle]:
+        source.read(index)
+    storage, size = Storage(), 0
+    read = OpenFiles.read
+
+    def counting(files: OpenFiles, path: str, offset: int, size: int) -> Bytes:
+        storage.count(path, offset, size)
+        return read(files, path, offset, size)
+
+    with mock.patch.object(OpenFiles, "read", counting):
+        for index in indices[middle : middle + count]:
+            size += len(source.read(index).data)
+    return {
+        "reads": storage.reads / count,
+        "places": len(storage.places) / count * 1000,
+        "bytes": storage.num_bytes / size,
+    }
+
+
+def _samples_a_second(name: str, paths: Sequence[str], order: str, is_quick: bool) -> float:
+    source = _open(name, paths)
+    indices = _indices(source, order)
+    # A row group for each sample takes long, and a few samples tell how long.
+    count = 256 if name == PARQUET and order == EVERYTHING else 4096
+    count = 16 if is_quick else count
+    for index in indices[:ROWS]:
+        source.read(index)
+    started = time.perf_counter()
+    for index in indices[ROWS : ROWS + count]:
+        source.read(index)
+    return count / (time.perf_counter() - started)
+
+
+def _results(
+    arguments: Arguments, num_samples: int, measurements: Sequence[Measurement], before: float
+) -> Results:
+    values = {measurement.name: measurement.values for measurement in measurements}
+    comparisons = [
+        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
+        for name in READ_FORMATS
+        for order in ORDERS
+        for of in [measurement_name("rate", name, order)]
+        for to in [measurement_name("rate", name, EVERYTHING)]
+        if order != EVERYTHING
+    ]
+    return Results(
+        benchmark="locality",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "num_samples": num_samples,
+            "samples_a_block": ROWS,
+            "windows": list(WINDOWS.values()),
+            "cache_bytes": _CACHE_BYTES,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=list(_aims(values)),
+        load_average=before,
+    )
+
+
+def _aims(values: dict[str, Sequence[float]]) -> Iterator[Aim]:
+    """Under a window each byte is read about once, as without shuffling."""
+    for name in READ_FORMATS:
+        for order in WINDOWS:
+            reached = values[measurement_name("bytes", name, order)][0]
+            yield Aim(
+                what=f"{FORMATS[name]}, {order}: bytes read for a byte of image",
+                aim="<= 1.5",
+                reached=f"{reached:.2f}",
+                met=reached <= 1.5,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Reading every format: in order, at random, indexing it, and going on near the end of it.
+
+Each format is read by our source and by its reference reader, in one process that does nothing
+else: webdataset and DALI for tars, DALI for LMDB, TFRecord and RecordIO, pyarrow for Parquet,
+torchvision for folders. Nothing is decoded. Reads come from the system's cache: what is compared
+is what the readers cost. DALI reads ahead in threads of its own, which ours does with two threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.processes import run_apart
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.source_files import (
+    FORMATS,
+    ROWS,
+    SMALL_BYTES,
+    SMALL_FORMATS,
+    SourceFiles,
+    photograph_files,
+    small_files,
+)
+from benchmarks.source_indices import INDEXED, SCRIPTS, index_name, measure_indices
+from benchmarks.source_rates import measure_rates, measurement_name
+from benchmarks.source_readers import (
+    NUM_THREADS,
+    PARQUET_CACHE,
+    WINDOW,
+    our_readers,
+    references,
+)
+from benchmarks.source_resume import (
+    OURS,
+    PEERS,
+    PLACES,
+    measure_resume,
+    resume_name,
+)
+from benchmarks.summary import ratio, summarise
+
+AIM = 1.0
+"""Of the rate of each reference."""
+RESUME_AIM = 1.2
+"""Times the first batch at the beginning of the epoch."""
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``sources.json``."""
+    arguments = parse(__doc__, rounds=9, given=given)
+    before = load_average()
+    num_samples, num_images, num_records = (
+        (192, 12, 1280) if arguments.quick else (2048, 256, 1_000_000)
+    )
+    files = photograph_files(num_samples, num_images, arguments.data)
+    small = small_files(num_records, arguments.data)
+    measurements = [
+        measurement
+        for name in FORMATS
+        for measurement in run_apart(arguments.quick, measure_rates, name, files, arguments)
+    ]
+    measurements += run_apart(arguments.quick, measure_indices, files, arguments)
+    for name in SMALL_FORMATS:
+        measurements += run_apart(arguments.quick, measure_resume, name, small, arguments)
+    results = _results(arguments, files, small, measurements, before)
+    path = results.write(arguments.output)
+    for measurement in measurements:
+        median = summarise(measurement.values).median
+        print(f"{measurement.label:64} {median:12.4g} {measurement.unit}")
+    for aim in results.aims:
+        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
+    print(f"wrote {path.name}")
+
+
+def _results(
+    arguments: Arguments,
+    files: SourceFiles,
+    small: SourceFiles,
+    measurements: Sequence[Measurement],
+    before: float,
+) -> Results:
+    values = {measurement.name: measurement.values for measurement in measurements}
+    comparisons = [
+        Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
+        for of, to in [*_rate_pairs(files), *_index_pairs(), *_resume_pairs()]
+        if of in values and to in values
+    ]
+    return Results(
+        benchmark="sources",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "num_samples": files.num_samples,
+            "mean_bytes": round(files.num_bytes / files.num_samples),
+            "samples_a_tar": ROWS,
+            "rows_a_group": ROWS,
+            "num_threads": NUM_THREADS,
+            "window": WINDOW,
+            "parquet_cache_share": 1 / PARQUET_CACHE,
+            "num_records": small.num_samples,
+            "record_bytes": SMALL_BYTES,
+            "places": list(PLACES),
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=list(_aims(files, comparisons)),
+        notes=[
+            "rec2idx is not measured: it needs MXNet, which is no longer maintained.",
+            "StatefulDataLoader's states were reached over samples that cost nothing.",
+        ],
+        load_average=before,
+    )
+
+
+def _rate_pairs(files: SourceFiles) -> Iterator[tuple[str, str]]:
+    """Each of our readers, beside each reference."""
+    for name in FORMATS:
+        for ours in our_readers(name, files):
+            for reference in references(name, files):
+                yield measurement_name(name, ours.name), measurement_name(name, reference.name)
+
+
+def _index_pairs() -> Iterator[tuple[str, str]]:
+    for name in INDEXED:
+        if name in SCRIPTS:
+            yield index_name(name, "ours"), index_name(name, SCRIPTS[name])
+
+
+def _resume_pairs() -> Iterator[tuple[str, str]]:
+    for name in SMALL_FORMATS:
+        for peer in PEERS:
+            yield resume_name(peer, name, PLACES[1]), resume_name(peer, name, PLACES[0])
+
+
+def _aims(files: SourceFiles, comparisons: Sequence[Comparison]) -> Iterator[Aim]:
+    found = {(comparison.of, comparison.to): comparison.ratio for comparison in comparisons}
+    for name, label in FORMATS.items():
+        for reference in references(name, files):
+            if reference.is_shuffled:
+                continue
+            to = measurement_name(name, reference.name)
+            for ours in our_readers(name, files):
+                if ours.has_threads:
+                    continue
+                reached = found[measurement_name(name, ours.name), to]
+                yield Aim(
+                    what=f"{label}: {ours.label} beside {reference.label} in order",
+                    aim=f">= {AIM:g} times",
+                    reached=f"{reached.median:.2f} [{reached.low:.2f}, {reached.high:.2f}]",
+                    met=reached.median >= AIM,
+                )
+    for name in SMALL_FORMATS:
+        pair = tuple(resume_name(OURS, name, place) for place in PLACES[::-1])
+        reached = found[pair[0], pair[1]]
+        yield Aim(
+            what=f"{FORMATS[name]}: first batch at {PLACES[1]:.0%} beside that at 0%",
+            aim=f"<= {RESUME_AIM:g} times",
+            reached=f"{reached.median:.2f} [{reached.low:.2f}, {reached.high:.2f}]",
+            met=reached.median <= RESUME_AIM,
+        )
+
+
+if __name__ == "__main__":
+    main()

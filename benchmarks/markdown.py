@@ -1,0 +1,63 @@
+"""Tables as Markdown, and what several sections take from the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Content = dict[str, Any]
+"""What :func:`benchmarks.results.read_results` gives."""
+
+
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right.
+
+    >>> print(as_table(["", "images/s"], [["ours", "7"]]))
+    |  | images/s |
+    | --- | ---: |
+    | ours | 7 |
+    """
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def aims_table(content: Content) -> str:
+    """The table of what was hoped for and what was reached."""
+    rows = [
+        [aim["what"], aim["aim"], aim["reached"], "yes" if aim["met"] else "**no**"]
+        for aim in content["aims"]
+    ]
+    return as_table(["aim", "", "reached", "met"], rows)
+
+
+def medians_of(content: Content) -> dict[str, float]:
+    """Of every measurement."""
+    return {found["name"]: found["median"] for found in content["measurements"]}
+
+
+def comparisons_of(content: Content, of: str) -> list[Any]:
+    """Of one measurement with others."""
+    return [found for found in content["comparisons"] if found["of"] == of]
+
+
+def times_of(content: Content, of: str, to: str) -> str:
+    """The ratio of two measurements with its interval; nothing where they were not compared."""
+    for found in comparisons_of(content, of):
+        if found["to"] == to:
+            interval = f"[{found['ratio']['low']:.2f}, {found['ratio']['high']:.2f}]"
+            return f"{found['ratio']['median']:.2f}x {interval}"
+    return ""
+
+
+def short(value: float) -> str:
+    """Three digits that count.
+
+    >>> short(1234.5), short(0.12345)
+    ('1,234', '0.123')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def cell(found: dict[str, float], name: str, unit: str = "") -> str:
+    """A median and its unit; nothing where it was not measured."""
+    return f"{short(found[name])} {unit}".strip() if name in found else ""

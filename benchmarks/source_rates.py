@@ -1,0 +1,97 @@
+"""Samples a second of every reader of one format, in a process of its own."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from collections import Counter
+from typing import Any
+
+import torch
+
+from benchmarks.arguments import Arguments
+from benchmarks.format_writers import FOLDER
+from benchmarks.harness import Contestant, alternate, seconds_a_batch
+from benchmarks.results import Measurement
+from benchmarks.source_files import FORMATS, SourceFiles
+from benchmarks.source_readers import Reader, our_readers, references
+
+UNIT = "samples/s"
+
+_MOST_SECONDS = 2.0
+
+
+def measurement_name(name: str, reader: str) -> str:
+    """Key of a measurement."""
+    return f"{reader} {name}"
+
+
+def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
+    """All readers of a format in turn, once it is certain that they read the same.
+
+    The clock runs over the middle of an epoch, when what reads ahead is busy. A reader that is
+    slow is timed over fewer samples.
+
+    Raises:
+        ValueError: two readers give different samples.
+    """
+    readers = [*our_readers(name, files), *references(name, files)]
+    _check(readers, files)
+    values = alternate(
+        [
+            Contestant(
+                name=measurement_name(name, reader.name),
+                label=f"{FORMATS[name]}, {reader.label}",
+                measure=functools.partial(_samples_a_second, reader, files.num_samples),
+            )
+            for reader in readers
+        ],
+        rounds=arguments.rounds,
+        title=FORMATS[name],
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+    return [
+        Measurement(
+            name=measurement_name(name, reader.name),
+            label=f"{FORMATS[name]}, {reader.label}",
+            unit=UNIT,
+            values=values[measurement_name(name, reader.name)],
+        )
+        for reader in readers
+    ]
+
+
+def _samples_a_second(reader: Reader, num_samples: int) -> float:
+    samples = reader.begin()
+    # To the last block that our threads read before the end.
+    warm_up, timed = num_samples // 8, num_samples * 5 // 8
+    trial = max(1, timed // 16)
+    seconds = seconds_a_batch(samples, warm_up=warm_up, timed=trial)
+    left = timed - trial
+    if seconds * left < _MOST_SECONDS:
+        seconds = seconds_a_batch(samples, warm_up=1, timed=left)
+    return 1 / seconds
+
+
+def _check(readers: list[Reader], files: SourceFiles) -> None:
+    """Compare all samples of an epoch with those of the folder, in whatever order they come."""
+    expected = _contents(our_readers(FOLDER, files)[0], files)
+    for reader in readers:
+        found = _contents(reader, files)
+        if found != expected or found.total() != files.num_samples:
+            raise ValueError(
+                f"{reader.label} reads {found.total()} samples, {len(found)} of them different, "
+                f"and the folder has {files.num_samples} and {len(expected)}. Remedy: remove "
+                f"{files.root.name}, so that it is written anew, or find out why they differ"
+            )
+
+
+def _contents(reader: Reader, files: SourceFiles) -> Counter[tuple[int, int]]:
+    """How often there is each image, by its checksum, with each label."""
+    samples = itertools.islice(reader.begin(), files.num_samples)
+    return Counter((zlib.crc32(_buffer(data)), label) for data, label in samples)
+
+
+def _buffer(data: Any) -> Any:
+    return data.numpy() if isinstance(data, torch.Tensor) else data

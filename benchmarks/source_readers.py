@@ -1,0 +1,234 @@
+"""What reads the files of each format: our sources, and the references beside them.
+
+Every reader gives pairs of an image's bytes and its label, as an object that holds bytes and an
+int; nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import dali_readers
+from benchmarks.format_writers import CAFFE, FOLDER, PARQUET, RECORDIO, TAR, TFRECORD
+from benchmarks.source_files import SourceFiles
+from stateful_gpu_loader.samplers.blocks import Blocks
+from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+from stateful_gpu_loader.sources.folder import FolderSource
+from stateful_gpu_loader.sources.lmdb_caffe import CaffeLMDBSource
+from stateful_gpu_loader.sources.lmdb_caffe2 import Caffe2LMDBSource
+from stateful_gpu_loader.sources.parquet import ParquetSource
+from stateful_gpu_loader.sources.recordio import RecordIOSource
+from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.tar import TarSource
+from stateful_gpu_loader.sources.tfrecord import TFRecordSource
+
+Sample = tuple[Any, int]
+
+NUM_THREADS = 2
+PARQUET_CACHE = 4
+"""The share of the images that row groups in memory may take is one in so many."""
+WINDOW = 4
+"""Row groups that are mixed at a time."""
+
+_BLOCK = 64
+"""Samples that a thread reads at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """One way to read the files of one format."""
+
+    name: str
+    """Key of its measurement, together with the format's."""
+    label: str
+    begin: Callable[[], Iterator[Sample]]
+    """Opens the files anew; the samples end with an epoch, or never."""
+    is_reference: bool = False
+    is_shuffled: bool = False
+    has_threads: bool = False
+    """Of ours."""
+
+
+def open_source(name: str, files: SourceFiles, cache_dir: str | None = None) -> Source:
+    """Our source over all files of a format.
+
+    Args:
+        cache_dir: where the indices of tars and records are; None is beside them.
+    """
+    paths = files.paths(name)
+    if name == FOLDER:
+        return FolderSource(paths[0])
+    if name == PARQUET:
+        return ParquetSource(
+            paths, image="image.bytes", cache_bytes=files.num_bytes // PARQUET_CACHE
+        )
+    if name == TAR:
+        return TarSource(paths, image="jpg", cache_dir=cache_dir)
+    if name == TFRECORD:
+        return TFRecordSource(paths, cache_dir=cache_dir)
+    if name == RECORDIO:
+        return RecordIOSource(paths, cache_dir=cache_dir)
+    return CaffeLMDBSource(paths) if name == CAFFE else Caffe2LMDBSource(paths)
+
+
+def our_readers(name: str, files: SourceFiles) -> list[Reader]:
+    """Ours: in order by one thread, by two, and at random."""
+
+    def begin(order: Callable[[Source], Sequence[int]], num_threads: int = 1) -> Iterator[Sample]:
+        source = open_source(name, files)
+        indices = order(source)
+        return _read(source, indices) if num_threads == 1 else _read_ahead(source, indices)
+
+    threads = functools.partial(begin, _in_order, NUM_THREADS)
+    readers = [
+        Reader(name="ours", label="ours", begin=functools.partial(begin, _in_order)),
+        Reader(
+            name="ours-threads",
+            label=f"ours, {NUM_THREADS} threads",
+            begin=threads,
+            has_threads=True,
+        ),
+        Reader(
+            name="ours-shuffled",
+            label="ours, shuffled",
+            begin=functools.partial(begin, _shuffled),
+            is_shuffled=True,
+        ),
+    ]
+    if name == PARQUET:
+        readers.append(
+            Reader(
+                name="ours-blocks",
+                label=f"ours, shuffled in windows of {WINDOW} row groups",
+                begin=functools.partial(begin, _in_blocks),
+                is_shuffled=True,
+            )
+        )
+    return readers
+
+
+def references(name: str, files: SourceFiles) -> list[Reader]:
+    """What the format's own users read it with, as far as it is installed."""
+    found = []
+    if name == FOLDER and _has("torchvision"):
+        found += _both("torchvision", "torchvision's ImageFolder", _image_folder, name, files)
+    if name == TAR and has_webdataset():
+        found += _both("webdataset", "webdataset", _webdataset, name, files)
+    if name == PARQUET and _has("pyarrow"):
+        begin = functools.partial(_pyarrow, files)
+        found.append(Reader(name="pyarrow", label="pyarrow", begin=begin, is_reference=True))
+    if name not in (FOLDER, PARQUET) and dali_readers.is_installed():
+        found += _both("dali", "DALI", dali_readers.read, name, files)
+    return found
+
+
+def has_webdataset() -> bool:
+    """Whether webdataset can take part."""
+    return _has("webdataset")
+
+
+def webdataset_samples(paths: Sequence[str], shuffle_buffer: int = 0) -> Any:
+    """webdataset's pairs of undecoded members, as its documentation has it."""
+    import webdataset
+
+    dataset = webdataset.WebDataset(list(paths), shardshuffle=False)
+    if shuffle_buffer:
+        dataset = dataset.shuffle(shuffle_buffer)
+    return dataset.to_tuple("jpg", "cls")
+
+
+def _both(
+    key: str,
+    label: str,
+    read: Callable[..., Iterator[Sample]],
+    name: str,
+    files: SourceFiles,
+) -> list[Reader]:
+    return [
+        Reader(
+            name=f"{key}-shuffled" if shuffled else key,
+            label=f"{label}, shuffled" if shuffled else label,
+            begin=functools.partial(read, name, files, shuffled=shuffled),
+            is_reference=True,
+            is_shuffled=shuffled,
+        )
+        for shuffled in (False, True)
+    ]
+
+
+def _in_order(source: Source) -> Sequence[int]:
+    return range(len(source))
+
+
+def _shuffled(source: Source) -> Sequence[int]:
+    return list(ShuffledSampler(source, seed=1))
+
+
+def _in_blocks(source: Source) -> Sequence[int]:
+    blocks = Blocks.of(source, window=WINDOW)  # type: ignore[arg-type]
+    return list(ShuffledSampler(source, seed=1, locality=blocks))
+
+
+def _read(source: Source, indices: Sequence[int]) -> Iterator[Sample]:
+    for index in indices:
+        sample = source.read(index)
+        yield sample.data, sample.target
+
+
+def _read_ahead(source: Source, indices: Sequence[int]) -> Iterator[Sample]:
+    """In threads, a few blocks ahead, as the loader's worker threads do it."""
+
+    def block(start: int) -> list[Sample]:
+        return list(_read(source, indices[start : start + _BLOCK]))
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        waiting: deque[Future[list[Sample]]] = deque()
+        for start in range(0, len(indices), _BLOCK):
+            waiting.append(pool.submit(block, start))
+            if len(waiting) > 2 * NUM_THREADS:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+
+
+def _image_folder(name: str, files: SourceFiles, *, shuffled: bool) -> Iterator[Sample]:
+    from torchvision.datasets import ImageFolder
+
+    dataset = ImageFolder(files.paths(name)[0], loader=_bytes_of)
+    n = len(dataset)
+    order = np.random.default_rng(1).permutation(n).tolist() if shuffled else range(n)
+    for index in order:
+        yield dataset[index]
+
+
+def _webdataset(name: str, files: SourceFiles, *, shuffled: bool) -> Iterator[Sample]:
+    buffer = dali_readers.SHUFFLE_BUFFER if shuffled else 0
+    for data, label in webdataset_samples(files.paths(name), buffer):
+        yield data, int(label)
+
+
+def _pyarrow(files: SourceFiles) -> Iterator[Sample]:
+    import pyarrow.parquet
+
+    for path in files.paths(PARQUET):
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_BLOCK, columns=["image.bytes", "label"]):
+                for row in batch.to_pylist():
+                    yield row["image"]["bytes"], row["label"]
+
+
+def _bytes_of(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

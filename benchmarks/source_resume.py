@@ -1,0 +1,232 @@
+"""Time to the first batch after a resume, in a file of very many records, beside peers.
+
+The samples stay encoded: our loader and StatefulDataLoader get the same plain dataset. DALI's
+pipeline and webdataset open their files each time, which is part of their time at the beginning
+of the epoch too; opening our source has a figure of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from benchmarks import dali_readers
+from benchmarks.arguments import Arguments
+from benchmarks.datasets import Numbers
+from benchmarks.format_writers import CAFFE, RECORDIO, TAR, TFRECORD
+from benchmarks.harness import Contestant, alternate
+from benchmarks.results import Measurement
+from benchmarks.source_files import FORMATS, SourceFiles
+from benchmarks.source_readers import has_webdataset, open_source, webdataset_samples
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.sources.source import Source
+
+BATCH_SIZE = dali_readers.BATCH_SIZE
+PLACES = (0.0, 0.9)
+"""Shares of the epoch that lie behind."""
+OURS, TORCHDATA, DALI, WEBDATASET, OPENING = "ours", "torchdata", "dali", "webdataset", "opening"
+PEERS = {
+    OURS: "StatefulGPULoader",
+    TORCHDATA: "StatefulDataLoader",
+    DALI: "DALI",
+    WEBDATASET: "webdataset",
+}
+UNIT = "ms"
+
+_MOST_ROUNDS_OF_READING = 3
+"""webdataset reads all that lies before the place."""
+
+Resume = Callable[[], Any]
+"""Gives the first batch."""
+
+
+def resume_name(peer: str, name: str, place: float) -> str:
+    """Key of a measurement."""
+    return f"{peer} resume {name} {place:.0%}"
+
+
+def opening_name(name: str) -> str:
+    """Key of the time to open a source whose index is kept, and of its fingerprint."""
+    return f"{OPENING} {name}"
+
+
+def measure_resume(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
+    """All that resume in a format, at both places."""
+    source = open_source(name, files)
+    source.fingerprint()
+    peers = [TORCHDATA]
+    if name in (CAFFE, TFRECORD, RECORDIO) and dali_readers.is_installed():
+        peers.append(DALI)
+    several = arguments.rounds if arguments.quick else 5 * arguments.rounds
+    found = _measured(name, OURS, _ours(source), several, arguments)
+    found += _measured_together(name, peers, source, files, arguments)
+    if name == TAR and has_webdataset():
+        rounds = min(arguments.rounds, _MOST_ROUNDS_OF_READING)
+        found += _measured(name, WEBDATASET, _webdataset(files), rounds, arguments, warm_up=0)
+    return [*found, _opening(name, files, arguments)]
+
+
+def _measured_together(
+    name: str, peers: list[str], source: Source, files: SourceFiles, arguments: Arguments
+) -> list[Measurement]:
+    ways = {TORCHDATA: lambda: _torchdata(source), DALI: lambda: _dali(name, files)}
+    return [
+        measurement
+        for peer in peers
+        for measurement in _measured(name, peer, ways[peer](), arguments.rounds, arguments)
+    ]
+
+
+def _measured(
+    name: str,
+    peer: str,
+    resumes: list[Resume],
+    rounds: int,
+    arguments: Arguments,
+    *,
+    warm_up: int | None = None,
+) -> list[Measurement]:
+    """One peer at both places in turn."""
+
+    def milliseconds(resume: Resume) -> float:
+        started = time.perf_counter()
+        batch = resume()
+        seconds = time.perf_counter() - started
+        if len(batch) != BATCH_SIZE:
+            raise ValueError(
+                f"{PEERS[peer]} gave {len(batch)} samples of {FORMATS[name]}. Remedy: find out why"
+            )
+        return seconds * 1e3
+
+    labels = [f"{FORMATS[name]}, {PEERS[peer]}, {place:.0%} behind" for place in PLACES]
+    values = alternate(
+        [
+            Contestant(
+                name=resume_name(peer, name, place),
+                label=label,
+                measure=functools.partial(milliseconds, resume),
+            )
+            for place, label, resume in zip(PLACES, labels, resumes, strict=True)
+        ],
+        rounds=rounds,
+        title=f"resume {FORMATS[name]}, {PEERS[peer]}",
+        warm_up_rounds=arguments.warm_up_rounds if warm_up is None else warm_up,
+    )
+    return [
+        Measurement(name=key, label=label, unit=UNIT, values=values[key])
+        for place, label in zip(PLACES, labels, strict=True)
+        for key in [resume_name(peer, name, place)]
+    ]
+
+
+class _Undecoded(Dataset[Any]):
+    """A source as a plain dataset, which no loader decodes."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index]
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+
+def _batches_behind(n: int, place: float) -> int:
+    return int(n * place) // BATCH_SIZE
+
+
+def _ours(source: Source) -> list[Resume]:
+    """From one state whose position is set, into a fresh loader each time."""
+
+    def make() -> Any:
+        return StatefulGPULoader(
+            _Undecoded(source), BATCH_SIZE, shuffle=True, seed=42, collate_fn=list
+        )
+
+    def resume(state: dict[str, Any]) -> Any:
+        loader = make()
+        loader.load_state_dict(state)
+        return next(iter(loader))
+
+    state = make().state_dict()
+    positions = [_batches_behind(len(source), place) * BATCH_SIZE for place in PLACES]
+    return [functools.partial(resume, {**state, "position": position}) for position in positions]
+
+
+def _torchdata(source: Source) -> list[Resume]:
+    """From states that were reached over as many samples that cost nothing."""
+
+    def make(dataset: Dataset[Any]) -> Any:
+        torch.manual_seed(42)
+        return StatefulDataLoader(dataset, BATCH_SIZE, shuffle=True, collate_fn=list)
+
+    def resume(state: dict[str, Any]) -> Any:
+        loader = make(_Undecoded(source))
+        loader.load_state_dict(state)
+        return next(iter(loader))
+
+    resumes: list[Resume] = []
+    for place in PLACES:
+        loader = make(Numbers(len(source)))
+        for _ in itertools.islice(loader, _batches_behind(len(source), place)):
+            pass
+        resumes.append(functools.partial(resume, loader.state_dict()))
+    return resumes
+
+
+def _dali(name: str, files: SourceFiles) -> list[Resume]:
+    """From checkpoints, into a pipeline that is built anew."""
+
+    def resume(checkpoint: str) -> Any:
+        pipeline = dali_readers.pipeline(name, files, checkpoint=checkpoint)
+        pipeline.build()
+        images, _ = pipeline.run()
+        return images
+
+    resumes: list[Resume] = []
+    for place in PLACES:
+        pipeline = dali_readers.pipeline(name, files)
+        pipeline.build()
+        for _ in range(_batches_behind(files.num_samples, place)):
+            pipeline.run()
+        resumes.append(functools.partial(resume, pipeline.checkpoint()))
+    return resumes
+
+
+def _webdataset(files: SourceFiles) -> list[Resume]:
+    """As its users resume: read on to the place, and leave out what was read."""
+
+    def resume(place: float) -> Any:
+        samples: Iterator[Any] = iter(webdataset_samples(files.paths(TAR)))
+        skipped = _batches_behind(files.num_samples, place) * BATCH_SIZE
+        return list(itertools.islice(samples, skipped, skipped + BATCH_SIZE))
+
+    return [functools.partial(resume, place) for place in PLACES]
+
+
+def _opening(name: str, files: SourceFiles, arguments: Arguments) -> Measurement:
+    def milliseconds() -> float:
+        started = time.perf_counter()
+        open_source(name, files).fingerprint()
+        return (time.perf_counter() - started) * 1e3
+
+    label = f"{FORMATS[name]}, opening the source"
+    key = opening_name(name)
+    values = alternate(
+        [Contestant(name=key, label=label, measure=milliseconds)],
+        rounds=arguments.rounds,
+        title=label,
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+    return Measurement(name=key, label=label, unit=UNIT, values=values[key])

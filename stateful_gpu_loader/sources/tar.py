@@ -43,7 +43,8 @@ _INDEXED_AT_ONCE = 8
 class TarSource(Source):
     """WebDataset tars, local or by URL, each sample read by its place.
 
-    Each tar's headers are read once, and its index is kept beside it or in a cache directory.
+    Each tar's headers are read once, and its index is kept beside it or in a cache directory. By
+    URL headers are read together with what lies between them, which is most of a tar.
     Members belong together as in the package ``webdataset``: consecutive ones with the same path up
     to the first dot of its last part are a sample, and the rest of the name is the extension. A key
     that comes back later in a tar begins another sample, as there.

@@ -112,7 +112,9 @@ def test_damage_anywhere_is_refused_or_harmless(
         keys, lengths = items(file)
     except ValueError:
         return
-    assert len(keys) == len(lengths) == 300
+    # None: the number of the transaction is damaged, and the meta page before it counts.
+    assert len(keys) == len(lengths)
+    assert len(keys) in (300, 0)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 4096, 4200, 8192, 0.3, 0.6])

@@ -73,6 +73,21 @@ def test_pixels_are_torchvisions(interpolation: str, fill: float | None) -> None
                 assert torch.equal(made[i], expected)
 
 
+def test_however_the_product_is_rounded_pixels_are_a_level_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D6: with the product as this machine's BLAS rounds it."""
+    monkeypatch.undo()
+    batch = images(20, (47, 60), torch.uint8, "interleaved")
+    matrices = inverse_affine_matrices(
+        (47, 60), angles=ANGLES, translations=TRANSLATIONS, scales=SCALES, shears=SHEARS
+    )
+    made = warp(batch, matrices, "bilinear", 7.0)
+    for i, image in enumerate(batch):
+        expected = F.affine_image(image, **params(i), interpolation="bilinear", fill=7.0)
+        assert (made[i].int() - expected.int()).abs().max() <= 1
+
+
 @pytest.mark.parametrize("size", ODD_SIZES)
 def test_odd_images_stay_when_nothing_moves(size: tuple[int, int]) -> None:
     batch = noise(*size).unsqueeze(0)

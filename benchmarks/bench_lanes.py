@@ -38,7 +38,7 @@ from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.source_files import ROWS, photograph_files, under_more_names
 from benchmarks.source_readers import has_webdataset
-from benchmarks.summary import ratio, summarise
+from benchmarks.summary import ratio
 from stateful_gpu_loader import StatefulGPULoader
 
 NUM_WORKERS = (0, 2)
@@ -90,13 +90,7 @@ def main(given: Sequence[str] | None = None) -> None:
         measurements += run_apart(arguments.quick, measure_rates, paths, arguments)
         measurements += run_apart(arguments.quick, measure_resume, paths, arguments)
     results = _results(arguments, num_shards, lanes, len(paths), measurements, before)
-    path = results.write(arguments.output)
-    for measurement in measurements:
-        median = summarise(measurement.values).median
-        print(f"{measurement.label:72} {median:12.4g} {measurement.unit}")
-    for aim in results.aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
-    print(f"wrote {path.name}")
+    results.write_and_tell(arguments.output)
 
 
 def measure_state(num_shards: int, num_lanes: int, arguments: Arguments) -> list[Measurement]:

@@ -22,7 +22,7 @@ from benchmarks.harness import Contestant, alternate
 from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
-from benchmarks.summary import ratio, summarise
+from benchmarks.summary import ratio
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 from stateful_gpu_loader.sources.parquet import ParquetSource
@@ -66,13 +66,7 @@ def main(given: Sequence[str] | None = None) -> None:
             paths = under_more_names(files.paths(name), Path(folder), _TIMES)
             measurements += run_apart(arguments.quick, measure, name, paths, arguments)
     results = _results(arguments, files.num_samples * _TIMES, measurements, before)
-    path = results.write(arguments.output)
-    for measurement in measurements:
-        median = summarise(measurement.values).median
-        print(f"{measurement.label:64} {median:12.4g} {measurement.unit}")
-    for aim in results.aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
-    print(f"wrote {path.name}")
+    results.write_and_tell(arguments.output)
 
 
 def measure(name: str, paths: Sequence[str], arguments: Arguments) -> list[Measurement]:

@@ -38,7 +38,7 @@ from benchmarks.source_resume import (
     measure_resume,
     resume_name,
 )
-from benchmarks.summary import ratio, summarise
+from benchmarks.summary import ratio
 
 AIM = 1.0
 """Of the rate of each reference."""
@@ -64,13 +64,7 @@ def main(given: Sequence[str] | None = None) -> None:
     for name in SMALL_FORMATS:
         measurements += run_apart(arguments.quick, measure_resume, name, small, arguments)
     results = _results(arguments, files, small, measurements, before)
-    path = results.write(arguments.output)
-    for measurement in measurements:
-        median = summarise(measurement.values).median
-        print(f"{measurement.label:64} {median:12.4g} {measurement.unit}")
-    for aim in results.aims:
-        print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
-    print(f"wrote {path.name}")
+    results.write_and_tell(arguments.output)
 
 
 def _results(

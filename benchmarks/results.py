@@ -117,6 +117,16 @@ class Results:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return path
 
+    def write_and_tell(self, folder: Path) -> None:
+        """Write, and print the medians and which aims are met."""
+        path = self.write(folder)
+        for measurement in self.measurements:
+            median = summarise(measurement.values).median
+            print(f"{measurement.label:72} {median:12.4g} {measurement.unit}")
+        for aim in self.aims:
+            print(f"{aim.what}: {aim.reached} (aim {aim.aim}){'' if aim.met else ', not met'}")
+        print(f"wrote {path.name}")
+
 
 def read_results(folder: Path, benchmark: str) -> dict[str, Any] | None:
     """What :meth:`Results.write` wrote, or None where it wrote nothing."""

@@ -17,6 +17,7 @@ from stateful_gpu_loader.errors import (
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.mixture import MixedDataset
 from stateful_gpu_loader.rank_states import gather_state_dict, merge_state_dicts
+from stateful_gpu_loader.records import BatchInfo, SampleInfo
 from stateful_gpu_loader.rng import RNG
 from stateful_gpu_loader.samplers import (
     BalancedSampler,
@@ -42,6 +43,7 @@ from stateful_gpu_loader.shards import (
 from stateful_gpu_loader.sources import (
     Caffe2LMDBSource,
     CaffeLMDBSource,
+    CallableSource,
     CocoSource,
     FolderSource,
     ParquetSource,
@@ -55,9 +57,11 @@ __all__ = [
     "RNG",
     "BadSample",
     "BalancedSampler",
+    "BatchInfo",
     "Blocks",
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
+    "CallableSource",
     "CheckpointError",
     "CocoSource",
     "DistributedShuffledSampler",
@@ -73,6 +77,7 @@ __all__ = [
     "RecordIOShards",
     "RecordIOSource",
     "RepeatedSampler",
+    "SampleInfo",
     "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",

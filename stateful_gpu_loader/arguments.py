@@ -10,7 +10,14 @@ import torch
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
-from stateful_gpu_loader.samplers import DistributedShuffledSampler
+from stateful_gpu_loader.samplers import (
+    OWN_SAMPLERS,
+    DistributedShuffledSampler,
+    default_sampler,
+    is_map,
+)
+from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
+from stateful_gpu_loader.sources import CallableSource
 from stateful_gpu_loader.state import ACCEPTABLE, as_int, describe
 from stateful_gpu_loader.transforms import Compose
 
@@ -103,6 +110,63 @@ def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
 def check_shuffle(shuffle: Any) -> None:
     if shuffle not in (None, True, False):
         raise TypeError(f"{shuffle = } must be True, False or None")
+
+
+def sampling_of(
+    dataset: Any,
+    *,
+    shuffle: Any,
+    sampler: Any,
+    batch_sampler: Any,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+    drop_last: bool,
+) -> tuple[Any, Any]:
+    """The sampler, one that stands in for a missing one, and what torch is told of ``shuffle``.
+
+    Raises:
+        ValueError, TypeError: they contradict each other, or the dataset.
+    """
+    if isinstance(sampler, OWN_SAMPLERS):
+        check_own_sampler(
+            sampler, seed=seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last
+        )
+        return sampler, shuffle
+    if isinstance(dataset, ShardedDataset):
+        check_shuffle(shuffle)
+        return sampler, None
+    if isinstance(dataset, CallableSource) and shuffle:
+        raise ValueError(
+            f"{shuffle = }, and a CallableSource's function has the order. Remedy: shuffle in the "
+            "function, by info.epoch_idx (order.Permutation needs no list), or make a map-style "
+            "dataset of it"
+        )
+    if sampler is not None or batch_sampler is not None or not is_map(dataset):
+        return sampler, shuffle
+    check_shuffle(shuffle)
+    chosen = default_sampler(
+        dataset,
+        shuffle=bool(shuffle),
+        drop_last=drop_last,
+        seed=seed,
+        num_replicas=num_replicas,
+        rank=rank,
+    )
+    return chosen, None
+
+
+def check_calls(dataset: Any, batch_size: int | None) -> None:
+    """A call that makes a batch leaves nothing to be collected.
+
+    Raises:
+        ValueError: a batch size is given for batches.
+    """
+    if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
+        raise ValueError(
+            f"{batch_size = }, and each call of this CallableSource makes a whole batch. "
+            "Remedy: batch_size=None"
+        )
 
 
 def check_own_sampler(

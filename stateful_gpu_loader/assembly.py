@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler
 
 from stateful_gpu_loader.arguments import as_device, check_targets_move
+from stateful_gpu_loader.attributes import (
+    batching_of,
+    called,
+    collation_of,
+    key_ranks,
+    own_sampler_of,
+    sampler_use,
+    workers_of,
+)
 from stateful_gpu_loader.collating import STACKS_IMAGES
 from stateful_gpu_loader.decoders import (
     BatchDecoder,
@@ -18,13 +26,13 @@ from stateful_gpu_loader.decoders import (
     make_decoder,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
-from stateful_gpu_loader.engine.choice import Work, Workers, as_transform, recipes_of
-from stateful_gpu_loader.engine.executors.lanes import HandedImages
+from stateful_gpu_loader.engine.choice import Work, as_transform, recipes_of
+from stateful_gpu_loader.engine.executors.handed import HandedImages
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.streams.lane_stream import LaneStream
 from stateful_gpu_loader.engine.streams.map_stream import Feed, MapStream
 from stateful_gpu_loader.engine.streams.positions import Division, Requests
-from stateful_gpu_loader.engine.streams.sampler_feed import SamplerFeed, SamplerUse
+from stateful_gpu_loader.engine.streams.sampler_feed import SamplerFeed
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.engine.streams.turns import TurnStream
@@ -32,11 +40,20 @@ from stateful_gpu_loader.generator_text import generator_from_text
 from stateful_gpu_loader.identity import fingerprint_of
 from stateful_gpu_loader.passes import Address, Pass, Passes
 from stateful_gpu_loader.sampler_link import division_of, follow_pass
-from stateful_gpu_loader.samplers import EpochOrder, Listed, PositionOrder, is_map, order_of
+from stateful_gpu_loader.samplers import (
+    ENDLESS,
+    CallOrder,
+    EpochOrder,
+    Listed,
+    PositionOrder,
+    is_map,
+    order_of,
+)
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.shards.lanes import LaneDivision, LanePlan
 from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, ShardedDataset
 from stateful_gpu_loader.sources import as_source
+from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Fingerprint, Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
@@ -65,6 +82,8 @@ class Parts:
     batch_transform: BatchTransform | None
     lanes: LanePlan | None
     """How the dataset is read, if it is sharded."""
+    calls: CallableSource | None
+    """The dataset, if a function makes its samples."""
 
     @classmethod
     def of(cls, loader: Any, *, has_batch_sampler: bool) -> Parts:
@@ -80,17 +99,22 @@ class Parts:
                 lanes.check_ranks(loader.num_replicas)
         is_mapped = is_map(loader.dataset)
         order = order_of(loader.sampler) if is_mapped and not has_batch_sampler else None
+        calls = called(loader)
+        if calls is not None:
+            order = CallOrder(calls.length)
         has_sampler = is_mapped and order is None
         source, transform = as_source(loader.dataset), as_transform(loader.transform)
-        if isinstance(loader.dataset, EncodedShards):
+        has_images = calls is not None and calls.image is not None
+        if has_images or isinstance(loader.dataset, EncodedShards):
             source = HandedImages()
         device = as_device(loader.device)
-        stacks = loader.batch_sampler is not None and loader.collate_fn in STACKS_IMAGES
+        collate_fn, batched = collation_of(loader)
+        stacks = batched and collate_fn in STACKS_IMAGES
         recipes_only = recipes_of(transform) is not None
         if source is not None and source.has_spatial_targets:
             check_targets_move(loader.dataset, transform, recipes_of(transform))
         given = loader.batch_transform
-        return cls(
+        parts = cls(
             order=order,
             memory=SamplerMemory(own_sampler_of(loader)[0]) if has_sampler else None,
             source=source,
@@ -99,24 +123,39 @@ class Parts:
             finishes_images=device is not None and source is not None and stacks and recipes_only,
             batch_transform=None if given is None else BatchTransform(given),
             lanes=lanes,
+            calls=calls,
         )
+        if isinstance(loader.num_replicas, int):
+            parts.division(loader)
+        return parts
 
     @property
     def num_positions(self) -> int | None:
-        """Samples of an epoch, where the loader has the order."""
-        return None if self.order is None else self.order.num_positions
+        """Samples of an epoch, where the loader has the order and that has an end."""
+        n = None if self.order is None else self.order.num_positions
+        return None if n == ENDLESS else n
 
     def division(self, loader: Any) -> Division | None:
-        """How an epoch is divided, where the loader has the order."""
+        """How an epoch is divided, where the loader has the order.
+
+        Raises:
+            ValueError: several ranks would not know where the epoch ends.
+        """
         if self.order is None:
             return None
-        return division_of(
+        division = division_of(
             loader.sampler,
             batch_size=loader.batch_size,
             drop_last=loader.drop_last,
             num_replicas=loader.num_replicas,
             rank=loader.rank,
         )
+        if division.num_replicas > 1 and self.num_positions is None:
+            raise ValueError(
+                f"{division.num_replicas} ranks need to know where an epoch ends, so that all end "
+                "at the same step. Remedy: CallableSource(..., length=)"
+            )
+        return division
 
     def lane_division(self, loader: Any) -> LaneDivision:
         """What this rank serves of a sharded dataset.
@@ -178,7 +217,7 @@ class Parts:
     def fingerprint(self, loader: Any, decoder: AnyDecoder) -> Fingerprint:
         """What must not change between saving and loading."""
         return fingerprint_of(
-            dataset=self.source if self.source is not None and not self.lanes else loader.dataset,
+            dataset=self._known_dataset(loader),
             order=self.lanes or self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
             length=self.num_positions,
@@ -189,25 +228,32 @@ class Parts:
             on_device=self.finishes_images,
         )
 
+    def _known_dataset(self, loader: Any) -> Any:
+        """What the dataset is known by: as a source, unless images are only handed to one."""
+        is_handed = self.lanes is not None or self.calls is not None
+        return loader.dataset if is_handed or self.source is None else self.source
+
     def work(self, loader: Any, decoder: AnyDecoder, known_bad: Mapping[int, str]) -> Work:
         """What the loader's workers do."""
+        collate_fn, batched = collation_of(loader)
         return Work(
             dataset=loader.dataset,
             transform=self.transform,
-            collate_fn=loader.collate_fn,
+            collate_fn=collate_fn,
             batch_size=loader.batch_size,
-            batched=loader.batch_sampler is not None,
+            batched=batched,
             drop_last=loader.drop_last,
             source=self.source,
             decoder=None if self.finishes_images else cast("Decoder | None", decoder),
             batch_decoder=cast("BatchDecoder", decoder) if self.finishes_images else None,
             bad_samples=BadSamplePolicy(
                 mode=loader.on_bad_sample,
-                order=self.order,
+                order=None if self.calls is not None else self.order,
                 known=known_bad,
                 reads_again=isinstance(loader.dataset, Stateful),
             ),
             lanes=self.lanes,
+            calls=self.calls,
         )
 
     def begin(self, loader: Any, passes: Passes) -> Pass:
@@ -255,10 +301,10 @@ class Parts:
             indices = _indices(self.order, place, seed)
             feed = Requests(place, seed=seed, indices=indices, division=division)
         elif self.memory is not None:
-            use = _sampler_use(loader, self.memory)
+            use = sampler_use(loader, self.memory)
             feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
         else:
-            num_replicas, rank = _key_ranks(None)
+            num_replicas, rank = key_ranks(None)
             return TurnStream(
                 place,
                 loads=loads,
@@ -277,59 +323,11 @@ class Parts:
             feed=feed,
             seed=seed,
             num_workers=loader.num_workers,
-            in_order=loader.in_order,
+            in_order=workers_of(loader).in_order,
             interval=interval,
             worker_states=work.has_worker_states,
             keeps_workers=keeps_workers,
         )
-
-
-def workers_of(loader: Any) -> Workers:
-    """Who does it."""
-    return Workers(
-        num_workers=loader.num_workers,
-        worker_type=loader.worker_type,
-        prefetch_factor=loader.prefetch_factor,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        persistent_workers=loader.persistent_workers,
-        # A lane's cursors are of batches in their order.
-        in_order=loader.in_order or isinstance(loader.dataset, ShardedDataset),
-    )
-
-
-def own_sampler_of(loader: Any) -> tuple[Any, bool]:
-    """The sampler that a loader without an order of its own iterates, and whether it gives batches.
-
-    torch's own BatchSampler is as good as the sampler inside it.
-    """
-    if loader.batch_size is not None or loader.batch_sampler is None:
-        return loader.sampler, False
-    if type(loader.batch_sampler) is BatchSampler:
-        return loader.batch_sampler.sampler, False
-    return loader.batch_sampler, True
-
-
-def batching_of(loader: Any) -> Any:
-    """The loader, or torch's own BatchSampler: whose ``batch_size`` and ``drop_last`` count."""
-    given = loader.batch_sampler
-    return given if loader.batch_size is None and type(given) is BatchSampler else loader
-
-
-def _sampler_use(loader: Any, memory: SamplerMemory) -> SamplerUse:
-    sampler, yields_batches = own_sampler_of(loader)
-    owner = batching_of(loader)
-    num_replicas, rank = _key_ranks(sampler)
-    return SamplerUse(
-        sampler=sampler,
-        yields_batches=yields_batches,
-        batch_size=owner.batch_size or 1,
-        drop_last=owner.drop_last,
-        memory=memory,
-        rank=rank,
-        num_replicas=num_replicas,
-    )
 
 
 def _indices(order: PositionOrder, place: Address, seed: int) -> EpochOrder:
@@ -337,10 +335,3 @@ def _indices(order: PositionOrder, place: Address, seed: int) -> EpochOrder:
     if permutation is not None:
         return Listed(shuffled_indices(generator_from_text(permutation), order.num_positions))
     return order.of_epoch(seed, place.epoch)
-
-
-def _key_ranks(sampler: Any) -> tuple[int, int]:
-    """Ranks draw different augmentations (a user's sampler or dataset divides itself)."""
-    if isinstance(sampler, DistributedSampler):
-        return int(sampler.num_replicas), int(sampler.rank)
-    return size_and_rank()

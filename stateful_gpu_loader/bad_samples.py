@@ -10,15 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.state import MAX_EPOCH, MAX_POSITION
+from stateful_gpu_loader.state import MAX_EPOCH, MAX_POSITION, REMEDY_FOREIGN
 
 MAX_SAMPLES = 100
 """Samples that a record names; it counts those beyond."""
 
 MAX_TEXT = 200
 """Characters of a reason, and of an index that is no int."""
-
-_REMEDY = "load what StatefulGPULoader.state_dict() returned, unchanged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class BadSamples:
 
     @property
     def total(self) -> int:
-        """How often a sample could not be used; one that comes again counts again."""
+        """How often a sample could not be used; one that is met again counts again."""
         return self._total
 
     @property
@@ -89,8 +87,6 @@ class BadSamples:
     def add(self, found: Iterable[FoundBad]) -> None:
         """Take in what one delivered batch met."""
         for bad in found:
-            if self._samples.get(bad.index) == bad:
-                continue  # at the same place, which was read again
             self._total += 1
             if len(self._samples) < MAX_SAMPLES:
                 self._samples.setdefault(bad.index, bad)
@@ -100,8 +96,10 @@ class BadSamples:
         """What any of the records names, and at least as many in all as each counts."""
         union = cls()
         for record in records:
-            union.add(record.samples)
-            union._total = max(union._total, record.total)
+            for bad in record.samples:
+                if len(union) < MAX_SAMPLES:
+                    union._samples.setdefault(bad.index, bad)
+            union._total = max(union._total, record.total, len(union))
         return union
 
     def to_text(self) -> str | None:
@@ -192,4 +190,4 @@ def _is_row(row: Any) -> bool:
 
 
 def _mismatch(saved: Any, present: str) -> StateMismatch:
-    return StateMismatch("bad_samples", saved=saved, present=present, remedy=_REMEDY)
+    return StateMismatch("bad_samples", saved=saved, present=present, remedy=REMEDY_FOREIGN)

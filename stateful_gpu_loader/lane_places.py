@@ -11,9 +11,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor
 from stateful_gpu_loader.shards.lanes import MOST_SAMPLES, LaneDivision, LanePlan
-from stateful_gpu_loader.state import LoaderState, lane_key
-
-_REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
+from stateful_gpu_loader.state import REMEDY_FOREIGN, LoaderState, lane_key
 
 
 def lane_texts(loader: Any, parts: Parts, address: Address) -> dict[int, str] | None:
@@ -76,7 +74,7 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
             "position",
             saved=state.position,
             present=f"an epoch of {whole} batches",
-            remedy=_REMEDY_FOREIGN,
+            remedy=REMEDY_FOREIGN,
         )
     return replace(place, lanes=cursors)
 
@@ -113,7 +111,7 @@ def _cursor(plan: LanePlan, lane: int, text: str) -> LaneCursor:
         cursor = LaneCursor.from_text(text)
     except ValueError as error:
         raise StateMismatch(
-            lane_key(lane), saved=text, present=str(error), remedy=_REMEDY_FOREIGN
+            lane_key(lane), saved=text, present=str(error), remedy=REMEDY_FOREIGN
         ) from None
     num_shards = plan.num_shards(lane)
     if cursor.shard == ENDED:
@@ -134,6 +132,6 @@ def _cursor(plan: LanePlan, lane: int, text: str) -> LaneCursor:
                 lane_key(lane),
                 saved=text,
                 present=f"0 <= {name} < {end} (the lane has {num_shards} shards)",
-                remedy=_REMEDY_FOREIGN,
+                remedy=REMEDY_FOREIGN,
             )
     return cursor

@@ -15,11 +15,12 @@ from stateful_gpu_loader.arguments import (
     check_accept,
     check_arguments,
     check_bad_sample_mode,
+    check_calls,
     check_division,
-    check_own_sampler,
-    check_shuffle,
+    sampling_of,
 )
-from stateful_gpu_loader.assembly import Parts, workers_of
+from stateful_gpu_loader.assembly import Parts
+from stateful_gpu_loader.attributes import workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
 from stateful_gpu_loader.engine.choice import Work, check_worker_type
@@ -31,9 +32,8 @@ from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
 from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
-from stateful_gpu_loader.samplers import OWN_SAMPLERS, default_sampler, is_map
+from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
-from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
 from stateful_gpu_loader.torchdata_resume import from_torchdata
 from stateful_gpu_loader.torchdata_states import is_torchdata_state
@@ -137,25 +137,17 @@ class StatefulGPULoader(StatefulDataLoader[_T_co]):
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
         check_bad_sample_mode(on_bad_sample, is_iterable=not is_map(dataset))
-        inherited_shuffle = shuffle
-        if isinstance(dataset, ShardedDataset):
-            check_shuffle(shuffle)
-            inherited_shuffle = None
-        if sampler is None and batch_sampler is None and is_map(dataset):
-            check_shuffle(shuffle)
-            sampler = default_sampler(
-                dataset,
-                shuffle=bool(shuffle),
-                drop_last=drop_last,
-                seed=seed,
-                num_replicas=num_replicas,
-                rank=rank,
-            )
-            inherited_shuffle = None
-        elif isinstance(sampler, OWN_SAMPLERS):
-            check_own_sampler(
-                sampler, seed=seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last
-            )
+        check_calls(dataset, batch_size)
+        sampler, inherited_shuffle = sampling_of(
+            dataset,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            num_replicas=num_replicas,
+            rank=rank,
+            drop_last=drop_last,
+        )
         with warnings.catch_warnings():
             # torchdata calls what torch >= 2.15 deprecates; users can do nothing about it.
             warnings.filterwarnings("ignore", message=".*set_vital.*")

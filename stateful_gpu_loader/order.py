@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +66,10 @@ class Permutation:
         self.n = n
         self.seed = seed
         self.epoch = epoch
-        num_rows = max(2, (math.isqrt(n) + 1) // 2 * 2)
-        num_columns = -(-n // num_rows)
+        num_rows, num_columns, num_rounds = network_over(n)
         self._n = np.uint64(n)
         self._num_rows = np.uint64(num_rows)
         self._num_columns = np.uint64(num_columns)
-        num_rounds = num_rounds_for(min(num_rows, num_columns))
         halves = words(seed, epoch, [n], Stream.ORDER, 2 * num_rounds)[0].astype(np.uint64)
         self._round_keys = (halves[0::2] << _HALF | halves[1::2]).reshape(-1, 2)
 
@@ -161,8 +160,15 @@ class Permutation:
         return values
 
 
-def num_rounds_for(shorter_side: int) -> int:
-    """Rounds that bring the network as near to uniform as is asked for, and at least 8."""
+@lru_cache(maxsize=4096)
+def network_over(n: int) -> tuple[int, int, int]:
+    """Rows, columns and rounds of the network over n elements."""
+    num_rows = max(2, (math.isqrt(n) + 1) // 2 * 2)
+    num_columns = -(-n // num_rows)
+    return num_rows, num_columns, _num_rounds(min(num_rows, num_columns))
+
+
+def _num_rounds(shorter_side: int) -> int:
     pairs = 1
     while max(2, shorter_side) ** pairs < _CLOSENESS:
         pairs += 1

@@ -155,6 +155,32 @@ class WorkerStart:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleInfo:
+    """Which sample a :class:`CallableSource`'s function is asked for; as DALI names it.
+
+    >>> SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
+    SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
+    """
+
+    idx_in_epoch: int
+    """Its position in the epoch's global order, all ranks together."""
+    idx_in_batch: int
+    """Its place in this rank's batch."""
+    iteration: int
+    """The batch in the epoch, counted in whole global batches of the present size."""
+    epoch_idx: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """Which batch a :class:`CallableSource`'s function is asked for; as DALI names it."""
+
+    iteration: int
+    """The batch in the epoch, all ranks together."""
+    epoch_idx: int
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedSample:
     """One image as its source stores it, not yet decoded."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stateful_gpu_loader.assembly import own_sampler_of
+from stateful_gpu_loader.attributes import own_sampler_of
 from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.errors import StateMismatch
@@ -14,7 +14,7 @@ from stateful_gpu_loader.generator_text import generator_from_text
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
-from stateful_gpu_loader.state import LoaderState, Stateful
+from stateful_gpu_loader.state import REMEDY_FOREIGN, LoaderState, Stateful
 from stateful_gpu_loader.user_states import UserStates, worker_state
 
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
@@ -133,7 +133,7 @@ def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
             "ahead",
             saved=state.ahead,
             present=f"a JSON list of positions from {state.position} on",
-            remedy="load what StatefulGPULoader.state_dict() returned, unchanged",
+            remedy=REMEDY_FOREIGN,
         )
     return tuple(positions)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.assembly import workers_of
+from stateful_gpu_loader.attributes import workers_of
 from stateful_gpu_loader.engine.choice import runs_in_processes
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader

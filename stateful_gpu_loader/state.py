@@ -24,7 +24,7 @@ MAX_POSITION = 2**63 - 1
 _LONGEST_DESCRIPTION = 400
 _LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
-_REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
+REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
 _REMEDY_SAME = (
     "build the loader as it was when the state was saved, or, if the change is meant, "
     "load_state_dict(state, accept={{{field!r}}})"
@@ -97,11 +97,11 @@ class LoaderState:
         """
         if not isinstance(state, Mapping):
             raise StateMismatch(
-                "format", saved=type(state).__name__, present="dict", remedy=_REMEDY_FOREIGN
+                "format", saved=type(state).__name__, present="dict", remedy=REMEDY_FOREIGN
             )
         saved = state.get("format", f"no format, but the keys {sorted(map(str, state))}")
         if not isinstance(saved, str) or saved != FORMAT:
-            raise StateMismatch("format", saved=saved, present=FORMAT, remedy=_REMEDY_FOREIGN)
+            raise StateMismatch("format", saved=saved, present=FORMAT, remedy=REMEDY_FOREIGN)
         version: Any = state.get("version")
         if not _is_int(version) or not 1 <= version <= VERSION:
             raise StateMismatch(
@@ -117,16 +117,16 @@ class LoaderState:
                 "keys",
                 saved=sorted(map(str, found)),
                 present=sorted(expected),
-                remedy=_REMEDY_FOREIGN,
+                remedy=REMEDY_FOREIGN,
             )
         for name, (check, wanted) in _CHECKS.items():
             if not check(state[name]):
                 raise StateMismatch(
-                    name, saved=state[name], present=f"{wanted}", remedy=_REMEDY_FOREIGN
+                    name, saved=state[name], present=f"{wanted}", remedy=REMEDY_FOREIGN
                 )
         for key, cursor in lanes.items():
             if not isinstance(cursor, str):
-                raise StateMismatch(key, saved=cursor, present="a str", remedy=_REMEDY_FOREIGN)
+                raise StateMismatch(key, saved=cursor, present="a str", remedy=REMEDY_FOREIGN)
         return cls(
             **{name: state[name] for name in _CHECKS},
             lanes={int(key[5:]): cursor for key, cursor in lanes.items()} or None,
@@ -177,7 +177,7 @@ class Fingerprint:
                 "fingerprint",
                 saved=text,
                 present=f"JSON with the fields {sorted(cls.__annotations__)} ({error})",
-                remedy=_REMEDY_FOREIGN,
+                remedy=REMEDY_FOREIGN,
             ) from None
         for field, kinds in _FINGERPRINT_TYPES.items():
             value = getattr(saved, field)
@@ -186,7 +186,7 @@ class Fingerprint:
                     f"fingerprint's {field}",
                     saved=value,
                     present=" or ".join(kind.__name__ for kind in kinds),
-                    remedy=_REMEDY_FOREIGN,
+                    remedy=REMEDY_FOREIGN,
                 )
         return saved
 

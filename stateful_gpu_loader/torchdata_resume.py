@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from stateful_gpu_loader.assembly import batching_of, own_sampler_of
+from stateful_gpu_loader.attributes import batching_of, own_sampler_of
 from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze

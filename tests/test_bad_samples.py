@@ -38,7 +38,7 @@ def test_a_million_bad_samples_stay_small() -> None:
     """Law 3: the oldest are kept, the others counted."""
     record = BadSamples()
     for start in range(0, 10_000, 50):
-        record.add([FoundBad(i, start, 1, "ValueError: " + "\N{SNOWMAN}" * 900) for i in range(50)])
+        record.add([FoundBad(i, i, 0, "ValueError: " + "\N{SNOWMAN}" * 900) for i in range(50)])
         record.add(found(start + i) for i in range(50))
     assert record.total == 20_000
     assert [bad.index for bad in record.samples] == list(range(MAX_SAMPLES))

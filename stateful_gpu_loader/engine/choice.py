@@ -10,21 +10,24 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from stateful_gpu_loader.collating import DRAWS_NOTHING
+from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
 from stateful_gpu_loader.engine.device.images import ImageFinisher
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.executors.calls import CallExecutor
 from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.executors.handed import HandedSamples
+from stateful_gpu_loader.engine.executors.handing import HandedBatches, HandedFinisher
 from stateful_gpu_loader.engine.executors.images import (
     Allocate,
     CallableExecutor,
     RecipeExecutor,
 )
 from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
-from stateful_gpu_loader.engine.executors.lanes import HandedSamples, LaneExecutor, LaneFinisher
+from stateful_gpu_loader.engine.executors.lanes import LaneExecutor
 from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.samples import SampleExecutor
@@ -38,6 +41,7 @@ from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.shards.lanes import LanePlan
+from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.transforms import Compose, Recipe
@@ -70,11 +74,13 @@ class Work:
     bad_samples: BadSamplePolicy
     lanes: LanePlan | None = None
     """How the dataset is read, if it is sharded."""
+    calls: CallableSource | None = None
+    """What makes the samples, if nothing is read."""
 
     @property
     def is_iterable(self) -> bool:
         """Whether each worker iterates the dataset by itself."""
-        return isinstance(self.dataset, IterableDataset) and self.lanes is None
+        return isinstance(self.dataset, IterableDataset) and self.is_read
 
     @property
     def recipes(self) -> Compose | None:
@@ -84,7 +90,12 @@ class Work:
     @property
     def has_worker_states(self) -> bool:
         """Whether what the workers do depends on what they did before."""
-        return self.is_iterable or (self.lanes is None and isinstance(self.dataset, Stateful))
+        return self.is_read and isinstance(self.dataset, (IterableDataset, Stateful))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the dataset is read as torch reads any."""
+        return self.lanes is None and self.calls is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +247,7 @@ def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
         policy=work.bad_samples,
         place=stage.place,
     )
-    return finish if work.lanes is None else LaneFinisher(finish, work.bad_samples)
+    return finish if work.is_read else HandedFinisher(finish, work.bad_samples)
 
 
 def _executor(work: Work, allocate: Allocate) -> Executor:
@@ -250,14 +261,26 @@ def _executor(work: Work, allocate: Allocate) -> Executor:
             policy=work.bad_samples,
         )
     if work.lanes is not None:
-        # What is read from a lane becomes a batch as if a dataset had been asked for it.
-        handed = replace(work, dataset=HandedSamples(), lanes=None)
-        make = _map_executor(handed, allocate)
-        return LaneExecutor(work.lanes, make, policy=work.bad_samples)
+        return LaneExecutor(work.lanes, _handed(work, allocate), policy=work.bad_samples)
+    if work.calls is not None:
+        return CallExecutor(
+            work.calls,
+            _handed(work, allocate),
+            policy=work.bad_samples,
+            batch_size=work.batch_size or 1,
+            drop_last=work.drop_last,
+            stacks=work.collate_fn in STACKS_IMAGES,
+        )
     executor = _map_executor(work, allocate)
     if work.has_worker_states:
         return DatasetStateExecutor(work.dataset, executor)
     return executor
+
+
+def _handed(work: Work, allocate: Allocate) -> HandedBatches:
+    """What was read or made elsewhere becomes a batch as if a dataset had been asked for it."""
+    handed = replace(work, dataset=HandedSamples(), lanes=None, calls=None)
+    return HandedBatches(_map_executor(handed, allocate), work.bad_samples)
 
 
 def _map_executor(work: Work, allocate: Allocate) -> Executor:
@@ -302,6 +325,8 @@ def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:
     name = type(work.dataset).__name__
     if work.has_worker_states:
         return f"{name} is iterated, or has state, in each worker by itself"
+    if work.calls is not None:
+        return f"the function of {name} may draw from the global generators"
     if work.source is None:
         method = "__getitem__" if work.lanes is None else "read_shard"
         return f"{name} is no Source, so its {method} may draw from the global generators"

@@ -61,16 +61,18 @@ class Answer:
     """A batch about which there is more to say."""
 
     payload: Any
-    """The batch, its :class:`Failure`, or one of :data:`NO_BATCH`."""
+    """The batch, its :class:`Failure`, or a :class:`NoBatch`."""
     worker: int = 0
     """Who made it."""
     snapshot: bytes | None = None
     """The worker's frozen state behind it."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
+    ended_at: int | None = None
+    """The position at which the epoch was found to end; nothing behind it is delivered."""
 
 
-class _NoBatch:
+class NoBatch:
     """What stands in the place of a batch; the same object after a journey between processes."""
 
     def __init__(self, name: str) -> None:
@@ -80,11 +82,10 @@ class _NoBatch:
         return self._name
 
 
-NOTHING = _NoBatch("NOTHING")
+NOTHING = NoBatch("NOTHING")
 """The payload of a worker whose iterator has ended."""
-SKIPPED = _NoBatch("SKIPPED")
+SKIPPED = NoBatch("SKIPPED")
 """The payload of a request that has no batch: a lane's that has not enough left."""
-NO_BATCH = (NOTHING, SKIPPED)
 
 
 class Pipeline(Protocol):
@@ -188,17 +189,24 @@ def never_stopped() -> None:
     """The ``check`` of a request that is executed where it cannot be abandoned."""
 
 
+def add_note(error: Exception, note: str) -> Exception:
+    """Tell where an exception came from, and return it.
+
+    Python 3.10 does not print notes, but the worker processes' tracebacks hold them.
+    """
+    noted: Any = error
+    noted.__notes__ = [*getattr(error, "__notes__", ()), note]
+    return error
+
+
 @contextmanager
 def noting_sample(key: SampleKey) -> Iterator[None]:
-    """Add to an exception of the user's code which sample it came from.
-
-    As a note; Python 3.10 does not print those, but the worker processes' tracebacks hold them.
-    """
+    """Add to an exception of the user's code which sample it came from."""
     try:
         yield
     except Exception as error:
         if not isinstance(error, Stopped):
-            note = f"in dataset index {key.index} (position {key.position}, epoch {key.epoch})"
-            noted: Any = error
-            noted.__notes__ = [*getattr(error, "__notes__", ()), note]
+            add_note(
+                error, f"in dataset index {key.index} (position {key.position}, epoch {key.epoch})"
+            )
         raise

@@ -12,12 +12,12 @@ from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory
 from stateful_gpu_loader.engine.pipeline import (
-    NO_BATCH,
     NOTHING,
     SKIPPED,
     Answer,
     BeginFailure,
     Failure,
+    NoBatch,
     Pipeline,
     WorkersDied,
 )
@@ -46,6 +46,8 @@ class Begun:
     """Batches that are still to be made so."""
     ended_workers: set[int] = field(default_factory=set)
     """Whose iterators have ended."""
+    has_met_end: bool = False
+    """Whether a delivered request was the last of the epoch, whatever was asked for behind it."""
     ended: bool = False
     """Whether all its requests were answered."""
     decoder: Any = None
@@ -103,6 +105,9 @@ class Run:
         with self._lock:
             while not self._ended:
                 begun = self._started()
+                if begun.has_met_end:
+                    self._end(begun)
+                    continue
                 try:
                     request, answer = next(begun.pipeline)
                 except WorkersDied as loss:
@@ -124,10 +129,12 @@ class Run:
                     self._note_end(begun, said)
                 elif payload is SKIPPED and said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
-                if is_replay or any(payload is none for none in NO_BATCH):
+                if is_replay or isinstance(payload, NoBatch):
                     begun.stream.deliver(request, said)
+                    begun.has_met_end = said is not None and said.ended_at is not None
                     continue
                 batch = self._finished(begun, request, said, payload)
+                begun.has_met_end = said is not None and said.ended_at is not None
                 if said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
                 self._deliver(begun, begun.stream.deliver(request, said))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any, TypeAlias
+from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,9 @@ from stateful_gpu_loader.formats.parquet_values import (
     is_bytes,
     reader_of,
 )
-from stateful_gpu_loader.storage.index_files import identity_of
-from stateful_gpu_loader.storage.open_files import OpenFiles
+from stateful_gpu_loader.formats.target_choice import Target, TargetChoice
+from stateful_gpu_loader.storage.open_files import read_whole
 from stateful_gpu_loader.storage.paths import is_url
-
-Target: TypeAlias = str | Sequence[str] | Mapping[str, str] | None
-"""A column; several, for a tuple; new names and columns, for a dict; None for no target."""
 
 _BYTES, _PATH = "bytes", "path"
 """Fields of a struct that holds an image, as the Hugging Face hub stores it."""
@@ -62,13 +59,12 @@ class Selection:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of all columns, none twice."""
-        return tuple(dict.fromkeys((self.image, *self._targets)))
+        return tuple(dict.fromkeys((self.image, *self.choice.names)))
 
-    @property
-    def _targets(self) -> tuple[str, ...]:
-        if self.target is None or isinstance(self.target, str):
-            return () if self.target is None else (self.target,)
-        return tuple(self.target.values() if isinstance(self.target, Mapping) else self.target)
+    @cached_property
+    def choice(self) -> TargetChoice:
+        """What makes a target of columns."""
+        return TargetChoice(self.target)
 
     def describe(self) -> str:
         """The selection as text, for fingerprints."""
@@ -94,7 +90,7 @@ class Selection:
                 "or a struct with a field 'bytes'. Remedy: pass image= with one of the columns: "
                 f"{_listing(schema)}"
             )
-        for name in self._targets:
+        for name in self.choice.names:
             kind = self._type_of(path, schema, name, "target")
             try:
                 check_type(kind)
@@ -140,14 +136,14 @@ class Rows:
         batch, at = self._place(row)
         return batch.image(at)
 
-    def target(self, row: int) -> Any:
-        """The target, as the selection says; None where it says nothing.
+    def target(self, row: int, number: int) -> Any:
+        """The target, as the selection says; ``number`` where it says nothing.
 
         Raises:
             ValueError: a value is null, or is no text; the text names the column.
         """
         batch, at = self._place(row)
-        return batch.target(at)
+        return batch.target(at, number)
 
     def _place(self, row: int) -> tuple[_Batch, int]:
         if len(self._batches) == 1:
@@ -171,7 +167,7 @@ class _Batch:
         self._has_image = image.is_valid().to_numpy(zero_copy_only=False)
         self._offsets, self._content = bytes_of(image)
         self._readers: dict[str, Read] = {
-            name: reader_of(_column(batch, name)) for name in selection._targets
+            name: reader_of(_column(batch, name)) for name in selection.choice.names
         }
 
     def __len__(self) -> int:
@@ -189,13 +185,8 @@ class _Batch:
             raise ValueError(f"the image in column {self._selection.image!r} is {there}")
         return str(path)
 
-    def target(self, row: int) -> Any:
-        target = self._selection.target
-        if isinstance(target, str):
-            return self._value(target, row)
-        if isinstance(target, Mapping):
-            return {new: self._value(name, row) for new, name in target.items()}
-        return None if target is None else tuple(self._value(name, row) for name in target)
+    def target(self, row: int, number: int) -> Any:
+        return self._selection.choice.make(lambda name: self._value(name, row), number)
 
     def _value(self, name: str, row: int) -> Any:
         try:
@@ -220,7 +211,7 @@ def read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
         place = f"{path.rpartition('/')[0]}/{image}"
     else:
         place = os.path.join(os.path.dirname(path), image)
-    return OpenFiles(limit=1).read(place, 0, identity_of(place)[0])
+    return read_whole(place)
 
 
 def _column(batch: Any, name: str) -> Any:

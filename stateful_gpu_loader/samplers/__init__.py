@@ -9,6 +9,8 @@ from stateful_gpu_loader.samplers.choice import OWN_SAMPLERS, default_sampler, i
 from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import (
+    ENDLESS,
+    CallOrder,
     EpochOrder,
     Identity,
     Listed,
@@ -25,9 +27,11 @@ from stateful_gpu_loader.samplers.subset import SubsetSampler
 from stateful_gpu_loader.samplers.weighted import WeightedSampler
 
 __all__ = [
+    "ENDLESS",
     "OWN_SAMPLERS",
     "BalancedSampler",
     "Blocks",
+    "CallOrder",
     "DistributedShuffledSampler",
     "EpochOrder",
     "Identity",

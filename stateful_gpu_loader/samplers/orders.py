@@ -91,6 +91,27 @@ class Listed:
         return self.indices[positions]
 
 
+ENDLESS = 2**62
+"""Positions of an epoch that ends somewhere, nobody knows where."""
+
+
+class CallOrder:
+    """The positions themselves, of what is made position by position and has no index.
+
+    Args:
+        length: of every epoch; None where it ends by itself.
+    """
+
+    algorithm = "called"
+    is_shuffled = False
+
+    def __init__(self, length: int | None) -> None:
+        self.num_positions = ENDLESS if length is None else length
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        return Identity(self.num_positions)
+
+
 class SequentialOrder:
     """The dataset's own order in every epoch."""
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.order import hash_below, num_rounds_for
-from stateful_gpu_loader.randomness import Stream, words
+from stateful_gpu_loader.order import hash_below, network_over
+from stateful_gpu_loader.randomness import Stream
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.draws import words_of_64
 
-_HALF = np.uint64(32)
 _Words = npt.NDArray[np.uint64]
 
 
@@ -56,14 +53,13 @@ def permuted(
             "within one permutation"
         )
     distinct, which = np.unique(all_lengths, return_inverse=True)
-    shapes = np.array([_shape(n) for n in distinct.tolist()], dtype=np.uint64).reshape(-1, 3)
+    shapes = np.array([network_over(n) for n in distinct.tolist()], dtype=np.uint64).reshape(-1, 3)
     rows, columns, rounds = shapes[which].T
     result = np.empty(values.shape, dtype=np.int64)
     for num_rounds in np.unique(rounds).tolist():
         chosen = np.flatnonzero(rounds == num_rounds)
         names, place = np.unique(all_numbers[chosen], return_inverse=True)
-        halves = words(seed, epoch, names, stream, 2 * num_rounds).astype(np.uint64)
-        keys = (halves[:, 0::2] << _HALF | halves[:, 1::2])[place]
+        keys = words_of_64(seed, epoch, names, stream, num_rounds)[place]
         result[chosen] = _walked(
             values[chosen].astype(np.uint64),
             all_lengths[chosen].astype(np.uint64),
@@ -95,11 +91,3 @@ def _encrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _
         column = np.minimum(column, column - columns)
     joined: _Words = row * columns + column
     return joined
-
-
-@lru_cache(maxsize=4096)
-def _shape(n: int) -> tuple[int, int, int]:
-    """Rows, columns and rounds of the network over n elements."""
-    num_rows = max(2, (math.isqrt(n) + 1) // 2 * 2)
-    num_columns = -(-n // num_rows)
-    return num_rows, num_columns, num_rounds_for(min(num_rows, num_columns))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.damage import damaged
 from stateful_gpu_loader.formats.parquet import read_footer, read_footers
 from stateful_gpu_loader.formats.parquet_groups import iterate_rows
-from stateful_gpu_loader.formats.parquet_rows import Rows, Selection, Target, read_beside
+from stateful_gpu_loader.formats.parquet_rows import Rows, Selection, read_beside
+from stateful_gpu_loader.formats.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, sample_or_error
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, names_of
@@ -86,13 +87,11 @@ class ParquetShards(EncodedShards):
 
         Equal wherever the files lie.
         """
-        digest = hashlib.blake2b(b"parquet shards 1", digest_size=16)
+        digest = ContentDigest("parquet shards 1")
         for name in self._names:
-            encoded = name.encode(errors="surrogateescape")
-            content = self._counted()[name][1] if self.count_rows else b""
-            digest.update(len(encoded).to_bytes(8, "little") + encoded + content)
-        digest.update(self._selection.describe().encode())
-        return f"{len(self._names)} shards, blake2b {digest.hexdigest()}"
+            digest.add_name(name).add(self._counted()[name][1] if self.count_rows else b"")
+        digest.add(self._selection.describe().encode())
+        return f"{len(self._names)} shards, {digest.text()}"
 
     def read_shard(
         self, shard: str, cursor: int
@@ -127,7 +126,7 @@ class ParquetShards(EncodedShards):
     def _sample(self, path: str, group: int, number: int, rows: Rows, i: int) -> EncodedSample:
         try:
             image = rows.image(i)
-            target = number if self.target is None else rows.target(i)
+            target = rows.target(i, number)
         except ValueError as error:
             where = f"row group {group}, row {number}"
             raise damaged(path, str(error), record=where) from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.records import EncodedSample
 
 DEFAULT_LANES = 64
@@ -74,11 +74,10 @@ class ShardedDataset(IterableDataset[Any], ABC):
 
     def fingerprint(self) -> str:
         """The content id: by default of the names of the shards, in order."""
-        digest = hashlib.blake2b(b"shards 1", digest_size=16)
+        digest = ContentDigest("shards 1")
         for name in self.shards():
-            encoded = name.encode(errors="surrogateescape")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        return f"{len(self.shards())} shards, blake2b {digest.hexdigest()}"
+            digest.add_name(name)
+        return f"{len(self.shards())} shards, {digest.text()}"
 
     def __iter__(self) -> Iterator[Any]:
         """All samples in order, without a loader of this package; workers divide the shards."""

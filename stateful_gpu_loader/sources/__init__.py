@@ -1,5 +1,6 @@
-"""Sources of encoded images, by index: one file a format."""
+"""Sources of encoded images: by index, one file a format, or from a function."""
 
+from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.sources.coco import CocoSource
 from stateful_gpu_loader.sources.folder import FolderSource
 from stateful_gpu_loader.sources.lmdb_caffe import CaffeLMDBSource
@@ -14,6 +15,7 @@ from stateful_gpu_loader.sources.wrapped import as_source
 __all__ = [
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
+    "CallableSource",
     "CocoSource",
     "FolderSource",
     "ParquetSource",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
@@ -10,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.coco import Annotations, Segments, read_annotations
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.coco_moving import BoxFormat, as_tensor, moved
 from stateful_gpu_loader.sources.name_table import NameTable
 from stateful_gpu_loader.sources.read_file import read_file
 from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.storage.index_files import identity_of
-from stateful_gpu_loader.storage.open_files import OpenFiles
+from stateful_gpu_loader.storage.failures import failed
+from stateful_gpu_loader.storage.open_files import read_whole
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, is_url
 
 BoolArray = npt.NDArray[np.bool_]
@@ -168,9 +168,7 @@ class CocoSource(Source):
         try:
             data = _read(path)
         except OSError as error:
-            if error.errno is None:
-                raise
-            raise OSError(error.errno, f"{error.strerror}, sample {index = }", path) from error
+            raise failed(error, path, f"sample {index = }") from error
         height, width = self._sizes[index].tolist()
         size = (height, width) if height > 0 and width > 0 else None
         return EncodedSample(data, self.target(index), path, size)
@@ -226,17 +224,15 @@ class CocoSource(Source):
         Equal wherever the images and the annotations lie.
         """
         if self._fingerprint is None:
-            digest = hashlib.blake2b(b"coco 1", digest_size=16)
+            digest = ContentDigest("coco 1")
             arrays: list[npt.NDArray[Any]] = [self.image_ids, self._sizes, self._firsts]
             arrays += [self._boxes, self._areas, self._crowds, self._labels]
             if (segments := self._segments) is not None:
                 arrays += [self._objects, segments.firsts, segments.ends, segments.values]
                 arrays.append(segments.are_runs)
-            for block in (*self._names.blocks(), *(array.tobytes() for array in arrays)):
-                digest.update(len(block).to_bytes(8, "little"))
-                digest.update(block)
-            digest.update(repr((self.box_format, self.ratio)).encode())
-            self._fingerprint = f"{len(self)} images, blake2b {digest.hexdigest()}"
+            digest.add_blocks((*self._names.blocks(), *(array.tobytes() for array in arrays)))
+            digest.add(repr((self.box_format, self.ratio)).encode())
+            self._fingerprint = f"{len(self)} images, {digest.text()}"
         return self._fingerprint
 
     def _formatted(self, index: int, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -277,4 +273,4 @@ def _renumbered(labels: npt.NDArray[np.int64], numbers: dict[int, int]) -> npt.N
 def _read(path: str) -> torch.Tensor:
     if not is_url(path):
         return read_file(path)
-    return torch.from_numpy(OpenFiles(limit=1).read(path, 0, identity_of(path)[0]))
+    return torch.from_numpy(read_whole(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 from collections.abc import Iterable, Sequence
@@ -12,12 +11,14 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.class_folders import list_classes, list_images
 from stateful_gpu_loader.sources.file_list import read_file_list
 from stateful_gpu_loader.sources.name_table import NameTable
 from stateful_gpu_loader.sources.read_file import read_file
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.storage.failures import failed
 
 AnyPath = str | os.PathLike[str]
 
@@ -192,7 +193,7 @@ class FolderSource(Source):
         try:
             data = read_file(path)
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}, sample {index = }", path) from error
+            raise failed(error, path, f"sample {index = }") from error
         return EncodedSample(data, int(self.targets[index]), path)
 
     def fingerprint(self) -> str:
@@ -202,14 +203,12 @@ class FolderSource(Source):
         once a file is added, removed, renamed, moved to another class or to another index.
         """
         if self._fingerprint is None:
-            digest = hashlib.blake2b(b"files 1", digest_size=16)
-            for block in (*self._names.blocks(), self.targets.astype("<i8").tobytes()):
-                digest.update(len(block).to_bytes(8, "little"))
-                digest.update(block)
+            digest = ContentDigest("files 1")
+            digest.add_blocks((*self._names.blocks(), self.targets.astype("<i8").tobytes()))
             if self.sizes_in_fingerprint:
                 sizes = [os.stat(self.path(index)).st_size for index in range(len(self))]
-                digest.update(np.array(sizes, dtype="<i8").tobytes())
-            self._fingerprint = f"{len(self)} files, blake2b {digest.hexdigest()}"
+                digest.add(np.array(sizes, dtype="<i8").tobytes())
+            self._fingerprint = f"{len(self)} files, {digest.text()}"
         return self._fingerprint
 
     def __repr__(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.framing import Bytes, Framing, Offsets, Place
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.storage.failures import failed
 from stateful_gpu_loader.storage.index_files import cached_index, identity_of
 from stateful_gpu_loader.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, is_url, names_of
@@ -98,15 +99,10 @@ class FramedSource(Source):
         length. What is overwritten in place by as many bytes is not noticed.
         """
         if self._fingerprint is None:
-            digest = hashlib.blake2b(self._framing.kind.encode(), digest_size=16)
+            digest = ContentDigest(self._framing.kind)
             for name, offsets in zip(names_of(self.paths), self._offsets, strict=True):
-                encoded = name.encode(errors="surrogateescape")
-                for block in (encoded, offsets.astype("<i8").tobytes()):
-                    digest.update(len(block).to_bytes(8, "little"))
-                    digest.update(block)
-            self._fingerprint = (
-                f"{len(self)} records, blake2b {digest.hexdigest()}, {self._choice()}"
-            )
+                digest.add_name(name).add_blocks([offsets.astype("<i8").tobytes()])
+            self._fingerprint = f"{len(self)} records, {digest.text()}, {self._choice()}"
         return self._fingerprint
 
     @abstractmethod
@@ -126,8 +122,7 @@ class FramedSource(Source):
         except ValueError as error:
             raise place.damaged(f"the file has become shorter ({error})") from error
         except OSError as error:
-            text = error.strerror or str(error)
-            raise _like(error, f"{text}, sample {index = }", place.path) from error
+            raise failed(error, place.path, f"sample {index = }") from error
         return self._framing.payload(framed, place), place
 
     def _built(self, path: str, cache_dir: str | None) -> Offsets:
@@ -176,8 +171,3 @@ def one_index_each(index_paths: AnyPaths, paths: list[str]) -> list[str]:
             "same order"
         )
     return found
-
-
-def _like(error: OSError, text: str, path: str) -> OSError:
-    """Of the kind that the system reports, with another text."""
-    return OSError(text) if error.errno is None else OSError(error.errno, text, path)

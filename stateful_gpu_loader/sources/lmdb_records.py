@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import errno
-import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.damage import damaged
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.lmdb_environment import LmdbIndex, absolute, environment_at
@@ -128,7 +128,7 @@ class LmdbSource(Source):
         them. Equal for copies, wherever they lie, and for databases that were written anew.
         """
         if self._fingerprint is None:
-            digest = hashlib.blake2b(f"lmdb 1, {self.settings()}".encode(), digest_size=16)
+            digest = ContentDigest(f"lmdb 1, {self.settings()}")
             for number, index in enumerate(self._indexes):
                 keys = index.keys
                 places = np.linspace(0, len(keys) - 1, min(len(keys), RECORDS_IN_FINGERPRINT))
@@ -138,10 +138,8 @@ class LmdbSource(Source):
                     for key in chosen
                     if key not in index.outside
                 ]
-                for block in (*keys.blocks(), index.lengths.encode(), *records):
-                    digest.update(len(block).to_bytes(8, "little"))
-                    digest.update(block)
-            self._fingerprint = f"{len(self)} LMDB records, blake2b {digest.hexdigest()}"
+                digest.add_blocks((*keys.blocks(), index.lengths.encode(), *records))
+            self._fingerprint = f"{len(self)} LMDB records, {digest.text()}"
         return self._fingerprint
 
     def __repr__(self) -> str:

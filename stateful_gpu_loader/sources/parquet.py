@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -12,13 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.damage import damaged
 from stateful_gpu_loader.formats.parquet import Footer, read_footer, read_footers
 from stateful_gpu_loader.formats.parquet_groups import read_row_group
-from stateful_gpu_loader.formats.parquet_rows import Rows, Selection, Target, read_beside
+from stateful_gpu_loader.formats.parquet_rows import Rows, Selection, read_beside
+from stateful_gpu_loader.formats.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.parquet_cache import BoundedCache
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.storage.failures import failed
 from stateful_gpu_loader.storage.index_files import identity_of
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths, is_url, names_of
 
@@ -128,7 +130,7 @@ class ParquetSource(Source):
         rows = self._rows.get(group, lambda: self._read_group(group, index))
         try:
             image = rows.image(row)
-            target = index if self.target is None else rows.target(row)
+            target = rows.target(row, index)
         except ValueError as error:
             where = f"row group {number}, row {in_file}"
             raise damaged(path, str(error), record=where) from error
@@ -162,12 +164,11 @@ class ParquetSource(Source):
         Footers hold the columns, the rows, sizes and places of all row groups, and what statistics
         the writer left; so the content id is equal wherever the files lie, and costs no data.
         """
-        digest = hashlib.blake2b(b"parquet 1", digest_size=16)
+        digest = ContentDigest("parquet 1")
         for name, footer in zip(names_of(self.paths), self._digests, strict=True):
-            encoded = name.encode(errors="surrogateescape")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded + footer)
-        digest.update(self._selection.describe().encode())
-        return f"{len(self)} rows, blake2b {digest.hexdigest()}"
+            digest.add_name(name).add(footer)
+        digest.add(self._selection.describe().encode())
+        return f"{len(self)} rows, {digest.text()}"
 
     def _place(self, index: int) -> tuple[int, int]:
         """The row group, counted over all files, and the row in it."""
@@ -227,8 +228,7 @@ class ParquetSource(Source):
         except OSError as error:
             if error.errno is None or error.filename is None:
                 raise
-            text = f"{error.strerror}, sample {index = }"
-            raise OSError(error.errno, text, error.filename) from error
+            raise failed(error, error.filename, f"sample {index = }") from error
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} files, {len(self)} rows)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import errno
-import hashlib
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.content_id import ContentDigest
 from stateful_gpu_loader.formats.damage import damaged
 from stateful_gpu_loader.formats.members import KEY, value_of
 from stateful_gpu_loader.formats.tar_choice import (
@@ -166,7 +166,7 @@ class TarSource(Source):
         Equal wherever the tars lie, whatever they are called, and whoever packed them.
         """
         if self._fingerprint is None:
-            self._fingerprint = f"{len(self)} samples in tars, blake2b {self._digest()}"
+            self._fingerprint = f"{len(self)} samples in tars, {self._digest()}"
         return self._fingerprint
 
     def _digest(self) -> str:
@@ -180,11 +180,7 @@ class TarSource(Source):
             index.keys,
             index.key_ends.astype("<i8").tobytes(),
         )
-        digest = hashlib.blake2b(b"tars 1", digest_size=16)
-        for block in blocks:
-            digest.update(len(block).to_bytes(8, "little"))
-            digest.update(block)
-        return digest.hexdigest()
+        return ContentDigest("tars 1").add_blocks(blocks).text()
 
     def _tar(self, index: int) -> int:
         return bisect.bisect_right(self._ends, index)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.storage.index_files import identity_of
 from stateful_gpu_loader.storage.paths import is_url
 from stateful_gpu_loader.storage.remote import read_remote
 
@@ -106,6 +107,11 @@ class OpenFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenFiles, (self._limit, self._numbers)
+
+
+def read_whole(path: str) -> Bytes:
+    """All bytes of one file, uint8 [num_bytes], which is not kept open; errors as of reading it."""
+    return OpenFiles(limit=1).read(path, 0, identity_of(path)[0])
 
 
 _all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()

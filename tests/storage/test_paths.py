@@ -93,7 +93,7 @@ def test_names_are_the_paths_without_what_they_share() -> None:
 
 @given(st.lists(st.text("ab/", min_size=1, max_size=5), min_size=1, max_size=5, unique=True))
 def test_names_tell_the_paths_apart(ends: list[str]) -> None:
-    paths = sorted({os.path.normpath(f"/root/{end}") for end in ends})
+    paths = sorted({os.path.normpath(f"/folder/{end}") for end in ends})
     names = names_of(paths)
     assert len(set(names)) == len(paths)
     assert all(path.endswith(name) for path, name in zip(paths, names, strict=True))

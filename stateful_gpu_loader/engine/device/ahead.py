@@ -11,7 +11,7 @@ from typing import Any
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory, out_of_memory
 from stateful_gpu_loader.engine.device.moving import move_rest
 from stateful_gpu_loader.engine.device.stage import Stage, Task
-from stateful_gpu_loader.engine.pipeline import NO_BATCH, Answer, Failure, Pipeline, WorkersDied
+from stateful_gpu_loader.engine.pipeline import Answer, Failure, NoBatch, Pipeline, WorkersDied
 from stateful_gpu_loader.records import WorkerStart
 
 
@@ -36,9 +36,7 @@ class _Turn:
     @property
     def waits(self) -> bool:
         """Whether it has a batch that is still to be finished."""
-        payload = self.payload
-        is_batch = not (isinstance(payload, Failure) or any(payload is none for none in NO_BATCH))
-        return is_batch and not self.is_finished
+        return not (self.is_finished or isinstance(self.payload, (Failure, NoBatch)))
 
 
 class DevicePipeline:

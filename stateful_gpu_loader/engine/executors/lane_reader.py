@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stateful_gpu_loader.bad_samples import FoundBad
-from stateful_gpu_loader.engine.executors.lane_shards import LaneAddress, LaneSample, LaneShards
+from stateful_gpu_loader.engine.executors.handed import HandedSample
+from stateful_gpu_loader.engine.executors.lane_shards import LaneAddress, LaneShards
 from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
@@ -20,7 +21,7 @@ from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 class Taken:
     """Consecutive samples of a lane."""
 
-    samples: list[LaneSample]
+    samples: list[HandedSample]
     positions: IndexArray
     """int64 [n]: their keys."""
     cursor: LaneCursor
@@ -65,12 +66,12 @@ class LaneReader:
         )
         self._begin = self._shards.place
         """Of the present window."""
-        self._reading: list[LaneSample] = []
+        self._reading: list[HandedSample] = []
         """Of the window that is being read."""
-        self._window: list[LaneSample] = []
+        self._window: list[HandedSample] = []
         self._left: list[int] = []
         """Numbers in the window that did not come yet, the next one last."""
-        self._held: list[LaneSample] = []
+        self._held: list[HandedSample] = []
         """Taken from windows, and not given out yet."""
         self._to_skip = cursor.taken
 

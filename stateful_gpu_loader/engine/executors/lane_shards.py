@@ -9,8 +9,9 @@ from typing import Any
 
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import is_bad, reason_of
+from stateful_gpu_loader.engine.executors.handed import HandedSample
 from stateful_gpu_loader.engine.executors.salvage import MAX_READS
-from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.pipeline import Stopped, add_note
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness import Stream, seed_global_generators
@@ -34,19 +35,6 @@ class LaneAddress:
     def position(self, ordinal: int) -> int:
         """The key of the lane's sample of this ordinal."""
         return key_of_lane(self.lane, ordinal)
-
-
-class LaneSample:
-    """A sample that was read, and where; what stands for an index."""
-
-    __slots__ = ("name", "sample")
-
-    def __init__(self, name: str, sample: Any) -> None:
-        self.name = name
-        self.sample = sample
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 class LaneShards:
@@ -90,7 +78,7 @@ class LaneShards:
         """How many it has, as the dataset says."""
         self._found: list[FoundBad] = []
 
-    def read(self) -> LaneSample | None:
+    def read(self) -> HandedSample | None:
         """The next sample; None at the lane's end.
 
         Raises:
@@ -117,7 +105,7 @@ class LaneShards:
                     attempts += 1
                     if attempts < MAX_READS:
                         continue
-                    raise _noted(error, name)  # noqa: B904 - it is the same error
+                    raise add_note(error, f"in {name}")  # noqa: B904 - it is the same error
                 self._give_up(error, name)
             except Exception as error:
                 self._give_up(error, name)
@@ -129,7 +117,7 @@ class LaneShards:
                     continue
                 self.ordinal += 1
                 if is_due:
-                    return LaneSample(name, sample)
+                    return HandedSample(name, sample)
         return None
 
     def found(self) -> tuple[FoundBad, ...]:
@@ -178,7 +166,7 @@ class LaneShards:
         if isinstance(error, FileNotFoundError) or self._is_damage(error):
             self._leave_out(error, f"rest of {name}" if self._drops_bad else name, offset)
         elif not self.is_told:
-            raise _noted(error, name)
+            raise add_note(error, f"in {name}")
 
     def _leave_out(self, error: Exception, name: str, offset: int) -> None:
         """Record what is left out, or raise why."""
@@ -193,7 +181,7 @@ class LaneShards:
                 name, index=offset, position=position, epoch=address.epoch, reason=str(error)
             ) from error
         else:
-            raise _noted(error, name)
+            raise add_note(error, f"in {name}")
 
     def _is_damage(self, error: Exception) -> bool:
         return isinstance(error, ValueError) if self._is_encoded else is_bad(error)
@@ -232,12 +220,6 @@ class LaneShards:
         self.close()
         self.place = self.place[0] + 1, 0
         self._num_read = 0
-
-
-def _noted(error: Exception, name: str) -> Exception:
-    noted: Any = error
-    noted.__notes__ = [*getattr(error, "__notes__", ()), f"in {name}"]
-    return error
 
 
 def _brief(given: Any) -> str:

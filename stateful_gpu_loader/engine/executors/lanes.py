@@ -5,54 +5,26 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from stateful_gpu_loader.bad_samples import FoundBad
-from stateful_gpu_loader.engine.executors.badness import reason_of
-from stateful_gpu_loader.engine.executors.encoded import EncodedBatch
+from stateful_gpu_loader.engine.executors.handed import HandedSample
+from stateful_gpu_loader.engine.executors.handing import HandedBatches
 from stateful_gpu_loader.engine.executors.lane_reader import LaneReader, Taken
-from stateful_gpu_loader.engine.executors.lane_shards import LaneAddress, LaneSample
+from stateful_gpu_loader.engine.executors.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.lane_news import LaneNews
-from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Executor, Failure, Stopped
-from stateful_gpu_loader.errors import BadSample, LoaderError
-from stateful_gpu_loader.records import (
-    EncodedSample,
-    IndexArray,
-    LanePart,
-    LaneTurn,
-    Request,
-    RestTurn,
-)
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.records import IndexArray, LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.shards.cursor import LaneCursor
 from stateful_gpu_loader.shards.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.shards.sharded_dataset import EncodedShards
-from stateful_gpu_loader.sources.source import Source
 
 _SECONDS_BETWEEN_CHECKS = 0.1
-
-
-class HandedSamples:
-    """A dataset whose indices are the samples themselves."""
-
-    def __getitem__(self, index: LaneSample) -> Any:
-        return index.sample
-
-
-class HandedImages(Source):
-    """A source whose indices are the encoded images themselves."""
-
-    def __len__(self) -> int:
-        raise TypeError("what is handed over one by one has no length")
-
-    def read(self, index: Any) -> EncodedSample:
-        sample: EncodedSample = index.sample
-        return sample
-
-    def fingerprint(self) -> str:
-        raise TypeError("what is handed over one by one has no fingerprint")
 
 
 class LaneExecutor:
@@ -63,22 +35,22 @@ class LaneExecutor:
 
     Args:
         plan: of the dataset.
-        make: makes a batch of :class:`LaneSample`.
+        batches: puts what was read together.
         policy: what is done about bad samples; a damaged shard's rest is left out with them.
     """
 
-    def __init__(self, plan: LanePlan, make: Executor, *, policy: BadSamplePolicy) -> None:
+    def __init__(self, plan: LanePlan, batches: HandedBatches, *, policy: BadSamplePolicy) -> None:
         self._plan = plan
-        self._make = make
         self._policy = policy
+        self._batches = batches
         self._served: dict[int, _ServedLane] = {}
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
         is_encoded = isinstance(plan.dataset, EncodedShards)
-        self.uses_global_generators = make.uses_global_generators or not is_encoded
+        self.uses_global_generators = batches.uses_global_generators or not is_encoded
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _lane_executor, (self._plan, self._make, self._policy)
+        return partial(LaneExecutor, self._plan, self._batches, policy=self._policy), ()
 
     def __call__(self, request: LaneTurn | RestTurn, check: Callable[[], None]) -> Answer:
         if isinstance(request, RestTurn):
@@ -132,37 +104,14 @@ class LaneExecutor:
     def _batch(
         self,
         turn: LaneTurn | RestTurn,
-        samples: list[LaneSample],
+        samples: list[HandedSample],
         positions: IndexArray,
         news: LaneNews,
         found: tuple[FoundBad, ...],
         check: Callable[[], None],
     ) -> Answer:
-        request = Request(
-            ordinal=turn.ordinal,
-            seed=turn.seed,
-            epoch=turn.epoch,
-            start=int(positions[0]),
-            step=1,
-            indices=list(samples),
-            end=0,
-            listed=positions,
-        )
-        said = self._made(request, check)
-        if isinstance(said.payload, EncodedBatch) and not self._policy.is_active:
-            said = dataclasses.replace(said, payload=_without_bytes(said.payload))
+        said = self._batches(turn, samples, positions, check)
         return dataclasses.replace(said, snapshot=news.to_bytes(), bad=(*found, *said.bad))
-
-    def _made(self, request: Request, check: Callable[[], None]) -> Answer:
-        try:
-            said = self._make(request, check)
-        except Stopped:
-            raise
-        except Exception as error:
-            if isinstance(error, BadSample) and self._policy.mode == "drop":
-                return Answer(SKIPPED, bad=_all_bad(request, error))
-            return Answer(Failure(error))
-        return said if isinstance(said, Answer) else Answer(said)
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
         with self._turns:
@@ -220,27 +169,6 @@ class LaneExecutor:
         return known[2]
 
 
-class LaneFinisher:
-    """Finishes the batches of lanes on a device; one of which no image can be used is left out.
-
-    Args:
-        finish: batches of encoded images.
-        policy: what is done about bad samples.
-    """
-
-    def __init__(self, finish: Callable[[EncodedBatch], Any], policy: BadSamplePolicy) -> None:
-        self._finish = finish
-        self._policy = policy
-
-    def __call__(self, batch: EncodedBatch) -> Any:
-        try:
-            return self._finish(batch)
-        except BadSample as error:
-            if self._policy.mode != "drop":
-                raise
-            return Answer(SKIPPED, bad=_all_bad(batch.request, error))
-
-
 class _ServedLane:
     """A lane that is open here."""
 
@@ -252,20 +180,3 @@ class _ServedLane:
         """Which start of the workers it belongs to."""
         self.turn = turn
         """That is read next."""
-
-
-def _lane_executor(plan: LanePlan, make: Executor, policy: BadSamplePolicy) -> LaneExecutor:
-    return LaneExecutor(plan, make, policy=policy)
-
-
-def _all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:
-    """The record of a batch of which no sample can be used."""
-    keys = request.keys()
-    reason = reason_of(error)
-    return tuple(FoundBad(repr(key.index), key.position, key.epoch, reason, False) for key in keys)
-
-
-def _without_bytes(batch: EncodedBatch) -> EncodedBatch:
-    """The images' bytes travel once, in the arena."""
-    names = [repr(index) for index in batch.request.index_list()]
-    return dataclasses.replace(batch, request=dataclasses.replace(batch.request, indices=names))

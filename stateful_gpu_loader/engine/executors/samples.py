@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
+from stateful_gpu_loader.engine.executors.handed import HandedSamples
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
 from stateful_gpu_loader.engine.pipeline import noting_sample
@@ -49,6 +50,8 @@ class SampleExecutor:
     ) -> None:
         self._dataset = dataset
         self._transform = transform
+        # What was read from a shard was seeded there, and a sample is not seeded twice for nothing.
+        self._may_draw = transform is not None or not isinstance(dataset, HandedSamples)
         self._collate_fn = collate_fn
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
@@ -80,7 +83,8 @@ class SampleExecutor:
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
-            self._seed(seed)
+            if self._may_draw:
+                self._seed(seed)
             sample = self.fetch(key)
             return sample if self._transform is None else self._transform(sample)
         except Exception:

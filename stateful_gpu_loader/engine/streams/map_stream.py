@@ -173,7 +173,8 @@ class MapStream:
             for each in (*self._failed.values(), issued):
                 self._set_done(each)
             self._failed.clear()
-            self._position = request.end
+            ended_at = None if answer is None else answer.ended_at
+            self._position = request.end if ended_at is None else ended_at
         complete = issued.is_boundary
         if self._has_states:
             complete = self._ledger.deliver(request.ordinal, answer)

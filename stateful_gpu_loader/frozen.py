@@ -63,8 +63,12 @@ def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """By its bytes: a third of the time that torch's own way through its file format takes."""
     if not is_plain(tensor):
         return tuple(tensor.__reduce_ex__(2))
-    rows: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _rebuild, (pickle.PickleBuffer(rows), tensor.dtype, tuple(tensor.shape))
+    rows = tensor.contiguous().reshape(-1)
+    if rows.stride() != (1,):
+        # One element, or none, is contiguous whatever its stride, and then no view as bytes.
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    data: Any = rows.view(torch.uint8).numpy()
+    return _rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
 
 
 def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

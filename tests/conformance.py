@@ -194,8 +194,9 @@ def same(one: Any, other: Any) -> bool:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes, in which NaN equals NaN and 0.0 does not equal -0.0."""
     rows = tensor.contiguous().reshape(-1)
-    if not rows.numel():
-        return rows  # it may have a stride that cannot be viewed
+    if rows.numel() < 2:
+        # It may have a stride that cannot be viewed.
+        rows = rows.clone(memory_format=torch.contiguous_format)
     return rows if rows.dtype == torch.bool else rows.view(torch.uint8)
 
 

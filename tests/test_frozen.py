@@ -21,6 +21,7 @@ from tests.conformance import same
         torch.arange(10)[::3],
         torch.tensor([True, False]),
         torch.tensor(3, dtype=torch.int8),
+        torch.arange(4.0)[::2][:1],
         torch.empty(0, 5),
         torch.randn(2, 3, dtype=torch.complex64).mT,
         np.arange(6).reshape(2, 3),

@@ -35,13 +35,14 @@ from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
+from stateful_gpu_loader.text_state import TextState
 from stateful_gpu_loader.torchdata_resume import from_torchdata
 from stateful_gpu_loader.torchdata_states import is_torchdata_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class StatefulGPULoader(StatefulDataLoader[_T_co]):
+class StatefulGPULoader(TextState, StatefulDataLoader[_T_co]):
     """A DataLoader whose state brings back exactly the stream that was interrupted.
 
     A drop-in for ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader``, whose

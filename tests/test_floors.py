@@ -65,7 +65,6 @@ FLOORS: dict[str, float] = {
 NEIGHBOURS = {
     ("cli", "demo"): "the command line offers the demo",
     ("state", "errors"): "every room raises errors",
-    ("rng", "errors"): "every room raises errors",
     ("order", "records"): "value types belong to all",
     ("sampler_link", "engine"): "a division belongs to the requests",
     ("arguments", "engine"): "the engine knows its worker types",

@@ -344,3 +344,8 @@ def test_impossible_arguments_are_refused_and_draw_nothing(call):
 
 def test_repr_shows_the_state():
     assert repr(RNG(42)) == "<RNG philox1_1adeceffff50d997_0000000000000000>"
+
+
+def test_get_state_takes_a_stream_as_dalis_checkpoint_passes_it():
+    """E2"""
+    assert RNG(1).get_state(cuda_stream=object()) == RNG(1).get_state()

@@ -10,11 +10,12 @@ import numpy as np
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers.orders import PositionOrder
 from stateful_gpu_loader.state import as_epoch
+from stateful_gpu_loader.text_state import TextState
 
 _BLOCK = 4096
 
 
-class Resumable:
+class Resumable(TextState):
     """State of a sampler that is iterated by itself: seed, epoch, position, and which order."""
 
     order: PositionOrder

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
 
 from stateful_gpu_loader.attributes import workers_of
 from stateful_gpu_loader.engine.choice import runs_in_processes
+from stateful_gpu_loader.engine.pipelines.start_method import would_fork
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -52,7 +51,4 @@ def _would_fork(loader: StatefulGPULoader[Any]) -> bool:
     waits = loader._crew.idle is not None
     if waits or not runs_in_processes(loader._work(), workers_of(loader)):
         return False
-    context = loader.multiprocessing_context
-    if isinstance(context, BaseContext):
-        return context.get_start_method() == "fork"
-    return (context or multiprocessing.get_context().get_start_method()) == "fork"
+    return would_fork(loader.multiprocessing_context)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,3 +23,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("REQUIRE_CUDA") == "1":
         pytest.fail("REQUIRE_CUDA=1, and torch sees no GPU", pytrace=False)
     pytest.skip("needs a GPU; REQUIRE_CUDA=1 makes this a failure")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_dali_stays_behind() -> Iterator[None]:
+    """Beside DALI workers are not forked: what one file leaves would change how others run."""
+    yield
+    dali_decoder = sys.modules.get("stateful_gpu_loader.decoders.dali_decoder")
+    if dali_decoder is not None:
+        dali_decoder._POOL._idle.pop(os.getpid(), None)
+        gc.collect()

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
-from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES
+from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
@@ -269,7 +269,9 @@ def _executor(work: Work, allocate: Allocate) -> Executor:
             policy=work.bad_samples,
             batch_size=work.batch_size or 1,
             drop_last=work.drop_last,
-            stacks=work.collate_fn in STACKS_IMAGES,
+            stacks=work.source is None
+            and work.transform is None
+            and work.collate_fn is default_collate,
         )
     executor = _map_executor(work, allocate)
     if work.has_worker_states:

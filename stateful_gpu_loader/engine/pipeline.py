@@ -173,8 +173,15 @@ class Failure:
         self.error = error
 
     def reraise(self) -> NoReturn:
-        """Raise it in the user's thread, with its own type."""
+        """Raise it in the user's thread, with its own type.
+
+        But a StopIteration, which would end the user's loop as if the epoch were over.
+        """
         try:
+            if isinstance(self.error, StopIteration):
+                raise RuntimeError(
+                    "StopIteration was raised where a batch was made, not where an epoch ends"
+                ) from self.error
             raise self.error
         finally:
             # The traceback holds this frame: without this, a cycle would keep the workers alive.

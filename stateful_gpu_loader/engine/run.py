@@ -189,8 +189,9 @@ class Run:
             if is_out_of_memory(error):
                 begun.is_running = False
                 raise
-            self._fail(begun, request, said, Failure(error))
-            raise
+            failure = Failure(error)
+            self._fail(begun, request, said, failure)
+            failure.reraise()
         except BaseException:
             # An interrupt in the user's code, which may have changed the batch: it is made again,
             # from the delivered place (law 5).

@@ -22,7 +22,8 @@ class CallableSource(IterableDataset[Any]):
     made ahead of it is delivered. It is called in any worker, in any order and, after a
     resume or a lost worker, again: so it is a function of its argument. What it draws from the
     global generators (``random``, ``numpy.random``, torch) is keyed by the argument and comes
-    out the same.
+    out the same. Batches keep their order under ``in_order=False``, too, because only the first
+    end counts.
 
     Args:
         function: called with a :class:`SampleInfo` for one sample: an array, tensor, number, bytes,
@@ -32,9 +33,9 @@ class CallableSource(IterableDataset[Any]):
         batch: whether a call makes a whole batch; the loader then has ``batch_size=None``.
         image: which output is an encoded image: an index in the tuple, a key of the dict. The
             loader decodes and augments it as those of a Source, and yields ``[images, targets]``,
-            the target being the other output, or the tuple or dict of the others. Of a batch it is
-            a list of images, beside arrays or lists of as many targets. None leaves samples to
-            ``transform`` and ``collate_fn`` as they are.
+            the target being the other output, or the tuple or dict of the others; one at least. Of
+            a batch it is a list of images, beside arrays or lists of as many targets. None leaves
+            samples to ``transform`` and ``collate_fn`` as they are.
         length: samples (with ``batch``, batches) of every epoch, where that is known:
             ``len(loader)`` needs it, and so do several ranks. StopIteration before it is an error.
         dtype, ndim: of each output of a sample, checked in every one: one value for a single
@@ -119,9 +120,8 @@ class CallableSource(IterableDataset[Any]):
     def fingerprint(self) -> str:
         """The function's own ``fingerprint()``, or its qualified name, and what it is asked for."""
         kind = "iterator" if self.is_iterated else "batches" if self.batch else "samples"
-        length = "" if self.length is None else f", {self.length} an epoch"
         image = "" if self.image is None else f", {self.image!r} is an image"
-        return f"{kind} of {describe(self.function)}{length}{image}"
+        return f"{kind} of {describe(self.function)}{image}"
 
     def __len__(self) -> int:
         if self.length is None:

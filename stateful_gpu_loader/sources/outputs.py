@@ -76,26 +76,24 @@ def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch:
                     )
 
 
-def check_alike(samples: Sequence[Any], names: Sequence[str], *, shapes: bool) -> None:
-    """The samples of a batch have the same outputs, each of one dtype and number of dimensions.
+def check_alike(samples: Sequence[Any], names: Sequence[Any]) -> None:
+    """The samples of a batch have the same outputs, each of one dtype and shape.
 
     Args:
         names: of the samples, for the message.
-        shapes: whether they must have the same shape, too.
 
     Raises:
         TypeError: one differs from the first.
     """
-    first = _layout(samples[0], shapes=shapes)
+    first = _signature(samples[0])
     for sample, name in zip(samples[1:], names[1:], strict=True):
-        layout = _layout(sample, shapes=shapes)
-        if layout != first:
-            place = next(
-                (key for key in {**first, **layout} if first.get(key) != layout.get(key)), ""
-            )
+        if _signature(sample) != first:
+            expected, found = _layout(samples[0]), _layout(sample)
+            differing = (key for key in expected | found if expected.get(key) != found.get(key))
+            place = next(differing, "the sample")
             raise TypeError(
-                f"{place} of {name} is {layout.get(place, 'missing')}, and that of {names[0]} is "
-                f"{first.get(place, 'missing')}: they cannot be one batch. Remedy: return alike "
+                f"{place} of {name} is {found.get(place, 'missing')}, and that of {names[0]} is "
+                f"{expected.get(place, 'missing')}: they cannot be one batch. Remedy: return alike "
                 "outputs for every sample, or pass a collate_fn that takes them as they are"
             )
 
@@ -198,25 +196,35 @@ def _other_outputs(output: Any, spec: Spec, info: _Info, name: str) -> TypeError
     )
 
 
-def _layout(sample: Any, *, shapes: bool, place: str = "the sample") -> dict[str, str]:
+def _signature(value: Any) -> Any:
+    """Equal for alike samples: :func:`_layout` in few steps."""
+    if isinstance(value, (np.ndarray, torch.Tensor, np.generic)):
+        return type(value), value.dtype, value.shape
+    if isinstance(value, Mapping):
+        return {key: _signature(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value), [_signature(part) for part in value]
+    return type(value)
+
+
+def _layout(sample: Any, place: str = "the sample") -> dict[str, str]:
     """What each output is, by its place."""
     if isinstance(sample, Mapping):
         parts = {f"output {key!r}": value for key, value in sample.items()}
     elif isinstance(sample, (tuple, list)):
         parts = {f"output {i}": value for i, value in enumerate(sample)}
     else:
-        return {place: _kind(sample, shapes=shapes)}
+        return {place: _kind(sample)}
     found = {place: f"{type(sample).__name__} of {len(parts)}"}
     for name, part in parts.items():
         inner = name if place == "the sample" else f"{place}, {name}"
-        found |= _layout(part, shapes=shapes, place=inner)
+        found |= _layout(part, inner)
     return found
 
 
-def _kind(value: Any, *, shapes: bool = True) -> str:
+def _kind(value: Any) -> str:
     if isinstance(value, (np.ndarray, torch.Tensor, np.generic)):
-        size = f"shape {list(value.shape)}" if shapes else f"{value.ndim} dimensions"
-        return f"{_dtype_of(value)} of {size}"
+        return f"{type(value).__name__} of {_dtype_of(value)}, shape {list(value.shape)}"
     if isinstance(value, tuple):
         return f"tuple of {len(value)}"
     if isinstance(value, Mapping):

@@ -38,7 +38,7 @@ class CallExecutor:
         policy: what is done about bad samples.
         batch_size: of a whole batch of this rank; 1 where a call makes one.
         drop_last: whether the samples before the end are left out if they fill no batch.
-        stacks: whether samples must have equal shapes to be put together.
+        stacks: whether the samples go as they are to what stacks them, and so must be alike.
     """
 
     uses_global_generators = True
@@ -87,11 +87,11 @@ class CallExecutor:
             else:
                 positions.append(key.position)
         said = Answer(SKIPPED)
-        is_whole = ended_at is None or len(samples) == self._batch_size
-        if samples and (is_whole or not self._drop_last):
-            if len(samples) > 1 and self._source.image is None:
-                names = [sample.name for sample in samples]
-                check_alike([sample.sample for sample in samples], names, shapes=self._stacks)
+        if samples and (ended_at is None or not self._drop_last):
+            if self._stacks:
+                check_alike(
+                    [sample.sample for sample in samples], [sample.name for sample in samples]
+                )
             said = self._batches(request, samples, np.array(positions, dtype=np.int64), check)
         return dataclasses.replace(said, bad=(*found, *said.bad), ended_at=ended_at)
 
@@ -115,7 +115,7 @@ class CallExecutor:
 
         output = retried(call, is_bad=is_bad) if self._policy.is_active else call()
         if self._source.image is None:
-            return [HandedSample(f"{info}", output)]
+            return [HandedSample(info, output)]
         images = self._source.images(output, info)
         if len(images) > _MOST_IMAGES:
             raise ValueError(f"{info} has {len(images)} images, more than {_MOST_IMAGES}")

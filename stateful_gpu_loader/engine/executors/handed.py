@@ -9,16 +9,20 @@ from stateful_gpu_loader.sources.source import Source
 
 
 class HandedSample:
-    """A sample that was read or made elsewhere, and where; what stands for an index."""
+    """A sample that was read or made elsewhere, and where; what stands for an index.
+
+    Args:
+        name: text, or what has it as its ``str``: few samples are ever named.
+    """
 
     __slots__ = ("name", "sample")
 
-    def __init__(self, name: str, sample: Any) -> None:
+    def __init__(self, name: Any, sample: Any) -> None:
         self.name = name
         self.sample = sample
 
     def __repr__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 class HandedSamples:

@@ -34,8 +34,10 @@ from stateful_gpu_loader.engine.pipelines.answer_pipe import AnswerPipe, Writers
 from stateful_gpu_loader.engine.pipelines.packing import unpack
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
 from stateful_gpu_loader.engine.pipelines.shared_memory import remove_what_was_left_by
+from stateful_gpu_loader.engine.pipelines.start_method import NOT_FORKED, default_context
 from stateful_gpu_loader.engine.pipelines.watch import Watch, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand, WorkerSide, in_place_of
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.world import size_and_rank
 
 _SECONDS_TO_CLEAN_UP = 5.0
@@ -107,6 +109,8 @@ class InnerLoader(DataLoader[Any]):
             if died or (broken and error is not self.side.refusal):
                 what = " ".join(died) or "DataLoader worker exited unexpectedly during its start."
                 raise WorkersDied(what, None) from error
+            if self.context.has_avoided_a_fork and error is self.side.refusal:
+                raise LoaderError(NOT_FORKED.format(error)) from error
             raise
         finally:
             self.side.forget_what_was_sent()
@@ -271,13 +275,17 @@ class _Context(BaseContext):
 
     def __init__(self, wanted: Any) -> None:
         self._wanted = wanted
+        self.has_avoided_a_fork = False
         self._real: Any = None
         self._processes: list[Any] = []
 
     def renew(self) -> None:
         """Other workers are about to be started."""
-        is_context = isinstance(self._wanted, BaseContext)
-        self._real = self._wanted if is_context else multiprocessing.get_context(self._wanted)
+        default = default_context() if self._wanted is None else None
+        self.has_avoided_a_fork = default is not None
+        wanted = default or self._wanted
+        is_context = isinstance(wanted, BaseContext)
+        self._real = wanted if is_context else multiprocessing.get_context(wanted)
         self._processes = []
 
     def started(self) -> list[BaseProcess]:

@@ -1,0 +1,70 @@
+"""How worker processes are started where the user has not said it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+_THREADS = Path("/proc/self/task")
+_NAME_OF_DALI = "[DALI]"
+"""How the names of DALI's own threads begin: of a pipeline, and of dynamic mode's pool."""
+
+NOT_FORKED = (
+    "worker processes are not forked here, because DALI is live in this process and its threads "
+    "would be missing in them; and what they need cannot be pickled: {}. Remedy: make it of what "
+    "pickle knows, or call start_workers() before the first use of DALI, or pass "
+    "multiprocessing_context='fork', if neither the workers nor the dataset hold anything of DALI"
+)
+
+
+def default_context() -> str | None:
+    """Of another start than torch's, where torch would fork a process in which DALI is live.
+
+    A fork leaves DALI's threads behind. A child that uses dynamic mode then waits for them for
+    ever, and so does one that only frees a reader or a pipeline which it inherited.
+
+    Returns:
+        "forkserver" there; None is torch's own choice.
+
+    >>> default_context() is None
+    True
+    """
+    return "forkserver" if _default_method() == "fork" and dali_is_live() else None
+
+
+def would_fork(multiprocessing_context: Any) -> bool:
+    """Whether workers that a loader with this argument starts now would be forked.
+
+    >>> would_fork("spawn"), would_fork(multiprocessing.get_context("fork"))
+    (False, True)
+    """
+    if isinstance(multiprocessing_context, BaseContext):
+        return multiprocessing_context.get_start_method() == "fork"
+    return (multiprocessing_context or default_context() or _default_method()) == "fork"
+
+
+def dali_is_live() -> bool:
+    """Whether threads of DALI run in this process; DALI is not imported to find it out.
+
+    They do from the first operator of dynamic mode on, for the rest of the process, and as long
+    as there is a pipeline that has run. Seen on Linux only, the one system that forks by default.
+    """
+    if "nvidia.dali" not in sys.modules or not _THREADS.is_dir():
+        return False
+    return any(_name(thread).startswith(_NAME_OF_DALI) for thread in _THREADS.iterdir())
+
+
+def _default_method() -> str:
+    # To ask for the context itself would settle it, and set_start_method() fail from then on.
+    settled = multiprocessing.get_start_method(allow_none=True)
+    return settled or multiprocessing.get_all_start_methods()[0]
+
+
+def _name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""  # it has ended

@@ -1,0 +1,321 @@
+"""CallableSource, sample by sample: exact from every batch, wherever an epoch ends (C9, A6, B2)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader import (
+    LoaderError,
+    SampleInfo,
+    start_workers,
+)
+from tests.callables import BATCH, NoisyPlaces, Places, draws, make, places_of
+from tests.conformance import (
+    assert_exact_resume,
+    assert_same_rest,
+    copy_of,
+    same,
+    through_json,
+    uninterrupted,
+)
+
+WORKERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_workers": 1},
+    {"num_workers": 2, "prefetch_factor": 1},
+    {"num_workers": 3, "prefetch_factor": 4, "persistent_workers": True},
+)
+ENDS = [(8,), (10,), (3,), (0,), (0, 5, 0), (9, 1, 12)]
+"""At the end of a batch, within one, within the first, before any sample, and in turn."""
+
+
+def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[Any]]:
+    """What the loader must ask for, batch by batch."""
+    found = []
+    for epoch, length in zip(range(epochs), itertools.cycle(lengths), strict=False):
+        batches = [
+            [SampleInfo(place, place - start, start // BATCH, epoch) for place in range(start, end)]
+            for start in range(0, length, BATCH)
+            if (end := min(start + BATCH, length)) - start == BATCH or not drop_last
+        ]
+        found.append([default_collate([*map(Places(*lengths), batch)]) for batch in batches])
+    return found
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("lengths", ENDS)
+def test_an_epoch_ends_at_the_same_place_on_all_workers(
+    lengths: tuple[int, ...], drop_last: bool
+) -> None:
+    """C9: what workers made ahead of the end is not delivered; the function is told its place."""
+    epochs = len(lengths) + 1
+    wanted = told(lengths, epochs, drop_last)
+    for workers in WORKERS:
+        loader = make(Places(*lengths), drop_last=drop_last, **workers)
+        assert same([list(loader) for _ in range(epochs)], wanted), workers
+        assert loader.state_dict()["epoch"] == epochs
+        assert loader.state_dict()["position"] == 0
+
+
+def test_every_batch_resumes_exactly_on_any_number_of_workers() -> None:
+    """A5, A6, B2: the function draws from all global generators."""
+    other = (*WORKERS[:2], WORKERS[3])
+    assert_exact_resume(partial(make, NoisyPlaces(10)), other=other)
+
+
+def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
+    """A5: exact, and random."""
+    drawn = [
+        draw
+        for seed in (1, 2)
+        for loader in [make(NoisyPlaces(10), seed=seed)] * 2  # two epochs of each
+        for batch in loader
+        for draw in zip(batch["random"], batch["numpy"][:, 0], batch["torch"][:, 0], strict=True)
+    ]
+    assert len(drawn) == 40
+    assert [len(set(map(float, draws))) for draws in zip(*drawn, strict=True)] == [40] * 3
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("lengths", [(8,), (0, 5, 0), (9, 1, 4)])
+def test_epochs_of_any_length_resume_exactly(lengths: tuple[int, ...], drop_last: bool) -> None:
+    """A6: the state before, between, at and behind the last batch."""
+    build = partial(make, NoisyPlaces(*lengths), drop_last=drop_last)
+    assert_exact_resume(build, epochs=len(lengths), other=({}, {"num_workers": 2}), every=2)
+
+
+class Ending(Places):
+    """Knows its end, and nothing behind it."""
+
+    def __call__(self, info: SampleInfo) -> Any:
+        if info.idx_in_epoch > self.length_of(info.epoch_idx):
+            raise IndexError("nobody may ask for this")
+        return super().__call__(info)
+
+
+@pytest.mark.parametrize("length", [8, 10])
+def test_errors_behind_the_end_are_nobodys(length: int) -> None:
+    """C9: workers that are ahead meet them, and the epoch ends before they count."""
+    for workers in WORKERS:
+        loader = make(Ending(length), **workers)
+        assert [places_of(list(loader)) for _ in range(2)] == [[*range(length)]] * 2
+
+
+@pytest.mark.parametrize("length", [8, 10])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_between_the_last_batch_and_the_end_the_boundary_decides(
+    length: int, num_workers: int
+) -> None:
+    """on_epoch_boundary: an empty rest, or the next epoch, which the state may not know of yet."""
+    for boundary in ("empty", "next_epoch"):
+        build = partial(make, Places(length), on_epoch_boundary=boundary, num_workers=num_workers)
+        batches = iter(loader := build())
+        for _ in range(-(-length // BATCH)):
+            next(batches)
+        assert loader.state_dict()["position"] == length, "what was delivered, not what was asked"
+        resumed = build()
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        if boundary == "empty":
+            assert list(resumed) == []
+        epochs = {epoch for batch in resumed for epoch in batch["epoch"].tolist()}
+        assert epochs == {1}, boundary
+
+
+def test_the_state_of_earlier_batches_is_kept() -> None:
+    """Trainers that fetch ahead ask for it."""
+    loader = make(NoisyPlaces(18), num_workers=2)
+    expected = [copy_of(batch) for batch in make(NoisyPlaces(18))]
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    for ago in range(4):
+        resumed = make(NoisyPlaces(18))
+        resumed.load_state_dict(loader.state_dict(batches_ago=ago))
+        assert same([copy_of(batch) for batch in resumed], expected[4 - ago :])
+
+
+@pytest.mark.parametrize("workers", WORKERS[1:])
+def test_loaders_with_workers_resume_exactly(workers: dict[str, Any]) -> None:
+    """A6: their states are those of one that has none."""
+    expected, states = uninterrupted(make(NoisyPlaces(10)), 2)
+    found, of_found = uninterrupted(make(NoisyPlaces(10), **workers), 2)
+    assert same(found, expected)
+    assert of_found == states
+    loader = make(NoisyPlaces(10), **workers)
+    for place in ((0, 2), (1, 1), (0, 3), (1, 0)):
+        next(iter(loader))  # and broken off
+        loader.load_state_dict(states[place])
+        assert_same_rest(loader, expected, place, 2, workers)
+
+
+def test_workers_of_a_forkserver_resume_exactly() -> None:
+    """C9, B2; spawned ones resume batches of images, in the file of these."""
+    expected, states = uninterrupted(make(NoisyPlaces(10)), 1)
+    loader = make(NoisyPlaces(10), num_workers=1, multiprocessing_context="forkserver")
+    loader.load_state_dict(through_json(states[0, 1]))
+    assert_same_rest(loader, expected, (0, 1), 1)
+
+
+def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
+    """A9, law 3."""
+    loader = make(Places(400))
+    first = loader.state_dict()
+    for _ in loader:
+        last = loader.state_dict()
+    assert len(str(last)) <= len(str(first)) + 16
+    assert through_json(last) == last
+    assert last["user"] is None
+
+
+def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
+    """A10, law 7."""
+    calls: list[SampleInfo] = []
+
+    def function(info: SampleInfo) -> int:
+        calls.append(info)
+        return info.idx_in_epoch
+
+    loader = make(function)
+    state = loader.state_dict()
+    make(function).load_state_dict(state)
+    iter(loader)
+    assert not calls
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    wanted = draws()
+    torch.manual_seed(5), random.seed(5), np.random.seed(5)
+    next(iter(make(NoisyPlaces(5))))
+    assert same(draws(), wanted), "the caller's generators were moved"
+
+
+def test_another_batch_size_goes_on_with_the_same_samples() -> None:
+    """B4: places and draws; the iteration counts batches of the new size."""
+    expected, states = uninterrupted(make(NoisyPlaces(22)), 1)
+    whole = _by_sample(expected[0])
+    for delivered in (1, 3, 5):
+        for size in (1, 3, 2 * BATCH, 50):
+            resumed = make(NoisyPlaces(22), batch_size=size, num_workers=2 * (size == 3))
+            resumed.load_state_dict(states[0, delivered])
+            batches = [copy_of(batch) for batch in resumed]
+            assert same(_by_sample(batches), whole[delivered * BATCH :])
+            if delivered * BATCH % size == 0:
+                first = delivered * BATCH // size
+                found = [set(batch["iteration"].tolist()) for batch in batches]
+                assert found == [{first + i} for i in range(len(batches))]
+                assert batches[0]["in_batch"].tolist() == [*range(len(batches[0]["in_batch"]))]
+
+
+def _by_sample(batches: list[Any]) -> list[Any]:
+    """Each sample by itself, without what the batch size decides."""
+    return [
+        {key: batch[key][i] for key in ("place", "epoch", "random", "numpy", "torch")}
+        for batch in batches
+        for i in range(len(batch["place"]))
+    ]
+
+
+def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
+    """C9: no StopIteration is needed, and none is asked for."""
+
+    def function(info: SampleInfo) -> int:
+        assert info.idx_in_epoch < 10
+        return info.idx_in_epoch
+
+    for workers in WORKERS:
+        loader = make(function, source={"length": 10}, **workers)
+        assert len(loader) == 3
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(make(function, source={"length": 10}, drop_last=True)) == 2
+    with pytest.raises(TypeError, match="length"):
+        len(make(function))
+    assert_exact_resume(
+        partial(make, NoisyPlaces(10), source={"length": 10}), other=WORKERS[:3], every=2
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_end_before_the_declared_length_is_an_error(num_workers: int) -> None:
+    """Ranks would part in silence."""
+    loader = make(Places(9), source={"length": 12}, num_workers=num_workers)
+    batches = iter(loader)
+    next(batches), next(batches)
+    with pytest.raises((LoaderError, ValueError, RuntimeError), match=r"12.*Remedy"):
+        next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
+    """A11: an end that one worker meets early ends the others' batches nowhere else."""
+    arguments = {"num_workers": num_workers, "in_order": False}
+    loader = make(Places(22), **arguments)
+    delivered, states = [], [loader.state_dict()]
+    for batch in loader:
+        delivered.append(copy_of(batch))
+        states.append(loader.state_dict())
+    assert sorted(places_of(delivered)) == list(range(22))
+    for count, state in enumerate(states[:-1]):
+        resumed = make(Places(22), **arguments)
+        resumed.load_state_dict(through_json(state))
+        rest = [copy_of(batch) for batch in resumed]
+        assert sorted(places_of(delivered[:count] + rest)) == list(range(22)), count
+    assert sorted(places_of(list(loader))) == list(range(22)), "the epoch after"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int) -> None:
+    """A6, A8, C9: start_workers before; break; another epoch; set_epoch."""
+    loader = make(NoisyPlaces(10, 6), num_workers=num_workers)
+    expected = [[copy_of(b) for b in make(NoisyPlaces(10, 6))]]
+    other = make(NoisyPlaces(10, 6))
+    other.set_epoch(1)
+    expected.append([copy_of(batch) for batch in other])
+    start_workers(loader)
+    for batch in loader:
+        assert same(copy_of(batch), expected[0][0])
+        break
+    assert same([copy_of(batch) for batch in loader], expected[1])
+    loader.set_epoch(0)
+    assert same([copy_of(batch) for batch in loader], expected[0])
+
+
+@pytest.mark.parametrize("length", [24, 22])
+def test_ranks_together_make_the_batches_of_one(length: int) -> None:
+    """B3, B6: and go on from the state of one rank, and of one alone."""
+    source = {"length": length}
+    build = partial(make, NoisyPlaces(length), source=source)
+    expected, states = uninterrupted(build(batch_size=8), 1)
+    ranks = [uninterrupted(build(num_replicas=2, rank=rank), 1) for rank in range(2)]
+    assert ranks[0][1] == ranks[1][1]
+    whole = length // 8
+    _assert_interleaved([found[0] for found, _ in ranks], expected[0][:whole], range(whole))
+    assert {len(found[0]) for found, _ in ranks} == {len(expected[0])}
+    everything = sorted({place for found, _ in ranks for place in places_of(found[0])})
+    assert everything == list(range(length)), "what fills the last batch up is of the order"
+    for delivered in range(whole):
+        rests = []
+        for rank in range(2):
+            loader = build(num_replicas=2, rank=rank, num_workers=2 * (delivered == 1))
+            loader.load_state_dict(through_json(states[0, delivered]))
+            rests.append([copy_of(batch) for batch in loader])
+        wanted = expected[0][delivered:whole]
+        _assert_interleaved(rests, wanted, range(delivered, whole))
+        alone = build(batch_size=8)
+        alone.load_state_dict(ranks[1][1][0, delivered])
+        assert_same_rest(alone, expected, (0, delivered), 1)
+
+
+def _assert_interleaved(ranks: list[list[Any]], wanted: list[Any], iterations: range) -> None:
+    assert len(iterations) == len(wanted)
+    for batch, iteration, *parts in zip(wanted, iterations, *ranks, strict=False):
+        for rank, part in enumerate(parts):
+            assert part["iteration"].tolist() == [iteration] * BATCH
+            assert part["in_batch"].tolist() == [0, 1, 2, 3]
+            for key in ("place", "epoch", "random", "numpy", "torch"):
+                assert same(part[key], batch[key][rank :: len(parts)]), key

@@ -1,0 +1,258 @@
+"""CallableSource of whole batches, and of encoded images: decoded as a Source's (C9, D5)."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_convert
+
+from stateful_gpu_loader import BatchInfo, FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from tests.callables import FileBatches, Files, Loader, NoisyBatches, make
+from tests.conformance import (
+    assert_exact_resume,
+    assert_same_rest,
+    copy_of,
+    same,
+    through_json,
+    uninterrupted,
+)
+from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.images import write_photo_folder
+
+__all__ = ["fake_gpu"]
+WORKERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_workers": 1, "prefetch_factor": 5},
+    {"num_workers": 2, "prefetch_factor": 1},
+    {"num_workers": 3, "persistent_workers": True},
+)
+RECIPES = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.3, 0.3)]
+
+
+def batches_of(function: Any, source: dict[str, Any] | None = None, **arguments: Any) -> Loader:
+    source = {"batch": True, **(source or {})}
+    return make(function, source=source, **{"batch_size": None, **arguments})
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=6, seed=4)
+    return root
+
+
+def files_of(root: Path) -> list[Path]:
+    return sorted(root.glob("*/*.jpg"))
+
+
+# Whole batches.
+
+
+@pytest.mark.parametrize("lengths", [(7,), (0,), (0, 3, 1)])
+def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) -> None:
+    """C9: and come as the function returned them, arrays as tensors."""
+    wanted = [[(i, epoch) for i in range((lengths * 4)[epoch])] for epoch in range(4)]
+    expected = None
+    for workers in WORKERS:
+        loader = batches_of(NoisyBatches(*lengths), **workers)
+        found = [[copy_of(batch) for batch in loader] for _ in range(4)]
+        told = [[(int(b["iteration"][0]), int(b["epoch"][0])) for b in each] for each in found]
+        assert told == wanted, workers
+        expected = found if expected is None else expected
+        assert same(found, expected), workers
+
+
+def test_batches_resume_exactly() -> None:
+    """A5, A6, B2."""
+    build = partial(batches_of, NoisyBatches(4, 0, 1))
+    assert_exact_resume(build, epochs=3, other=({}, {"num_workers": 2}), every=2)
+
+
+def test_every_batch_draws_anew_in_every_epoch() -> None:
+    """A5."""
+    loader = batches_of(NoisyBatches(7))
+    noise = torch.cat([batch["noise"] for _ in range(2) for batch in loader])
+    assert len(set(noise.tolist())) == 2 * 7 * 3
+
+
+def test_a_batch_is_converted_as_without_batching() -> None:
+    """A1: default_convert, or the user's collate_fn on the whole batch."""
+    batch = {"a": np.arange(3), "b": (np.float32(2), [torch.zeros(2), b"x"]), "c": "text"}
+
+    def function(info: BatchInfo) -> Any:
+        if info.iteration == 2:
+            raise StopIteration
+        return batch
+
+    assert same([*batches_of(function)], [default_convert(batch)] * 2)
+    assert [*batches_of(function, collate_fn=sorted)] == [["a", "b", "c"]] * 2
+
+
+def test_batches_of_a_declared_length() -> None:
+    """C9: the length counts batches."""
+    loader = batches_of(NoisyBatches(99), {"length": 5}, num_workers=2)
+    assert len(loader) == 5
+    assert len([*loader]) == 5
+
+
+def test_a_batch_of_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size=None"):
+        batches_of(NoisyBatches(5), batch_size=4)
+
+
+def test_ranks_take_turns_at_whole_batches() -> None:
+    """B3, C9: iterations r, r + R, ... of one order."""
+    build = partial(batches_of, NoisyBatches(6), {"length": 6})
+    expected, states = uninterrupted(build(), 1)
+    for delivered in (0, 2):
+        for rank in range(2):
+            loader = build(num_replicas=2, rank=rank, num_workers=2 * rank)
+            loader.load_state_dict(through_json(states[0, delivered]))
+            found = [copy_of(batch) for batch in loader]
+            assert same(found, expected[0][delivered + rank :: 2]), (delivered, rank)
+
+
+# Encoded images.
+
+
+@pytest.mark.parametrize(
+    ("form", "image"), [("bytes", 0), ("array", 0), ("tensor", -2), ("dict", "jpeg"), ("last", 2)]
+)
+def test_images_are_those_of_a_source_pixel_by_pixel(
+    photos: Path, form: str, image: int | str
+) -> None:
+    """D5: decoded and augmented alike; the target is the other output, or all others."""
+    folder = StatefulGPULoader(FolderSource(photos), batch_size=5, seed=3, transform=RECIPES)
+    wanted = [copy_of(batch) for batch in folder]
+    files = files_of(photos)
+    for workers in ({}, {"num_workers": 2}):
+        arguments = {"batch_size": 5, "transform": RECIPES, **workers}
+        loader = make(Files(files, form), source={"image": image}, **arguments)
+        found = [copy_of(batch) for batch in loader]
+        assert same([images for images, _ in found], [images for images, _ in wanted])
+        labels = [labels for _, labels in wanted]
+        if form == "dict":
+            assert same([batch[1]["label"] for batch in found], labels)
+            numbers = torch.cat([batch[1]["number"] for batch in found])
+            assert numbers.tolist() == list(range(len(files)))
+        elif form == "last":
+            assert same([batch[1][0] for batch in found], labels)
+            assert found[0][1][1].dtype == torch.float32
+        else:
+            assert same([batch[1] for batch in found], labels)
+
+
+def make_images(root: Path, **arguments: Any) -> Loader:
+    arguments = {"batch_size": 5, "transform": RECIPES, **arguments}
+    return make(Files(files_of(root)), source={"image": 0}, **arguments)
+
+
+def make_image_batches(root: Path, **arguments: Any) -> Loader:
+    arguments = {"transform": RECIPES, **arguments}
+    return batches_of(FileBatches(files_of(root)), {"image": 0}, **arguments)
+
+
+@pytest.mark.parametrize("build", [make_images, make_image_batches])
+def test_images_resume_exactly_on_any_workers(build: Any, photos: Path) -> None:
+    """A6, B2, D5: pixels included, also with another callable as transform."""
+    assert_exact_resume(partial(build, photos), other=({}, {"num_workers": 2}), every=2)
+
+
+class OneFile(FileBatches):
+    """The same image again and again."""
+
+    def of(self, number: int) -> Any:
+        return super().of(0)
+
+
+def test_every_image_of_every_batch_is_augmented_anew(photos: Path) -> None:
+    """Law 1: by its own place in its own batch and epoch."""
+    function = OneFile(files_of(photos))
+    loader = batches_of(function, {"image": 0}, transform=[T.RandomResizedCrop(8, (0.1, 1))])
+    images = torch.cat([images for _ in range(2) for images, _ in loader])
+    assert len(torch.unique(images.flatten(1), dim=0)) == len(images) == 24
+
+
+def _darker(image: torch.Tensor) -> torch.Tensor:
+    return T.CenterCrop(32).apply(image[:, :32, :32], [0, 0, 0, 0, 0, 0]) * torch.rand(())
+
+
+@pytest.mark.parametrize("build", [make_images, make_image_batches])
+def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path) -> None:
+    """D10."""
+    make_darker = partial(build, photos, transform=_darker)
+    images, labels = next(iter(make_darker()))
+    assert images.shape == (5, 3, 32, 32)
+    assert images.dtype == torch.float32
+    assert labels.shape == (5,)
+    assert_exact_resume(make_darker, other=({}, {"num_workers": 2}), every=2)
+
+
+def test_spawned_workers_decode_the_same(photos: Path) -> None:
+    expected, states = uninterrupted(make_image_batches(photos), 1)
+    spawn = multiprocessing.get_context("spawn")
+    loader = make_image_batches(photos, num_workers=1, multiprocessing_context=spawn)
+    loader.load_state_dict(states[0, 1])
+    assert_same_rest(loader, expected, (0, 1), 1)
+
+
+def test_batches_of_images_are_decoded_as_single_ones(photos: Path) -> None:
+    """Without randomness a batch is the same however it was read."""
+    recipes = [T.Resize(40), T.CenterCrop(32)]
+    alone = [copy_of(batch) for batch in make_images(photos, transform=recipes)]
+    found = batches_of(FileBatches(files_of(photos)), {"image": 0}, transform=recipes)
+    assert same([copy_of(batch) for batch in found], alone)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_device_decodes_them_as_it_does_a_sources(
+    photos: Path, fake_gpu: FakeGpu, num_workers: int
+) -> None:
+    """D9: with device="cuda" the workers read alone; exact from every batch."""
+    arguments = {"batch_size": 5, "seed": 3, "transform": RECIPES, "device": "cuda"}
+    wanted = [copy_of(b) for b in StatefulGPULoader(FolderSource(photos), **arguments)]
+    build = partial(make_images, photos, device="cuda", num_workers=num_workers)
+    expected, states = uninterrupted(build(), 2)
+    assert same(expected[0], wanted)
+    assert fake_gpu.decoder.num_calls >= 6
+    for place, state in states.items():
+        resumed = build(num_workers=2 - num_workers, prefetch_factor=None)
+        resumed.load_state_dict(through_json(state))
+        assert_same_rest(resumed, expected, place, min(2, place[0] + 1))
+    dropped = [copy_of(batch) for batch in build(drop_last=True)]
+    assert same(dropped, wanted[:2])
+
+
+def test_batches_of_images_and_other_samples_reach_the_device(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """D9, D10."""
+    build = partial(make_image_batches, photos, device="cuda")
+    expected, states = uninterrupted(build(), 2)
+    assert fake_gpu.decoder.num_calls > 0
+    resumed = build(num_workers=2)
+    resumed.load_state_dict(states[0, 1])
+    assert_same_rest(resumed, expected, (0, 1), 2)
+    plain = partial(batches_of, NoisyBatches(4, 0, 1))
+    wanted, _ = uninterrupted(plain(), 3)
+    for num_workers in (0, 2):
+        found, _ = uninterrupted(plain(device="cuda", num_workers=num_workers), 3)
+        assert same(found, wanted)
+    assert any(place.received for place in fake_gpu.places)
+
+
+def test_ranks_share_the_images_of_one_order(photos: Path) -> None:
+    """B3: with the pixels that one rank would have made."""
+    source = {"image": 0, "length": 12}
+    build = partial(make, Files(files_of(photos)), source=source, transform=RECIPES)
+    wanted = [copy_of(batch) for batch in build(batch_size=6)]
+    for rank in range(2):
+        part = [copy_of(b) for b in build(batch_size=3, num_replicas=2, rank=rank, num_workers=2)]
+        assert same(part, [[outputs[rank::2] for outputs in batch] for batch in wanted])

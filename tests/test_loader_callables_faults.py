@@ -1,0 +1,327 @@
+"""CallableSource when something goes wrong: workers die, functions raise, outputs differ."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import BadSample, BatchInfo, SampleInfo, WorkerLost
+from stateful_gpu_loader import transforms as T
+from tests.callables import (
+    DyingPlaces,
+    FailingPlaces,
+    FileBatches,
+    Files,
+    NoisyBatches,
+    NoisyPlaces,
+    Places,
+    make,
+    places_of,
+)
+from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
+from tests.images import write_photo_folder
+from tests.lost_workers import deliver_quietly, lives, undisturbed, with_kills
+
+# Lost workers.
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
+    """G1: behind the first batch, a later one and, where its end is met ahead, the last."""
+    arguments = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persistent}
+    build = partial(make, NoisyPlaces(22, 30))
+    expected = undisturbed(build, 3)
+    loader = build(**arguments)
+    with pytest.warns(RuntimeWarning, match="is killed by signal"):
+        assert same(with_kills(loader, 3, {1: (0,), 3: (0, 1), 6: (1,)}), expected)
+    assert loader.worker_restarts >= 4
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_kill_behind_every_batch(number: int) -> None:
+    """G1: workers are ahead of the end of the epoch, and may have met it."""
+    expected = undisturbed(make, 2, function=NoisyPlaces(22))
+    loader = make(NoisyPlaces(22), num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert same(with_kills(loader, 2, {number: (0, 1)}), expected)
+
+
+@pytest.mark.parametrize("place", [0, 9, 21])
+def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
+    """G1: and called again, for which it is a function of its argument."""
+    expected = undisturbed(make, 1, function=NoisyPlaces(22))
+    loader = make(DyingPlaces(22, place, lives(tmp_path / "lives", 1)), num_workers=2)
+    with pytest.warns(RuntimeWarning, match="is killed by signal"):
+        assert same([[copy_of(batch) for batch in loader]], expected)
+    assert loader.worker_restarts == 1
+
+
+def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path) -> None:
+    """G1, law 5: what came before it is delivered."""
+    function = DyingPlaces(22, 9, lives(tmp_path / "lives", 20))
+    loader = make(function, num_workers=2, max_worker_restarts=2)
+    delivered: list[Any] = []
+    with warnings.catch_warnings(), pytest.raises(WorkerLost, match="position 8"):
+        deliver_quietly(iter(loader), delivered)
+    assert places_of(delivered) == list(range(8))
+
+
+def test_killed_workers_of_batches_leave_the_stream_unchanged() -> None:
+    """G1."""
+    build = partial(make, NoisyBatches(7), source={"batch": True}, batch_size=None)
+    expected = undisturbed(build, 2)
+    loader = build(num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert same(with_kills(loader, 2, {1: (0,), 5: (0, 1)}), expected)
+    assert loader.worker_restarts >= 2
+
+
+# Exceptions.
+
+
+class Unusual(Exception):
+    """Of the user's own kind."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("error", [Unusual, KeyError, ValueError, TypeError])
+def test_an_exception_keeps_its_type_and_names_its_place(
+    error: type[Exception], num_workers: int
+) -> None:
+    """G3: the loader stays usable; the state stays before the failed batch."""
+    function = FailingPlaces(22, {9: partial(error, "no such page")})
+    loader = make(function, num_workers=num_workers)
+    expected = [copy_of(batch) for batch in make(NoisyPlaces(22))]
+    batches = iter(loader)
+    found = [copy_of(next(batches)), copy_of(next(batches))]
+    with pytest.raises(error, match="no such page") as raised:
+        next(batches)
+    text = "".join(traceback.format_exception(raised.value))
+    text += "".join(getattr(raised.value, "__notes__", ()))
+    assert "9" in text.replace("callables.py", "")
+    assert "idx_in_epoch=9" in text
+    assert "callables.py" in text
+    state = loader.state_dict()
+    found += [copy_of(batch) for batch in batches]
+    assert same(found, expected[:2] + expected[3:])
+    mended = make(FailingPlaces(22, {}), num_workers=num_workers)
+    mended.load_state_dict(through_json(state))
+    assert same([copy_of(batch) for batch in mended], expected[2:])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
+    """G3: at the first sample, and at the last."""
+    function = FailingPlaces(10, {0: Unusual, 9: Unusual})
+    loader = make(function, num_workers=num_workers)
+    for epoch in range(2):
+        delivered, errors, batches = [], 0, iter(loader)
+        while True:
+            try:
+                delivered.append(copy_of(next(batches)))
+            except StopIteration:
+                break
+            except Unusual:
+                errors += 1
+        assert places_of(delivered) == [4, 5, 6, 7]
+        assert errors == 2
+        assert delivered[0]["epoch"].tolist() == [epoch] * 4
+        assert loader.state_dict()["epoch"] == epoch + 1
+
+
+def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> None:
+    """A StopIteration of the function's own is; what it says is written down."""
+
+    def function(info: SampleInfo) -> int:
+        if info.idx_in_epoch == 6:
+            return next(iter(()))  # as a user's mistake would
+        return info.idx_in_epoch
+
+    assert [batch.tolist() for batch in make(function)] == [[0, 1, 2, 3], [4, 5]]
+
+
+# Bad samples.
+
+
+def make_bad(**arguments: Any) -> Any:
+    errors = {place: partial(ValueError, f"no label {place}") for place in (0, 5, 6, 21)}
+    return make(FailingPlaces(22, errors), on_bad_sample="drop", **arguments)
+
+
+def test_bad_samples_are_dropped_alike_on_all_workers() -> None:
+    """G4: the others keep their places and draws; the record is the state's."""
+    alone = make_bad()
+    found = [[copy_of(batch) for batch in alone] for _ in range(2)]
+    sound = [place for place in range(22) if place not in (0, 5, 6, 21)]
+    assert [places_of(each) for each in found] == [sound] * 2
+    assert alone.bad_samples.total >= 4
+    assert {bad.position for bad in alone.bad_samples.samples} == {0, 5, 6, 21}
+    for workers in ({"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}):
+        loader = make_bad(**workers)
+        assert same([[copy_of(batch) for batch in loader] for _ in range(2)], found)
+        assert loader.bad_samples == alone.bad_samples
+    assert_exact_resume(make_bad, other=({}, {"num_workers": 2}))
+
+
+def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
+    """G4."""
+    errors = {place: partial(ValueError, "no label") for place in range(4, 12)}
+    for num_workers in (0, 2):
+        function = FailingPlaces(22, errors)
+        loader = make(function, on_bad_sample="drop", num_workers=num_workers)
+        assert places_of(list(loader)) == [*range(4), *range(12, 22)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Eight photographs, one of them cut short."""
+    root = tmp_path_factory.mktemp("photos")
+    paths = write_photo_folder(root, num_classes=2, per_class=4, seed=4)
+    paths[5].write_bytes(paths[5].read_bytes()[:300])
+    return paths
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int) -> None:
+    """G3, G4."""
+    build = partial(
+        make,
+        Files(files),
+        source={"image": 0},
+        num_workers=num_workers,
+        transform=[T.Resize([8, 8])],
+    )
+    batches = iter(build())
+    next(batches)
+    with pytest.raises(BadSample, match="idx_in_epoch=5"):
+        next(batches)
+    dropping = build(on_bad_sample="drop")
+    assert [len(labels) for _, labels in dropping] == [4, 3]
+    assert [bad.position for bad in dropping.bad_samples.samples] == [5]
+    assert_exact_resume(partial(build, on_bad_sample="drop"), other=({"num_workers": 1},))
+
+
+def test_a_damaged_image_of_a_batch_is_dropped_alone(files: list[Path]) -> None:
+    """G4."""
+    source = {"image": 0, "batch": True}
+    arguments = {"source": source, "batch_size": None, "transform": [T.Resize([8, 8])]}
+    build = partial(make, FileBatches(files), **arguments, on_bad_sample="drop")
+    for num_workers in (0, 2):
+        assert [len(labels) for _, labels in build(num_workers=num_workers)] == [5, 2]
+
+
+def _torn(info: BatchInfo) -> Any:
+    return [b"1", b"2"], np.arange(3)
+
+
+def test_a_batch_of_more_targets_than_images_is_named() -> None:
+    """C9: nothing is cut to the shorter."""
+    with pytest.raises(ValueError, match=r"BatchInfo\(iteration=0.*\[2, 3\] samples.*Remedy"):
+        next(iter(make(_torn, source={"image": 0, "batch": True}, batch_size=None)))
+
+
+# Outputs that are not what was declared.
+
+
+def _pairs(info: SampleInfo) -> Any:
+    if info.idx_in_epoch == 12:
+        raise StopIteration
+    late = info.idx_in_epoch >= 9
+    return (
+        np.zeros((2, 2), np.float64 if late else np.float32),
+        torch.zeros(3, dtype=torch.int32),
+    )
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_output_of_another_dtype_is_named(num_workers: int) -> None:
+    """C9: the output, both dtypes and the place; before that, all is well."""
+    source = {"dtype": (np.float32, torch.int32), "ndim": (2, None)}
+    batches = iter(make(_pairs, source=source, num_workers=num_workers))
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(
+        TypeError, match=r"output 0 .*idx_in_epoch=9.*float64.*float32 was declared.*Remedy"
+    ):
+        next(batches)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"ndim": (3, 1)}, r"output 0 .*idx_in_epoch=0.*ndim 2.*ndim=3"),
+        ({"dtype": (None, torch.int64)}, r"output 1 .*int32.*int64"),
+        ({"dtype": torch.int32}, r"tuple of 2.*dtype=int32.*Remedy"),
+        ({"dtype": (np.float32,) * 3}, r"Remedy"),
+        ({"ndim": {"a": 2, "b": 1}}, r"Remedy"),
+    ],
+)
+def test_a_violation_at_the_first_sample_is_named(source: dict[str, Any], message: str) -> None:
+    """C9: also where there are other outputs than were declared."""
+    with pytest.raises(TypeError, match=message):
+        next(iter(make(_pairs, source=source)))
+
+
+def test_declared_dicts_and_batches_are_checked_by_key() -> None:
+    """C9."""
+    source = {"dtype": {"iteration": int, "epoch": torch.int64, "noise": np.float32}, "batch": True}
+    with pytest.raises(TypeError, match=r"output 'noise' .*iteration=0.*float64.*float32"):
+        next(iter(make(NoisyBatches(3), source=source, batch_size=None)))
+    fitting = {
+        "dtype": {**source["dtype"], "noise": float},
+        "ndim": {"iteration": 0, "epoch": 0, "noise": 0},
+    }
+    loader = make(NoisyBatches(3), source={**fitting, "batch": True}, batch_size=None)
+    assert len(list(loader)) == 3
+
+
+def _growing(info: SampleInfo) -> Any:
+    return {"x": np.zeros(1 + info.idx_in_epoch // 6), "y": 0 if info.idx_in_epoch < 10 else "ten"}
+
+
+def test_samples_that_make_no_batch_are_named() -> None:
+    """C9: the output, what it is, and what that of the first sample is."""
+    batches = iter(make(_growing))
+    next(batches)
+    named = r"output 'x' of .*idx_in_epoch=6.*shape \[2\].*idx_in_epoch=4.*shape \[1\].*Remedy"
+    with pytest.raises(TypeError, match=named):
+        next(batches)
+    with pytest.raises(TypeError, match=r"output 'y' of .*idx_in_epoch=10.*str.*int"):
+        next(batches)
+    batches = iter(make(_growing, collate_fn=len))
+    assert [next(batches), next(batches)] == [4, 4], "a collate_fn of one's own takes them"
+
+
+def _to_one_size(sample: dict[str, Any]) -> Any:
+    return {"x": np.resize(sample["x"], 2), "y": str(sample["y"])}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_may_make_samples_alike(num_workers: int) -> None:
+    """C9: samples go to it as they are."""
+    batches = iter(make(_growing, transform=_to_one_size, num_workers=num_workers))
+    found = [next(batches) for _ in range(3)]
+    assert [batch["x"].shape for batch in found] == [(4, 2)] * 3
+    assert found[2]["y"] == ["0", "0", "ten", "ten"]
+
+
+@pytest.mark.parametrize("arguments", [{"dtype": "no dtype"}, {"ndim": -1}, {"ndim": (1, 1.5)}])
+def test_what_no_output_can_be_is_refused_at_once(arguments: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"dtype|ndim"):
+        make(Places(3), source=arguments)
+
+
+def test_the_function_may_be_mended_between_states() -> None:
+    """B7: a state is of the function's name, and an object's values do not belong to it."""
+    _, states = uninterrupted(make(FailingPlaces(22, {})), 1)
+    loader = make(FailingPlaces(22, {1: Unusual}))
+    loader.load_state_dict(states[0, 2])
+    assert places_of(list(loader)) == list(range(8, 22))

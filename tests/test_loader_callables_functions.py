@@ -1,0 +1,222 @@
+"""CallableSource's functions: what they may be, return and be told about themselves (C9, D10)."""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader import CallableSource, SampleInfo, StateMismatch
+from stateful_gpu_loader import transforms as T
+from tests.callables import NoisyPlaces, Places, draws, make
+from tests.conformance import assert_exact_resume, copy_of, same
+
+
+def _outputs(kind: str, info: SampleInfo) -> Any:
+    if info.idx_in_epoch >= 10:
+        raise StopIteration
+    number = info.idx_in_epoch
+    return {
+        "int": number,
+        "float": number / 2,
+        "array": np.full((2, 3), number, dtype=np.int16),
+        "scalar": np.float32(number),
+        "tensor": torch.full((2,), number, dtype=torch.bfloat16),
+        "bytes": bytes([number]) * number,
+        "tuple": (np.arange(3) + number, torch.tensor(number), number),
+        "dict": {"a": number, "b": (torch.zeros(1), b"x")},
+        "one in a tuple": (number,),
+    }[kind]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "kind",
+    ["int", "float", "array", "scalar", "tensor", "bytes", "tuple", "dict", "one in a tuple"],
+)
+def test_outputs_of_every_kind_come_as_default_collate_makes_them(
+    kind: str, num_workers: int
+) -> None:
+    """C9: one output and several."""
+    function = partial(_outputs, kind)
+    wanted = [
+        default_collate(
+            [function(SampleInfo(i, 0, 0, 0)) for i in range(start, min(start + 4, 10))]
+        )
+        for start in (0, 4, 8)
+    ]
+    assert same([copy_of(b) for b in make(function, num_workers=num_workers)], copy_of(wanted))
+
+
+def _mixed(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    noise = [sample["noise"]["random"] for sample in samples]
+    return {"samples": noise, "mixed": draws()}
+
+
+def _noisier(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "noise": draws()}
+
+
+def test_transform_and_collate_fn_of_the_users_are_exact() -> None:
+    """A5, D10."""
+    arguments = {"transform": _noisier, "collate_fn": _mixed, "batch_transform": _noisier}
+    build = partial(make, NoisyPlaces(10), **arguments)
+    assert_exact_resume(build, other=({}, {"num_workers": 2}))
+    drawn = [(b["mixed"]["random"], b["noise"]["random"], b["samples"][0]) for b in build()]
+    assert len({value for values in drawn for value in values}) == 9
+
+
+def test_without_batches_each_sample_comes_by_itself() -> None:
+    """A1: batch_size=None."""
+    build = partial(make, NoisyPlaces(5), batch_size=None)
+    assert [sample["place"] for sample in build()] == [0, 1, 2, 3, 4]
+    assert_exact_resume(build, other=({}, {"num_workers": 2}))
+
+
+def _who(info: SampleInfo) -> Any:
+    worker = torch.utils.data.get_worker_info()
+    if info.idx_in_epoch == 8:
+        raise StopIteration
+    return (worker.id, worker.num_workers, type(worker.dataset).__name__) if worker else None
+
+
+def test_the_function_can_ask_for_its_worker() -> None:
+    """A1: get_worker_info."""
+    found = [*make(_who, num_workers=2, collate_fn=list)]
+    assert sorted(found) == [[(number, 2, "CallableSource")] * 4 for number in range(2)]
+
+
+class Method:
+    def sample(self, info: SampleInfo) -> int:
+        return Places(5)(info)["place"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Method().sample,
+        partial(_outputs, "int"),
+        functools.lru_cache(Places(5)),
+        lambda info: Places(5)(info)["place"],
+    ],
+    ids=["bound method", "partial", "cached", "lambda"],
+)
+def test_whatever_can_be_called_with_one_argument_is_a_function(function: Any) -> None:
+    """C9: under fork nothing is pickled."""
+    alone = [copy_of(batch) for batch in make(function)]
+    assert len(alone) >= 2
+    forked = make(function, num_workers=2, multiprocessing_context="fork")
+    assert same([copy_of(batch) for batch in forked], alone)
+
+
+class Reading:
+    """An iterator with torchdata's two methods."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.i = length, 0
+
+    def __iter__(self) -> Reading:
+        return self
+
+    def __next__(self) -> int:
+        if self.i >= self.length:
+            self.i = 0
+            raise StopIteration
+        self.i += 1
+        return self.i - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.i = state["i"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_an_iterator_with_state_is_read_once_and_resumes(num_workers: int) -> None:
+    """C9: whatever the workers; the state of one of them goes into the loader's."""
+    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    states, loader = [], make(Reading(10), num_workers=num_workers)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == wanted
+    for batch in loader:
+        states.append((batch.tolist(), loader.state_dict()))
+    for number, (_, state) in enumerate(states, 1):
+        resumed = make(Reading(10), num_workers=num_workers)
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == wanted[number:]
+        assert [batch.tolist() for batch in resumed] == wanted
+
+
+def _no_argument() -> int:
+    return 0
+
+
+def _no_places(info: SampleInfo) -> int:
+    return info.idx_in_epoch
+
+
+def _two_arguments(info: SampleInfo, other: int) -> int:
+    return other
+
+
+def _generating(info: SampleInfo) -> Any:
+    yield info
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_no_argument, _two_arguments, _generating, _generating(None), iter([1]), [1, 2], 5],  # type: ignore[arg-type]
+    ids=["no argument", "two", "generator function", "generator", "iterator", "list", "int"],
+)
+def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
+    """C9: at once, with the remedy."""
+    with pytest.raises(TypeError, match="Remedy"):
+        CallableSource(function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"shuffle": True}, "function has the order"),
+        ({"worker_type": "thread", "num_workers": 1}, "global generators"),
+        ({"num_replicas": 2, "rank": 0}, "length="),
+        ({"on_bad_sample": "replace"}, "drop"),
+    ],
+    ids=["shuffle", "threads", "ranks without length", "replace"],
+)
+def test_arguments_that_a_callable_excludes_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    """The order is the function's; global generators are keyed; ranks need one length."""
+    with pytest.raises(ValueError, match=message):
+        next(iter(make(Places(5), **arguments)))
+
+
+def test_threads_are_refused_for_encoded_images_too() -> None:
+    """The function may draw, although recipes alone make the pixels."""
+    arguments = {"worker_type": "thread", "num_workers": 1, "transform": [T.Resize(8)]}
+    with pytest.raises(ValueError, match="global generators"):
+        make(Places(5), source={"image": 0}, **arguments)
+
+
+def test_a_state_of_another_function_is_refused() -> None:
+    """B7: and nothing is changed."""
+    loader = make(Places(22))
+    next(iter(loader))
+    other = make(_no_places)
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match="dataset"):
+        other.load_state_dict(loader.state_dict())
+    assert other.state_dict() == before
+
+
+def test_a_torch_dataloader_reads_epoch_0() -> None:
+    """The source is an IterableDataset."""
+    found = list(torch.utils.data.DataLoader(CallableSource(Places(5)), batch_size=None))
+    assert [sample["place"] for sample in found] == [0, 1, 2, 3, 4]

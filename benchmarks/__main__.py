@@ -21,6 +21,7 @@ BENCHMARKS = (
     "sources",
     "lanes",
     "locality",
+    "checkpoint",
 )
 
 

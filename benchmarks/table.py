@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
+from benchmarks.checkpoint_table import checkpoint_section
 from benchmarks.device_tables import executors_section, gpu_section
 from benchmarks.markdown import (
     Content,
@@ -59,6 +60,7 @@ def markdown(folder: Path, picture: str) -> str:
         ("sources", sources_section),
         ("lanes", lanes_section),
         ("locality", locality_section),
+        ("checkpoint", checkpoint_section),
         ("gpu", gpu_section),
     ):
         content = results.read_results(folder, benchmark)

@@ -5,10 +5,12 @@
 """
 
 from stateful_gpu_loader import transforms
+from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.collating import ragged_collate
 from stateful_gpu_loader.errors import (
     BadSample,
     CheckpointError,
+    CheckpointNotFound,
     LoaderError,
     MissingDependency,
     StateMismatch,
@@ -62,7 +64,9 @@ __all__ = [
     "Caffe2LMDBSource",
     "CaffeLMDBSource",
     "CallableSource",
+    "Checkpoint",
     "CheckpointError",
+    "CheckpointNotFound",
     "CocoSource",
     "DistributedShuffledSampler",
     "EncodedShards",

@@ -2,7 +2,8 @@
 
 LoaderError
 ├── StateMismatch      (ValueError)    a state does not fit this loader, or is no state at all
-├── CheckpointError    (ValueError)    a checkpoint file cannot be read, or holds something else
+├── CheckpointError    (ValueError)    a checkpoint is damaged, does not fit, or cannot be written
+│   └── CheckpointNotFound (FileNotFoundError)    there is no such file
 ├── BadSample          (ValueError)    the bytes of one sample are not what they should be
 ├── WorkerLost         (RuntimeError)  a worker died more often than the loader may restart it
 └── MissingDependency  (ImportError)   an optional package is not installed
@@ -50,7 +51,11 @@ False. Remedy: pass drop_last=True
 
 
 class CheckpointError(LoaderError, ValueError):
-    """A checkpoint file is truncated, altered, foreign or of a later version."""
+    """A checkpoint is truncated, altered, foreign or of a later version, or does not fit."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """There is no checkpoint file of that path or pattern."""
 
 
 class BadSample(LoaderError, ValueError):

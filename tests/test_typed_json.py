@@ -51,6 +51,7 @@ def test_plain_values_stay_as_they_are() -> None:
         ({"$tuple": [1], "b": 2}, {"$tuple": [1], "b": 2}),
         ({"b", "a"}, {"$set": ["a", "b"]}),
         (OrderedDict(b=1, a=2), {"$ordered": [["b", 1], ["a", 2]]}),
+        (Counter({3: 2, "b": 1}), {"$counter": [[3, 2], ["b", 1]]}),
         (torch.Size([2, 3]), {"$size": [2, 3]}),
         (torch.bfloat16, {"$dtype": "bfloat16"}),
         (
@@ -61,7 +62,8 @@ def test_plain_values_stay_as_they_are() -> None:
         (np.float32(1), {"$scalar": {"dtype": "<f4", "shape": [], "data": "AACAPw=="}}),
         ("\udc80", {"$str": "7bKA"}),
     ],
-    ids=str,
+    # A set's text differs from process to process, and with it a test's name.
+    ids=lambda argument: type(argument).__name__ if isinstance(argument, set) else str(argument),
 )
 def test_forms_of_version_1(value: Any, form: Any) -> None:
     """B8"""
@@ -244,7 +246,6 @@ def with_attribute() -> Any:
         (Text("a"), "Text"),
         (Pair(1, 2), "Pair"),
         (defaultdict(int), r"defaultdict.*dict\(...\)"),
-        (Counter("a"), r"Counter.*dict\(...\)"),
         (deque([1]), r"deque.*list\(...\)"),
         (bytearray(1), r"bytearray.*bytes\(...\)"),
         (np.str_("a"), r"str_.*str\(...\)"),

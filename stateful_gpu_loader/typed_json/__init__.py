@@ -10,6 +10,7 @@ an object of one key that begins with ``$``:
     $set          [items], in the order of their JSON text; $frozenset likewise
     $dict         [[key, value], ...], of a dict that would be misread as it is
     $ordered      [[key, value], ...]; $state_dict [items, metadata] of a module's state
+    $counter      [[key, value], ...]
     $size         [lengths], a torch.Size
     $dtype        "float32"
     $tensor       {"dtype": ..., "shape": ..., "data": base64}; $array and $scalar of NumPy

@@ -22,6 +22,7 @@ _BRACKETS = b"[]{}"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 _OPENING = [ord("["), ord("{")]
 _BLOCK = 1 << 16
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def write(value: Any) -> str:
@@ -33,7 +34,7 @@ def write(value: Any) -> str:
     >>> write({"a": [1, 0.5, "é"]})
     '{"a": [1, 0.5, "\\\\u00e9"]}'
     """
-    return json.dumps(value, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def parse(text: bytes) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -126,10 +126,19 @@ def _dict(value: Any, depth: int) -> dict[Any, Any]:
 
 
 def _ordered(value: Any, depth: int) -> OrderedDict[Any, Any]:
-    found = OrderedDict(_pairs(value, depth))
-    if len(found) < len(value):
-        raise Misfit("an OrderedDict with equal keys")
-    return found
+    return OrderedDict(_distinct(value, depth))
+
+
+def _counter(value: Any, depth: int) -> Counter[Any]:
+    # Not Counter(pairs), which would count the pairs.
+    return Counter(dict(_distinct(value, depth)))
+
+
+def _distinct(value: Any, depth: int) -> list[tuple[Any, Any]]:
+    pairs = _pairs(value, depth)
+    if len(dict(pairs)) < len(pairs):
+        raise Misfit("equal keys")
+    return pairs
 
 
 def _state_dict(value: Any, depth: int) -> OrderedDict[Any, Any]:
@@ -185,4 +194,5 @@ _CONTAINERS: dict[str, Callable[[Any, int], Any]] = {
     "$dict": _dict,
     "$ordered": _ordered,
     "$state_dict": _state_dict,
+    "$counter": _counter,
 }

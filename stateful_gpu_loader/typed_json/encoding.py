@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +30,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _KEYS = (type(None), bool, int, float, str, bytes, tuple, frozenset, torch.Size, torch.dtype)
 _REMEDIES = {
     "defaultdict": "save dict(...) of it",
-    "Counter": "save dict(...) of it",
     "deque": "save list(...) of it",
     "bytearray": "save bytes(...) of it",
     "str_": "save str(...) of it",
@@ -187,4 +186,5 @@ _CONTAINERS: dict[type, Callable[[Any, _Within], Any]] = {
     frozenset: lambda value, within: {"$frozenset": _set(value, within)},
     dict: _dict,
     OrderedDict: _ordered,
+    Counter: lambda value, within: {"$counter": _pairs(value, within)},
 }

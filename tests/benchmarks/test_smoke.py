@@ -24,7 +24,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors")
+BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors", "checkpoint")
 
 
 @pytest.fixture(scope="module")

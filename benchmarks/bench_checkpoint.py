@@ -1,0 +1,281 @@
+"""What a checkpoint costs: of many objects in a file, and of a DALI pipeline at every batch.
+
+The file holds DALI's dynamic reader of a folder, three of DALI's RNGs and, in ours, a loader in
+addition. DALI's own Checkpoint writes without syncing, so ours is measured with and without. A
+sync takes what the disk takes, and is a measurement of the disk.
+
+The pipeline reads, decodes, crops and normalises photographs on the CPU; its wrapper is asked for
+its state at every batch, and stands beside DALI's own iterator over the same pipeline without
+checkpointing. Each part is a process that starts no other, because DALI starts threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.dali_readers import is_installed
+from benchmarks.harness import Contestant, alternate, in_fresh_process, quieten_peers
+from benchmarks.photographs import photograph_folder
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.summary import Ratio, ratio
+from stateful_gpu_loader import Checkpoint, StatefulGPULoader
+
+DALI, OURS, OURS_SYNCED = "dali", "ours", "ours synced"
+WITH_LOADER, WITH_LOADER_SYNCED = "ours with a loader", "ours with a loader synced"
+NUM_RNGS = 3
+BATCH_SIZE, CROP = 32, 224
+PLAIN, WRAPPED, ASKED = "pipeline", "wrapper", "wrapper asked"
+
+LABELS = {
+    DALI: "DALI's Checkpoint, reader and 3 RNGs",
+    OURS: "Checkpoint, the same, not synced",
+    OURS_SYNCED: "Checkpoint, the same",
+    WITH_LOADER: "Checkpoint, and a loader, not synced",
+    WITH_LOADER_SYNCED: "Checkpoint, and a loader",
+    PLAIN: "DALI's iterator, no checkpointing",
+    WRAPPED: "DALILoader",
+    ASKED: "DALILoader, state_dict() at every batch",
+}
+
+_PATTERN = "run_{seq:06d}.json"
+_NUM_CALLS = 100
+_NUM_BATCHES = 24
+_WARM_UP = 4
+_MEAN = [0.485 * 255, 0.456 * 255, 0.406 * 255]
+_STD = [0.229 * 255, 0.224 * 255, 0.225 * 255]
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``checkpoint.json``."""
+    arguments = parse(__doc__, rounds=15, given=given)
+    if not is_installed():
+        raise SystemExit(
+            "this benchmark compares with DALI: pip install 'stateful_gpu_loader[dali]'"
+        )
+    before = load_average()
+    photographs = photograph_folder(64 if arguments.quick else 512, arguments.data)
+    measurements = in_fresh_process(measure_files, photographs.root, arguments)
+    measurements += in_fresh_process(measure_batches, photographs.root, arguments)
+    _results(arguments, measurements, before).write_and_tell(arguments.output)
+
+
+def measure_files(root: Path, arguments: Arguments) -> list[Measurement]:
+    """Milliseconds of ``collect`` and ``save``, a new file each time, and the files' sizes."""
+    import nvidia.dali.experimental.dynamic as ndd
+
+    reader = ndd.readers.File(file_root=str(root), random_shuffle=True, seed=1)
+    rngs = [ndd.random.RNG(seed=seed) for seed in range(NUM_RNGS)]
+    loader: Any = StatefulGPULoader(range(10**6), 256, shuffle=True, seed=42)
+    things = {"reader": reader, **{f"rng {number}": rng for number, rng in enumerate(rngs)}}
+    peer = ndd.checkpoint.Checkpoint()
+    small, large = Checkpoint(), Checkpoint()
+    for name, thing in things.items():
+        for checkpoint in (peer, small, large):
+            checkpoint.register(thing, name)
+    large.register(loader, "loader")
+    batches, records = iter(loader), iter(reader.next_epoch(batch_size=BATCH_SIZE))
+    next(batches), next(records)
+
+    found = {
+        DALI: (peer, False),
+        OURS: (small, False),
+        OURS_SYNCED: (small, True),
+        WITH_LOADER: (large, False),
+        WITH_LOADER_SYNCED: (large, True),
+    }
+    calls = 5 if arguments.quick else _NUM_CALLS
+    contestants = [
+        Contestant(
+            name=name,
+            label=LABELS[name],
+            measure=functools.partial(_milliseconds_a_save, checkpoint, calls, synced=synced),
+        )
+        for name, (checkpoint, synced) in found.items()
+    ]
+    values = _measured(contestants, "save", arguments)
+    sizes = []
+    for name in (DALI, OURS, WITH_LOADER):
+        with tempfile.TemporaryDirectory() as folder:
+            size = os.path.getsize(found[name][0].save(os.path.join(folder, _PATTERN)))
+        label = f"{LABELS[name].removesuffix(', not synced')}, size of the file"
+        sizes.append(Measurement(name=f"{name} size", label=label, unit="bytes", values=[size]))
+    return [
+        *(
+            Measurement(
+                name=name, label=f"{LABELS[name]}, collect() and save()", unit="ms", values=found
+            )
+            for name, found in values.items()
+        ),
+        *sizes,
+    ]
+
+
+def measure_batches(root: Path, arguments: Arguments) -> list[Measurement]:
+    """Milliseconds a batch of one pipeline: by DALI's iterator, and by ours with its state."""
+    contestants = [
+        Contestant(
+            name=name,
+            label=LABELS[name],
+            measure=functools.partial(_milliseconds_a_batch, batches, asked, arguments),
+        )
+        for name, batches, asked in (
+            (PLAIN, _dali_batches(root), False),
+            (WRAPPED, *_wrapped_batches(root, asked=False)),
+            (ASKED, *_wrapped_batches(root, asked=True)),
+        )
+    ]
+    values = _measured(contestants, "batches", arguments)
+    return [
+        Measurement(name=name, label=f"{LABELS[name]}, a batch", unit="ms", values=found)
+        for name, found in values.items()
+    ]
+
+
+def _measured(
+    contestants: Sequence[Contestant], title: str, arguments: Arguments
+) -> dict[str, list[float]]:
+    return alternate(
+        contestants,
+        rounds=arguments.rounds,
+        title=title,
+        warm_up_rounds=arguments.warm_up_rounds,
+    )
+
+
+def _milliseconds_a_save(checkpoint: Any, calls: int, *, synced: bool) -> float:
+    """Into a folder of its own, so that none has more files to look through."""
+    not_synced = mock.patch.object(os, "fsync", _stay)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint._save_seq = None  # where DALI's remembers the number after the last one
+        pattern = os.path.join(folder, _PATTERN)
+        with contextlib.nullcontext() if synced else not_synced:
+            started = time.perf_counter()
+            for _ in range(calls):
+                checkpoint.collect()
+                checkpoint.save(pattern)
+            return (time.perf_counter() - started) / calls * 1e3
+
+
+def _stay(descriptor: int) -> None:
+    """In place of a sync; a mock of its own would cost as much as the rest of a save."""
+
+
+def _milliseconds_a_batch(batches: Iterator[Any], state: Any, arguments: Arguments) -> float:
+    timed = 2 if arguments.quick else _NUM_BATCHES
+    for _ in range(_WARM_UP):
+        next(batches)
+    started = time.perf_counter()
+    for _ in range(timed):
+        next(batches)
+        if state:
+            state()
+    return (time.perf_counter() - started) / timed * 1e3
+
+
+def _dali_batches(root: Path) -> Iterator[Any]:
+    """Epoch after epoch, by DALI's own iterator."""
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    loader = DALIGenericIterator(
+        _photographs()(file_root=str(root)),
+        ["images", "targets"],
+        reader_name="reader",
+        auto_reset=True,
+        last_batch_policy=LastBatchPolicy.DROP,
+    )
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def _wrapped_batches(root: Path, *, asked: bool) -> tuple[Iterator[Any], Any]:
+    """The same by the wrapper, and what to call at every batch."""
+    from stateful_gpu_loader.integrations.dali import DALILoader
+    from stateful_gpu_loader.samplers import LastBatchPolicy
+
+    loader = DALILoader(
+        functools.partial(_photographs(), file_root=str(root)),
+        ["images", "targets"],
+        reader_name="reader",
+        last_batch_policy=LastBatchPolicy.DROP,
+    )
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    return batches, loader.state_dict if asked else None
+
+
+def _photographs() -> Any:
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH_SIZE, num_threads=2, device_id=None, seed=7)
+    def photographs(file_root: str) -> Any:
+        files, targets = fn.readers.file(file_root=file_root, random_shuffle=True, name="reader")
+        images = fn.decoders.image_random_crop(files, device="cpu")
+        images = fn.resize(images, size=[CROP, CROP])
+        mirror = fn.random.coin_flip()
+        normalised = fn.crop_mirror_normalize(
+            images, dtype=types.FLOAT, mirror=mirror, mean=_MEAN, std=_STD
+        )
+        return normalised, targets
+
+    return photographs
+
+
+def _results(arguments: Arguments, measurements: Sequence[Measurement], before: float) -> Results:
+    by_name = {measurement.name: measurement.values for measurement in measurements}
+    pairs = [
+        (OURS, DALI),
+        (OURS_SYNCED, DALI),
+        (WITH_LOADER, DALI),
+        (WITH_LOADER_SYNCED, DALI),
+        (WRAPPED, PLAIN),
+        (ASKED, PLAIN),
+        (ASKED, WRAPPED),
+    ]
+    comparisons = [
+        Comparison(of=of, to=to, ratio=ratio(by_name[of], by_name[to])) for of, to in pairs
+    ]
+    ratios = {(found.of, found.to): found.ratio for found in comparisons}
+    return Results(
+        benchmark="checkpoint",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={"batch_size": BATCH_SIZE, "crop": CROP, "saves": _NUM_CALLS, "rngs": NUM_RNGS},
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            _aim(
+                "collect() and save() beside DALI's, a loader more and sync aside",
+                ratios[WITH_LOADER, DALI],
+                1.0,
+            ),
+            _aim(
+                "state_dict() of the pipeline at every batch beside no checkpointing",
+                ratios[ASKED, PLAIN],
+                1.01,
+            ),
+        ],
+        load_average=before,
+    )
+
+
+def _aim(what: str, found: Ratio, limit: float) -> Aim:
+    return Aim(
+        what=what,
+        aim=f"<= {limit:g} times",
+        reached=f"{found.median:.3f} times ({found.low:.3f} to {found.high:.3f})",
+        met=found.median <= limit,
+    )
+
+
+if __name__ == "__main__":
+    quieten_peers()
+    main()

@@ -1,0 +1,115 @@
+"""Photographs turned at random by this package alone, saved in the middle of an epoch and resumed.
+
+After DALI's notebook "Dynamic mode checkpointing", without DALI: a shuffled folder, batches of
+eight, angles from -30 to 30 degrees, a checkpoint behind the third batch, and the fourth batch of
+the run beside the first of one that was restored. The loader draws its order and its angles from
+its seed; the training loop's own draws, here a brightness for each image, come from an `RNG`.
+examples/dali_dynamic.py does the same with DALI's reader and generator.
+
+Safer here:
+- One state for reader, order and rotations. It is a place, not a snapshot: it is restored by
+  seeking, on another number of workers, and brings back the pixels, bit for bit.
+- The restored epoch has its remainder only. DALI's own has full length again.
+- Other files, another order or another transform are refused by name. DALI restores a changed
+  reader without a word.
+- The file has a checksum and is written whole or not at all; of several, the newest valid one is
+  loaded.
+- A worker that is killed is replaced, and the stream goes on unchanged.
+
+The photographs are brought to 256 pixels a side first, to be one tensor.
+
+    python examples/rotation.py [--folder FOLDER] [--output FOLDER]
+
+writes rotation_original.png and rotation_restored.png. The folder holds class folders of JPEG
+files; without it, a small one is written. Needs `pip install stateful_gpu_loader[demo]`.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from stateful_gpu_loader import RNG, Checkpoint, FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.demo.photographs import write_photographs
+
+BATCH_SIZE = 8
+Loader = StatefulGPULoader[list[torch.Tensor]]
+Batch = tuple[torch.Tensor, list[int], list[float]]
+
+
+def build(folder: Path, num_workers: int) -> Loader:
+    return StatefulGPULoader(
+        FolderSource(folder),
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        seed=1234,
+        num_workers=num_workers,
+        device="cuda" if torch.cuda.is_available() else None,
+        transform=[T.Resize(256), T.CenterCrop(256), T.RandomRotation(30)],
+    )
+
+
+def brighten(images: torch.Tensor, labels: torch.Tensor, rng: RNG) -> Batch:
+    """Images, uint8 [n, 3, 256, 256], their labels and what each was multiplied with."""
+    factors = rng.uniform(0.7, 1.3, size=len(images)).round(4)
+    scale = torch.tensor(factors, dtype=torch.float32, device=images.device)[:, None, None, None]
+    return (images * scale).clamp(0, 255).to(torch.uint8), labels.tolist(), factors.tolist()
+
+
+def main(folder: Path, checkpoints: Path, output: Path) -> None:
+    pattern = str(checkpoints / "checkpoint_{seq:04d}.json")
+    loader, rng, checkpoint = build(folder, num_workers=2), RNG(42), Checkpoint()
+    checkpoint.register(loader, "loader")
+    checkpoint.register(rng, "rng")
+    batches = iter(loader)
+    for _ in range(3):
+        brighten(*next(batches), rng)
+    checkpoint.collect()
+    print("Saved checkpoint to", Path(checkpoint.save(pattern)).name)
+    original = [brighten(images, labels, rng) for images, labels in batches]
+
+    loader, rng, checkpoint = build(folder, num_workers=3), RNG(0), Checkpoint()
+    checkpoint.load(pattern)
+    checkpoint.register(loader, "loader")
+    checkpoint.register(rng, "rng")
+    restored = [brighten(images, labels, rng) for images, labels in loader]
+
+    for name, (images, labels, factors) in {
+        "original": original[0],
+        "restored": restored[0],
+    }.items():
+        print(f"labels ({name}):  {labels}")
+        print(f"brightness ({name}):  {factors}")
+        show(images, labels, factors, output / f"rotation_{name}.png")
+    print("rest of the epoch:", len(original), "and", len(restored), "batches")
+    for number, (one, other) in enumerate(zip(original, restored, strict=True), 4):
+        is_same = one[1:] == other[1:] and torch.equal(one[0], other[0])
+        print(
+            f"batch {number}: labels, brightness and pixels", "the same" if is_same else "ANOTHER"
+        )
+
+
+def show(images: torch.Tensor, labels: list[int], factors: list[float], path: Path) -> None:
+    """Draw a batch in four columns, each image under its label and brightness."""
+    figure = Figure(figsize=(16, 8), layout="constrained")
+    for axes, image, label, factor in zip(
+        figure.subplots(2, 4).flat, images, labels, factors, strict=True
+    ):
+        axes.imshow(image.permute(1, 2, 0).numpy(force=True))
+        axes.set_title(f"label={label}, brightness={factor:.2f}")
+        axes.axis("off")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Photographs turned at random, and a resume.")
+    parser.add_argument("--folder", type=Path, help="class folders of JPEG files")
+    parser.add_argument("--output", type=Path, default=Path(), help="for the pictures")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        if given.folder is None:
+            write_photographs(photographs := Path(temporary, "photographs"), files_per_class=6)
+        main(given.folder or photographs, Path(temporary), given.output)

@@ -1,0 +1,400 @@
+"""Checkpoint: the states of many objects in one file, and back."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+from stateful_gpu_loader.checkpoint import document, files
+from stateful_gpu_loader.checkpoint.document import SavedState
+from stateful_gpu_loader.checkpoint.names import Pattern
+from stateful_gpu_loader.checkpoint.objects import Stateful, saved_state, type_name
+from stateful_gpu_loader.checkpoint.restoring import put_all, put_one
+from stateful_gpu_loader.checkpoint.retention import Retention, check_keep
+from stateful_gpu_loader.errors import CheckpointError
+from stateful_gpu_loader.typed_json import is_text
+
+AUTOMATIC = "__object_"
+"""Begins the names that :meth:`Checkpoint.register` gives."""
+
+
+class Checkpoint:
+    """States of loaders, samplers, generators, modules, optimizers and DALI readers, in one file.
+
+    It takes what has ``state_dict`` and ``load_state_dict``, ``get_state`` and ``set_state`` (as
+    DALI's readers and RNGs, and torch.Generator) or ``getstate`` and ``setstate``
+    (random.Random, and the modules ``random`` and ``numpy.random`` for their global generators),
+    and NumPy's generators. Values are those of torch checkpoints; nothing is ever pickled.
+
+    At the beginning of a run, load, then register: each object goes on from its state. During the
+    run, collect and save.
+
+    >>> import tempfile
+    >>> from stateful_gpu_loader import RNG
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> pattern = f"{folder.name}/run_{{seq:04d}}.json"
+    >>> rng = RNG(42)
+    >>> checkpoint = Checkpoint()
+    >>> checkpoint.register(rng, "rng")
+    'rng'
+    >>> first = rng.uniform()
+    >>> checkpoint.collect()
+    >>> os.path.basename(checkpoint.save(pattern, keep=3))
+    'run_0000.json'
+
+    And in the run that goes on:
+
+    >>> restored, resumed = RNG(0), Checkpoint()
+    >>> os.path.basename(resumed.load(pattern))
+    'run_0000.json'
+    >>> resumed.register(restored, "rng")
+    'rng'
+    >>> restored.uniform() == rng.uniform()
+    True
+    >>> folder.cleanup()
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all objects and states, as if it were new. The objects keep their state.
+
+        >>> checkpoint = Checkpoint()
+        >>> checkpoint.set_state("step", 3)
+        >>> checkpoint.clear()
+        >>> checkpoint.is_loaded, checkpoint.names
+        (False, ())
+        """
+        self._objects: dict[str, Stateful] = {}
+        self._states: dict[str, SavedState] = {}
+        self._pending: set[str] = set()
+        self._is_complete = False
+        self._is_loaded = False
+        self._retention = Retention()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the registered objects, in their order."""
+        return tuple(self._objects)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the states are those that :meth:`collect` took."""
+        return self._is_complete
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the states are those of :meth:`load` or :meth:`deserialize`."""
+        return self._is_loaded
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._objects
+
+    def __repr__(self) -> str:
+        where = "collected" if self._is_complete else "loaded" if self._is_loaded else "set"
+        states = f"{len(self._states)} states {where}" if self._states else "no states"
+        return f"<Checkpoint of {list(self._objects)}, {states}>"
+
+    def register(self, thing: Any, name: str | None = None) -> str:
+        """Add an object; a state that was loaded under its name is put into it at once.
+
+        If the object refuses its state, it is not registered, and the state stays.
+
+        Args:
+            thing: the object; it is kept, not copied. A DALI reader before its first iteration.
+            name: its key in the file; None for one that tells its place among those registered
+                without a name. Registered again, an object keeps its name.
+
+        Returns:
+            Its name.
+
+        Raises:
+            CheckpointError: it has no state that can be taken and put back, the name belongs to
+                another object or the object has another name, the states are already complete,
+                or there is no state for it in what was loaded, one of another type, or one that it
+                refuses.
+
+        >>> from stateful_gpu_loader import RNG
+        >>> checkpoint = Checkpoint()
+        >>> checkpoint.register(RNG(0), "crops"), checkpoint.register(RNG(1))
+        ('crops', '__object_0')
+        """
+        name = self._name_for(thing, name)
+        stateful = Stateful(name, thing)
+        if name not in self._objects:
+            self._check_open(stateful)
+            stateful.prepare()
+        if name in self._pending:
+            put_one(stateful, self._states[name])
+            self._pending.discard(name)
+        self._objects[name] = stateful
+        return name
+
+    def collect(self) -> None:
+        """Take the states of all objects, as they are now: going on does not change them.
+
+        Raises:
+            CheckpointError: nothing is registered, a state that was loaded or set was not applied
+                yet, or an object does not give its state. Nothing is changed.
+
+        >>> from stateful_gpu_loader import RNG
+        >>> checkpoint = Checkpoint()
+        >>> name = checkpoint.register(RNG(42))
+        >>> checkpoint.collect()
+        >>> checkpoint.is_complete
+        True
+        """
+        if not self._objects:
+            raise CheckpointError(
+                "nothing is registered, so there is no state to collect. Remedy: register() first"
+            )
+        self._check_no_strangers()
+        if self._pending:
+            raise CheckpointError(
+                f"collecting would lose the states of {sorted(self._pending)}, loaded or set and "
+                "not applied. Remedy: restore() them first, or begin with a new Checkpoint"
+            )
+        self._states = {name: stateful.take() for name, stateful in self._objects.items()}
+        self._is_complete, self._is_loaded = True, False
+
+    def restore(self) -> None:
+        """Put the states into all objects: those loaded or set, or those last collected.
+
+        Everything is checked before anything is changed, and if an object refuses its state, those
+        before it get their former state back.
+
+        Raises:
+            CheckpointError: there are no states, there is one without object or an object without,
+                one is of another type, an object refuses it, or is a DALI reader that has begun.
+
+        >>> from stateful_gpu_loader import RNG
+        >>> rng, checkpoint = RNG(42), Checkpoint()
+        >>> name = checkpoint.register(rng)
+        >>> checkpoint.collect()
+        >>> first = rng.uniform()
+        >>> checkpoint.restore()
+        >>> rng.uniform() == first
+        True
+        """
+        if not self._states:
+            raise CheckpointError(
+                "there is no state to restore. Remedy: load(), deserialize() or collect() first"
+            )
+        self._check_no_strangers()
+        missing = [name for name in self._objects if name not in self._states]
+        if missing:
+            raise CheckpointError(
+                f"there is no state for {missing}, only for {list(self._states)}. Remedy: load the "
+                "checkpoint that has them, or set_state() them"
+            )
+        put_all(self._objects, self._states)
+        self._pending.clear()
+
+    def get_state(self, name: str) -> Any:
+        """A copy of the state held under a name, whether or not an object is registered for it.
+
+        Raises:
+            CheckpointError: there is none.
+
+        >>> checkpoint = Checkpoint()
+        >>> checkpoint.set_state("sampler", {"position": 8})
+        >>> checkpoint.get_state("sampler")
+        {'position': 8}
+        """
+        if name not in self._states:
+            what = "was collected yet" if name in self._objects else "is known"
+            held = f"states are held of {list(self._states)}" if self._states else "none is held"
+            raise CheckpointError(
+                f"no state of {name!r} {what}; {held}, registered are {list(self._objects)}. "
+                "Remedy: collect() or load() first, and pass one of these names"
+            )
+        return self._states[name].state
+
+    def set_state(self, name: str, state: Any, object_type: type | str | None = None) -> None:
+        """Hold a state for an object, registered or to be: :meth:`restore` or register applies it.
+
+        Args:
+            name: of the object.
+            state: what its ``load_state_dict`` or ``set_state`` takes; copied.
+            object_type: class of the object, or the class's name with its module, to be checked
+                before the state is applied; None for any.
+
+        Raises:
+            CheckpointError: the name or the type is none, the state has no form in a checkpoint,
+                or the states are complete and there is no object of the name.
+        """
+        _check_text(name)
+        if self._is_complete and name not in self._objects:
+            raise CheckpointError(
+                f"no object is registered as {name!r} since the states were collected, only "
+                f"{list(self._objects)}. Remedy: pass one of these names, or clear() first"
+            )
+        if not isinstance(object_type, (type, str, type(None))):
+            raise CheckpointError(
+                f"{object_type = } is no class. Remedy: pass a class, or its name with its module"
+            )
+        named = type_name(object_type) if isinstance(object_type, type) else object_type
+        if named is not None:
+            _check_text(named)
+        self._states[name] = saved_state(name, named, state)
+        self._pending.add(name)
+
+    def serialize(self) -> str:
+        """The states as the text that :meth:`save` writes: JSON with a version and a checksum.
+
+        Raises:
+            CheckpointError: there are none.
+
+        >>> checkpoint = Checkpoint()
+        >>> checkpoint.set_state("sampler", {"position": 8})
+        >>> restored = Checkpoint()
+        >>> restored.deserialize(checkpoint.serialize())
+        >>> restored.get_state("sampler")
+        {'position': 8}
+        """
+        if not self._states:
+            raise CheckpointError(
+                "there are no states to save. Remedy: register() objects and collect() first"
+            )
+        return document.to_text(self._states)
+
+    def deserialize(self, text: str | bytes) -> None:
+        """Hold the states of a text in place of the present ones, until they are applied.
+
+        Raises:
+            CheckpointError: the text is truncated, altered, empty, foreign or of a later version.
+                Nothing is changed.
+        """
+        self._adopt(document.from_text(text))
+
+    def save(self, path: str | os.PathLike[str], *, keep: int | None = None) -> str:
+        """Write the states to a file that is there as a whole, and durable, or not at all.
+
+        A full disk or a kill, at any moment, leaves the files before it as they were. Several
+        processes may save to one pattern: each gets a number of its own.
+
+        Args:
+            path: ``"run_{seq:04d}.json"`` writes a new file, numbered one higher than the highest
+                there is; without ``{seq}`` the one file is replaced. Its folder is made.
+            keep: remove checkpoints of this pattern that are older than the newest ``keep`` whole
+                ones, once the new one is durable; None removes none.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            CheckpointError: there are no states, the path or ``keep`` is none, or the file could
+                not be written.
+        """
+        pattern = Pattern.of(path)
+        check_keep(keep, pattern)
+        data = self.serialize().encode()
+        try:
+            number, written = files.write(pattern, data)
+        except OSError as error:
+            raise CheckpointError(
+                f"{pattern.text!r} could not be written: {error.strerror}. The files before it are "
+                "whole. Remedy: make room, or save to another folder"
+            ) from error
+        if keep is not None:
+            failures = self._retention.remove_old(pattern, newest=number, keep=keep)
+            for old, failure in failures.items():
+                warnings.warn(
+                    f"the old checkpoint {old} was not removed: {failure.strerror}", stacklevel=2
+                )
+        return written
+
+    def load(self, path: str | os.PathLike[str]) -> str:
+        """Read the states of a file, to be applied by :meth:`register` or :meth:`restore`.
+
+        Args:
+            path: ``"run_{seq:04d}.json"`` takes the highest number whose file is whole, and warns
+                of those passed over; without ``{seq}`` it is the file.
+
+        Returns:
+            The path of the file that was read.
+
+        Raises:
+            CheckpointNotFound: (a FileNotFoundError) there is no such file.
+            CheckpointError: the file is truncated, altered, empty, foreign or of a later version,
+                or all files of the pattern are. Nothing is changed.
+        """
+        pattern = Pattern.of(path)
+        if pattern.is_numbered:
+            found, states, passed_over = files.read_newest(pattern, document.from_text)
+            for other, reason in passed_over.items():
+                warnings.warn(f"{other} is passed over for {found}: {reason}", stacklevel=2)
+        else:
+            found = pattern.path()
+            data = files.read(found)
+            try:
+                states = document.from_text(data)
+            except CheckpointError as damage:
+                raise CheckpointError(f"{found}: {damage}") from damage
+        self._adopt(states)
+        return found
+
+    def _name_for(self, thing: Any, name: str | None) -> str:
+        known = next((key for key, other in self._objects.items() if other.object is thing), None)
+        if name is None:
+            number = sum(key.startswith(AUTOMATIC) for key in self._objects)
+            return known or f"{AUTOMATIC}{number}"
+        self._check_name(name)
+        if known is not None and known != name:
+            raise CheckpointError(
+                f"the object to be registered as {name!r} ({type_name(thing)}) is already "
+                f"registered as {known!r}. Remedy: use one name for one object"
+            )
+        if known is None and name in self._objects:
+            raise CheckpointError(
+                f"the name {name!r} belongs to another object, of type "
+                f"{self._objects[name].type_name}; this one is of type {type_name(thing)}. "
+                "Remedy: pass another name"
+            )
+        return name
+
+    @staticmethod
+    def _check_name(name: str) -> None:
+        _check_text(name)
+        if name.startswith(AUTOMATIC):
+            raise CheckpointError(
+                f"{name = } begins with {AUTOMATIC!r}, as automatic names do. Remedy: pass "
+                "another, or None"
+            )
+
+    def _check_open(self, stateful: Stateful) -> None:
+        if self._is_complete:
+            raise CheckpointError(
+                f"{stateful} comes too late, the states of {list(self._objects)} are collected. "
+                "Remedy: register all objects before collect(), or clear() and register them anew"
+            )
+        if self._is_loaded and stateful.name not in self._states:
+            raise CheckpointError(
+                f"what was loaded has no state for {stateful}, only for {list(self._states)}. "
+                "Remedy: register it under one of these names, or set_state() it"
+            )
+
+    def _check_no_strangers(self) -> None:
+        strangers = [name for name in self._states if name not in self._objects]
+        if strangers:
+            raise CheckpointError(
+                f"there is no object for the states of {strangers}, registered are "
+                f"{list(self._objects)}. Remedy: register the objects of these names, or clear()"
+            )
+
+    def _adopt(self, states: dict[str, SavedState]) -> None:
+        self._states, self._pending = states, set(states)
+        self._is_complete, self._is_loaded = False, True
+
+
+def _check_text(name: object) -> None:
+    if not isinstance(name, str) or not name or not is_text(name):
+        raise CheckpointError(
+            f"{name = } is no name for an object. Remedy: pass a str with at least one character "
+            "and no surrogates"
+        )

@@ -1,0 +1,218 @@
+"""What state an object has, and how it is taken and put back: by its methods, never by pickle."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.checkpoint.document import SavedState
+from stateful_gpu_loader.errors import CheckpointError
+
+_DALI = "nvidia.dali."
+_METHODS = (
+    ("state_dict", "load_state_dict"),
+    ("get_state", "set_state"),
+    ("getstate", "setstate"),  # random.Random
+)
+_ADVICE = "register an object with state_dict() and load_state_dict(state)"
+
+
+@dataclass(frozen=True)
+class Stateful:
+    """A registered object with its name."""
+
+    name: str
+    object: Any
+
+    def __str__(self) -> str:
+        return f"{self.name!r} ({self.type_name})"
+
+    @functools.cached_property
+    def type_name(self) -> str:
+        """Under which a checkpoint keeps its type."""
+        return type_name(self.object)
+
+    def prepare(self) -> None:
+        """Refuse what has no state; have a DALI reader keep its own.
+
+        Raises:
+            CheckpointError: of either, or the reader was started without.
+        """
+        _ = self._methods
+        if _is_dali(self.object) and hasattr(self.object, "_enable_checkpointing"):
+            try:
+                self.object._enable_checkpointing()
+            except Exception as error:
+                raise CheckpointError(
+                    f"{self} cannot be registered, its state can no longer be had: {error} "
+                    "Remedy: register it before its first iteration"
+                ) from error
+
+    def take(self) -> SavedState:
+        """A copy of the present state, which nothing that the object does later changes.
+
+        Raises:
+            CheckpointError: the object does not give it, or it has no form in a checkpoint.
+        """
+        try:
+            state = self._methods.take(self.object)
+        except Exception as error:
+            raise CheckpointError(
+                f"the state of {self} cannot be taken: {type(error).__name__}: {error}"
+            ) from error
+        return saved_state(self.name, self.type_name, state)
+
+    def check(self, saved: SavedState) -> None:
+        """Find out what can be known before anything is changed.
+
+        Raises:
+            CheckpointError: the state is of another type or algorithm, or the object is a DALI
+                reader that has begun.
+        """
+        if saved.type_name is not None and saved.type_name not in _type_names(self.object):
+            raise CheckpointError(
+                f"the state of {self.name!r} is of type {saved.type_name}, and the object of type "
+                f"{self.type_name}. Remedy: register the object that it was saved of"
+            )
+        if isinstance(self.object, np.random.Generator):
+            algorithm = type(self.object.bit_generator).__name__
+            found = saved.state.get("bit_generator") if isinstance(saved.state, dict) else None
+            if found != algorithm:
+                raise CheckpointError(
+                    f"the state of {self} is of a {found}, and it draws from a {algorithm}. "
+                    f"Remedy: build it on {found}, as the saved one was"
+                )
+        if _is_dali(self.object) and getattr(self.object, "_op_backend", None) is not None:
+            raise CheckpointError(
+                f"{self} has begun: DALI puts a state only into a reader that was not iterated. "
+                "Remedy: build it anew, and load() and register() before the first iteration"
+            )
+
+    def put(self, saved: SavedState) -> None:
+        """Put a copy of the state into the object.
+
+        Raises:
+            Exception: whatever the object raises.
+        """
+        self._methods.put(self.object, saved.state)
+
+    def way_back(self) -> Callable[[], None]:
+        """What brings the object's present state back.
+
+        Raises:
+            CheckpointError: it cannot be had.
+        """
+        if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
+            # A reader that has not begun has no state to take, only one that awaits its beginning.
+            pending = self.object._pending_state
+            return lambda: setattr(self.object, "_pending_state", pending)
+        present = self.take()
+        return lambda: self.put(present)
+
+    @functools.cached_property
+    def _methods(self) -> _Methods:
+        return _methods(self.object)
+
+
+def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState:
+    """A copy of the state of the object of this name.
+
+    Raises:
+        CheckpointError: it has no form in a checkpoint.
+    """
+    try:
+        return SavedState.of(type_of_object, state)
+    except (TypeError, RecursionError) as error:
+        raise CheckpointError(f"the state of {name!r} cannot be saved: {error}") from error
+
+
+def type_name(thing: Any) -> str:
+    """Under which name a checkpoint keeps the type of an object, or a class.
+
+    The shortest module that has the class under its name, so that a class may move inside its
+    package.
+
+    >>> import torch
+    >>> type_name(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    'torch.optim.SGD'
+    """
+    return _type_names(thing)[0]
+
+
+def _type_names(thing: Any) -> list[str]:
+    """All names that a class goes by, the shortest first."""
+    if isinstance(thing, ModuleType):
+        return [f"module {thing.__name__}"]
+    cls = thing if isinstance(thing, type) else type(thing)
+    parts = cls.__module__.split(".")
+    modules = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    # The last one always: a class that a function made is in no module's namespace.
+    return [
+        f"{module}.{cls.__qualname__}"
+        for module in modules
+        if module == cls.__module__
+        or vars(sys.modules.get(module, object)).get(cls.__qualname__) is cls
+    ]
+
+
+@dataclass(frozen=True)
+class _Methods:
+    take: Callable[[Any], Any]
+    put: Callable[[Any, Any], Any]
+
+
+def _methods(thing: Any) -> _Methods:
+    if isinstance(thing, type):
+        remedy = "register an instance of it"
+        raise CheckpointError(f"{type_name(thing)} is a class and has no state. Remedy: {remedy}")
+    if isinstance(thing, np.random.Generator):
+        return _Methods(
+            lambda generator: generator.bit_generator.state,
+            lambda generator, state: setattr(generator.bit_generator, "state", state),
+        )
+    if isinstance(thing, np.random.BitGenerator):
+        return _Methods(
+            lambda generator: generator.state,
+            lambda generator, state: setattr(generator, "state", state),
+        )
+    lacking = []
+    for take, put in _METHODS:
+        present = [callable(getattr(thing, method, None)) for method in (take, put)]
+        if all(present):
+            dali = take == "get_state" and _is_dali(thing)
+            return _Methods(
+                _dali_state if dali else operator.methodcaller(take),
+                functools.partial(_call, put),
+            )
+        if any(present):
+            lacking.append(
+                f"{take if present[0] else put}() without {put if present[0] else take}()"
+            )
+    raise CheckpointError(
+        f"{type_name(thing)} has no state that can be taken and put back"
+        f"{': ' + ', '.join(lacking) if lacking else ''}. Remedy: {_ADVICE}"
+    )
+
+
+def _call(method: str, thing: Any, state: Any) -> None:
+    getattr(thing, method)(state)
+
+
+def _dali_state(thing: Any) -> str:
+    stream = {}
+    if getattr(thing, "_backend", "cpu") != "cpu":
+        contexts = sys.modules[f"{_DALI}experimental.dynamic._eval_context"]
+        stream = {"cuda_stream": contexts.EvalContext.current().cuda_stream}
+    # Its states are objects; their text is what set_state() of another process takes.
+    return str(thing.get_state(**stream))
+
+
+def _is_dali(thing: Any) -> bool:
+    return any(base.__module__.startswith(_DALI) for base in type(thing).__mro__)

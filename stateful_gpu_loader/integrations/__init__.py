@@ -1,0 +1,1 @@
+"""What connects this package with others; each module needs its package alone."""

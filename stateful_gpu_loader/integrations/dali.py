@@ -1,0 +1,201 @@
+"""DALILoader: a DALI pipeline as a loader whose state brings back exactly the rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stateful_gpu_loader.decoders.dali_pipelines import require_dali
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.integrations.dali_pipeline import opening
+from stateful_gpu_loader.integrations.dali_pipeline.description import (
+    Description,
+    check_same,
+    describe,
+    lengths,
+    without_lengths,
+)
+from stateful_gpu_loader.integrations.dali_pipeline.state import DALIState, Place
+from stateful_gpu_loader.integrations.dali_pipeline.stream import (
+    Batch,
+    Cuts,
+    PipelineStream,
+    check_place,
+)
+from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from stateful_gpu_loader.text_state import TextState
+
+
+class DALILoader(TextState):
+    """Batches of a DALI pipeline, epoch by epoch, with torch's two methods of state.
+
+    One pipeline, so one loader for each rank. Nothing is built before the first batch or
+    ``len()``. Epochs are those of ``DALIGenericIterator``, and so is this: a pipeline is one
+    stream of batches, and an iterator that begins after a ``break`` goes on with the epoch under
+    way. After a resume an epoch has its remainder only.
+
+    Args:
+        pipeline: what ``@pipeline_def`` makes, ``functools.partial`` of it, or any function that
+            hands its keyword arguments on to it: it is called with ``enable_checkpointing=True``
+            and, to resume, with ``checkpoint=...``, because DALI restores a pipeline only while it
+            is built. A ``Pipeline`` itself can be iterated and saved, but not resumed.
+        output_map: a name for each output, in their order.
+        reader_name: of the reader that an epoch goes through once; None is the only one, or, in a
+            pipeline without readers, the external source that raises StopIteration.
+        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader.
+
+    Raises:
+        TypeError: the pipeline or the policy is none.
+        ValueError: two outputs have one name.
+
+    >>> import tempfile
+    >>> from functools import partial
+    >>> import numpy
+    >>> from nvidia.dali import fn, pipeline_def
+    >>> @pipeline_def(batch_size=2, num_threads=1, device_id=None, seed=7)
+    ... def numbers(folder):
+    ...     return fn.readers.numpy(file_root=folder, random_shuffle=True, initial_fill=4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for number in range(9):
+    ...         numpy.save(f"{folder}/{number}.npy", numpy.array([number]))
+    ...     loader = DALILoader(partial(numbers, folder), ["number"])
+    ...     batches = iter(loader)
+    ...     first = next(batches)
+    ...     state = loader.state_dict()
+    ...     resumed = DALILoader(partial(numbers, folder), ["number"])
+    ...     resumed.load_state_dict(state)
+    ...     rest = [batch["number"].tolist() for batch in batches]
+    ...     len(rest), [batch["number"].tolist() for batch in resumed] == rest
+    (4, True)
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        output_map: Sequence[str],
+        *,
+        reader_name: str | None = None,
+        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+    ) -> None:
+        if not callable(pipeline) and not isinstance(pipeline, require_dali().Pipeline):
+            raise TypeError(
+                f"pipeline = {pipeline!r} is a {type(pipeline).__name__}. Remedy: pass a function "
+                "that makes a pipeline, as @pipeline_def does"
+            )
+        if not isinstance(last_batch_policy, LastBatchPolicy):
+            raise TypeError(
+                f"{last_batch_policy = !r} is of {type(last_batch_policy)}. Remedy: pass one of "
+                f"{', '.join(map(str, LastBatchPolicy))}, of stateful_gpu_loader.samplers"
+            )
+        self.output_map = list(output_map)
+        if len(set(self.output_map)) < len(self.output_map):
+            raise ValueError(f"two outputs have one name: {self.output_map}. Remedy: one for each")
+        self.reader_name = reader_name
+        self.last_batch_policy = last_batch_policy
+        self._pipeline = pipeline
+        self._description: Description | None = None
+        self._stream: PipelineStream | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the epoch under way, or the next epoch: tensors by the names of outputs."""
+        stream = self._settled()
+        stream.begin_pass()
+        while (batch := stream.next()) is not None:
+            yield batch
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch that is under way, or comes next; they may differ.
+
+        Raises:
+            TypeError: an external source ends the epochs.
+        """
+        stream = self._settled()
+        if stream.cuts is None:
+            raise TypeError(
+                "the epochs of an external source have no length before they end. Remedy: iterate"
+            )
+        return stream.cuts.batches(stream.place.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last delivered batch: a fresh dictionary; it starts nothing.
+
+        Before the pipeline is built it says "from the beginning": with a pipeline that draws its
+        seed, that is another stream each time.
+        """
+        if self._stream is None:
+            return DALIState(place=None, description=None, dali=None).to_dict()
+        return DALIState(
+            place=self._stream.place, description=self._description, dali=_version()
+        ).to_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state: builds the pipeline anew.
+
+        It acts on the next iterator; those under way finish their own pipeline. Everything is
+        checked before anything is changed.
+
+        Args:
+            state_dict: what ``state_dict()`` returned.
+
+        Raises:
+            StateMismatch: the state is damaged, or belongs to another pipeline; it names the
+                field, both values and the remedy.
+            LoaderError: the loader was given a built pipeline, or one that cannot be restored.
+        """
+        state = DALIState.from_dict(state_dict)
+        if not callable(self._pipeline):
+            raise LoaderError(
+                "this loader was given a Pipeline, and DALI restores one only while it is built. "
+                "Remedy: give it the function that makes the pipeline"
+            )
+        if state.place is None or state.description is None:
+            self._stream = None
+            return
+        stream, description = self._open(state.place, state.description)
+        if state.dali != _version():
+            warnings.warn(
+                f"the state was saved with DALI {state.dali}, this is {_version()}: batches may "
+                "differ",
+                stacklevel=2,
+            )
+        self._stream, self._description = stream, description
+
+    def _settled(self) -> PipelineStream:
+        """The stream of batches; builds the pipeline where that was not done yet."""
+        if self._stream is None:
+            self._stream, self._description = self._open(None, None)
+        return self._stream
+
+    def _open(
+        self, place: Place | None, saved: Description | None
+    ) -> tuple[PipelineStream, Description]:
+        """A stream that begins at a place of a described pipeline, or at the beginning."""
+        pipeline = self._pipeline
+        if callable(pipeline):
+            pipeline = opening.make_pipeline(pipeline, None if place is None else place.checkpoint)
+        policy = self.last_batch_policy
+        description = describe(opening.graph_of(pipeline), last_batch_policy=policy.value)
+        if saved is not None:
+            # Before the build: DALI would say of other operators only that one has no checkpoint.
+            check_same(without_lengths(saved), description)
+        opening.build(pipeline, place)
+        metas = pipeline.reader_meta()
+        description |= lengths(metas)
+        if saved is not None:
+            check_same(saved, description)
+        reader = opening.ending_reader(pipeline, metas, self.reader_name)
+        cuts = None
+        if reader is not None:
+            batch_size = pipeline.max_batch_size
+            cuts = Cuts(metas[reader], batch_size=batch_size, last_batch_policy=policy)
+        if place is not None:
+            check_place(place, cuts)
+        beginning = opening.beginning_of(pipeline) if place is None else place
+        names = self.output_map
+        stream = PipelineStream(pipeline, names, cuts, beginning, loaded=place is not None)
+        return stream, description
+
+
+def _version() -> str:
+    return str(require_dali().__version__)

@@ -1,0 +1,109 @@
+"""The state of a reader of dynamic mode: its schema and its checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any
+
+from stateful_gpu_loader.errors import StateMismatch
+
+FORMAT = "stateful_gpu_loader DALI reader"
+VERSION = 1
+
+_REMEDY_FOREIGN = "load what StatefulReader.state_dict() returned, unchanged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a reader stands: the samples that it delivered, none that it prefetched."""
+
+    epoch: int = 0
+    """Counted from 0; one that was broken off counts."""
+    position: int = 0
+    """Samples of the epoch that were delivered."""
+    shard_id: int = 0
+    """The shard that the epoch goes through."""
+    batch_size: int | None = None
+    """None before anything was delivered; 1 of samples one by one."""
+    epoch_size: int | None = None
+    """Samples of all shards together, as DALI pads them; None before anything was delivered."""
+    reader: str | None = None
+    """DALI's own state; None before anything was delivered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderState:
+    """What ``StatefulReader.state_dict()`` returns; small, flat and plain."""
+
+    place: Place
+    configuration: Mapping[str, Any]
+    """Values of JSON, of what must not change."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dictionary of plain values.
+
+        >>> state = ReaderState(place=Place(epoch=3), configuration={"seed": 7})
+        >>> ReaderState.from_dict(state.to_dict()) == state
+        True
+        """
+        state = {
+            "format": FORMAT,
+            "version": VERSION,
+            **asdict(self.place),
+            "configuration": json.dumps(self.configuration),
+        }
+        return {**state, "digest": _digest(state)}
+
+    @classmethod
+    def from_dict(cls, state: Any) -> ReaderState:
+        """Check ``state``: DALI waits for ever for a reader whose own state was altered.
+
+        Raises:
+            StateMismatch: it is no such state, of a later version, or was altered.
+        """
+        if not isinstance(state, Mapping):
+            raise _foreign("format", type(state).__name__, "dict")
+        if state.get("format") != FORMAT:
+            raise _foreign("format", state.get("format", sorted(map(str, state))), FORMAT)
+        if state.get("version") != VERSION or isinstance(state.get("version"), bool):
+            raise StateMismatch(
+                "version",
+                saved=state.get("version"),
+                present=VERSION,
+                remedy="install the version of stateful_gpu_loader that wrote the state, or later",
+            )
+        keys = {"format", "version", *_TYPES, "digest"}
+        if set(state) != keys:
+            raise _foreign("keys", sorted(map(str, state)), sorted(keys))
+        for name, kinds in _TYPES.items():
+            if type(state[name]) not in kinds:
+                raise _foreign(name, state[name], " or ".join(kind.__name__ for kind in kinds))
+        digest = _digest({name: state[name] for name in state if name != "digest"})
+        if state["digest"] != digest:
+            raise _foreign("digest", state["digest"], digest)
+        configuration = json.loads(state["configuration"])
+        place = {name: state[name] for name in _TYPES if name != "configuration"}
+        return cls(place=Place(**place), configuration=configuration)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "epoch": (int,),
+    "position": (int,),
+    "shard_id": (int,),
+    "batch_size": (int, type(None)),
+    "epoch_size": (int, type(None)),
+    "reader": (str, type(None)),
+    "configuration": (str,),
+}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    text = json.dumps(state, sort_keys=True, default=repr)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _foreign(field: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_FOREIGN)

@@ -1,0 +1,1 @@
+"""The parts of a DALI pipeline as a loader: its graph, its data, its stream and its state."""

@@ -1,0 +1,158 @@
+"""From a function that makes a DALI pipeline to a built one that can be saved and restored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stateful_gpu_loader.errors import LoaderError, StateMismatch
+from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph
+from stateful_gpu_loader.integrations.dali_pipeline.state import REMEDY_FOREIGN, Place
+
+Factory = Callable[..., Any]
+"""Takes the keyword arguments ``enable_checkpointing`` and ``checkpoint``, as what
+``@pipeline_def`` makes does; returns a ``Pipeline`` that is not built."""
+
+_NO_CHECKPOINTS = (
+    "Remedy: make it with enable_checkpointing=True; a function must hand its keyword arguments on "
+    "to the pipeline"
+)
+
+_KINDS = {
+    "CALLABLE": "a function without arguments",
+    "ITERABLE": "an iterable",
+    "GENERATOR_FUNC": "a generator function",
+}
+"""DALI's names of sources, in words."""
+
+
+def make_pipeline(factory: Factory, checkpoint: bytes | None) -> Any:
+    """A pipeline that is not built yet.
+
+    Raises:
+        TypeError: the function does not take the arguments.
+    """
+    options = {} if checkpoint is None else {"checkpoint": checkpoint}
+    try:
+        return factory(enable_checkpointing=True, **options)
+    except TypeError as error:
+        raise TypeError(
+            f"the function that makes the pipeline is called with enable_checkpointing=True and, "
+            f"to resume, checkpoint=...; that failed: {error}. Remedy: pass what @pipeline_def "
+            "makes, functools.partial of it for other arguments, or a function that hands its "
+            "keyword arguments on to it"
+        ) from error
+
+
+def graph_of(pipeline: Any) -> Graph:
+    """What a pipeline does; does not build it.
+
+    Raises:
+        LoaderError: it has an external source whose state DALI cannot save.
+    """
+    with warnings.catch_warnings():
+        # DALI warns of the external sources that are refused below.
+        warnings.filterwarnings("ignore", message="Checkpointing enabled in a pipeline")
+        graph = Graph.from_serialized(pipeline.serialize())
+    _refuse_sources(pipeline, graph)
+    return graph
+
+
+def build(pipeline: Any, place: Place | None) -> None:
+    """Build it, at a place where one is given.
+
+    Raises:
+        StateMismatch: DALI cannot restore the place's checkpoint.
+        LoaderError: the function that made the pipeline did not hand the checkpoint on.
+    """
+    if place is None:
+        pipeline.build()
+        return
+    try:
+        pipeline.build()
+    except RuntimeError as error:
+        raise StateMismatch(
+            "checkpoint",
+            saved=place.checkpoint,
+            present=f"one that DALI can restore ({error})",
+            remedy=REMEDY_FOREIGN,
+        ) from error
+    if not pipeline.is_restored_from_checkpoint:
+        raise LoaderError(
+            "the function that makes the pipeline was given checkpoint=..., and the pipeline is "
+            f"not restored from it. {_NO_CHECKPOINTS}, and return one that is not built"
+        )
+
+
+def beginning_of(pipeline: Any) -> Place:
+    """The place of a pipeline that was not run yet.
+
+    Raises:
+        LoaderError: it was made without checkpoints, or was run.
+    """
+    try:
+        place = Place(0, 0, pipeline.checkpoint())
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise LoaderError(
+            f"the pipeline has no checkpoints: {reason}. {_NO_CHECKPOINTS}"
+        ) from error
+    if place.runs:
+        raise LoaderError(
+            f"the pipeline has given {place.runs} batches already, and which epoch they were of is "
+            "not known. Remedy: pass the function that makes it"
+        )
+    return place
+
+
+def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | None) -> str | None:
+    """The reader that ends epochs, or None where an external source does.
+
+    Args:
+        pipeline: built.
+        metas: of all its readers, by their names.
+        reader_name: the user's choice.
+
+    Raises:
+        LoaderError: there is no such reader, or several; or nothing that could end an epoch.
+    """
+    if reader_name is not None and reader_name not in metas:
+        raise LoaderError(
+            f"{reader_name = } is no reader of the pipeline, which has {sorted(metas)}. Remedy: "
+            "the name= of a reader"
+        )
+    if reader_name is None and len(metas) > 1:
+        raise LoaderError(
+            f"the pipeline has several readers: {sorted(metas)}. Remedy: pass the reader_name of "
+            "the one that an epoch goes through once"
+        )
+    if reader_name is None and not metas and not pipeline._input_callbacks:
+        raise LoaderError(
+            "nothing ends an epoch of the pipeline: it has no reader and no external source. "
+            "Remedy: give it one of them"
+        )
+    return reader_name or next(iter(metas), None)
+
+
+def _refuse_sources(pipeline: Any, graph: Graph) -> None:
+    # Private in DALI, which says of such a source only that there is one.
+    fed = set()
+    for group in pipeline._input_callbacks:
+        names = [instance.name for instance in group.instances]
+        fed.update(names)
+        kind = group.source_desc.kind.name
+        if kind == "CALLABLE" and group.source_desc.has_inputs:
+            continue
+        raise LoaderError(
+            f"DALI cannot save the state of the external source {', '.join(names)}, "
+            f"{_KINDS.get(kind, kind)}: resumed, it would begin again. Remedy: give it a function "
+            "of one argument (SampleInfo, BatchInfo or the number of the batch) that finds what it "
+            "returns from that alone, or use StatefulGPULoader with a CallableSource"
+        )
+    for operator in graph.operators:
+        if operator.kind == "ExternalSource" and operator.name not in fed:
+            raise LoaderError(
+                f"the external source {operator.name} is fed by feed_input(), which this loader "
+                "does not call. Remedy: give it a source= of one argument"
+            )

@@ -1,0 +1,148 @@
+"""The state of a DALI pipeline as a loader: its schema and its checks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.formats.protobuf import fields
+from stateful_gpu_loader.integrations.dali_pipeline.description import Description, from_text
+from stateful_gpu_loader.state import MAX_EPOCH, MAX_POSITION
+
+FORMAT = "stateful_gpu_loader DALI pipeline"
+VERSION = 1
+
+REMEDY_FOREIGN = "load what DALILoader.state_dict() returned, unchanged"
+
+_TEXTS = ("checkpoint", "checksum", "pipeline", "dali")
+_KEYS = ("format", "version", "epoch", "position", *_TEXTS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stream of batches stands."""
+
+    epoch: int
+    position: int
+    """Batches of the epoch that were delivered."""
+    checkpoint: bytes
+    """What DALI gave with the last of them."""
+
+    @property
+    def runs(self) -> int:
+        """Batches that the pipeline has given since it was built, or since its source ended."""
+        return _pipeline_data(self.checkpoint)[0]
+
+    @property
+    def source_epoch(self) -> int:
+        """How often an external source has ended."""
+        return _pipeline_data(self.checkpoint)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DALIState:
+    """What ``DALILoader.state_dict()`` returns; small, flat and plain."""
+
+    place: Place | None
+    """None before the pipeline was built."""
+    description: Description | None
+    """Of the pipeline; None before it was built."""
+    dali: str | None
+    """DALI's version; another one warns."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dictionary of plain values."""
+        place = self.place
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "epoch": 0 if place is None else place.epoch,
+            "position": 0 if place is None else place.position,
+            "checkpoint": None if place is None else base64.b64encode(place.checkpoint).decode(),
+            "checksum": None if place is None else checksum(place.checkpoint),
+            "pipeline": None if self.description is None else json.dumps(self.description),
+            "dali": self.dali,
+        }
+
+    @classmethod
+    def from_dict(cls, state: Any) -> DALIState:
+        """Check every field of ``state``.
+
+        Raises:
+            StateMismatch: it is no such state, of a later version, or one of its values is damaged.
+        """
+        if not isinstance(state, Mapping):
+            raise _foreign("format", type(state).__name__, "dict")
+        if state.get("format") != FORMAT:
+            raise _foreign("format", state.get("format", sorted(map(str, state))), FORMAT)
+        if state.get("version") != VERSION or isinstance(state.get("version"), bool):
+            raise StateMismatch(
+                "version",
+                saved=state.get("version"),
+                present=VERSION,
+                remedy="install the version of stateful_gpu_loader that wrote the state, or later",
+            )
+        if set(state) != set(_KEYS):
+            raise _foreign("keys", sorted(map(str, state)), sorted(_KEYS))
+        for name, highest in (("epoch", MAX_EPOCH), ("position", MAX_POSITION)):
+            if type(state[name]) is not int or not 0 <= state[name] <= highest:
+                raise _foreign(name, state[name], f"an int from 0 to {highest}")
+        if all(state[name] is None for name in _TEXTS):
+            if state["epoch"] or state["position"]:
+                raise _foreign("checkpoint", None, "that of the place")
+            return cls(place=None, description=None, dali=None)
+        for name in _TEXTS:
+            if not isinstance(state[name], str):
+                raise _foreign(name, state[name], "a str")
+        try:
+            checkpoint = base64.b64decode(state["checkpoint"], validate=True)
+            _pipeline_data(checkpoint)
+        except (ValueError, RecursionError) as error:
+            raise _foreign("checkpoint", state["checkpoint"], f"DALI's ({error})") from None
+        if checksum(checkpoint) != state["checksum"]:
+            raise _foreign("checkpoint", state["checkpoint"], f"of checksum {state['checksum']}")
+        try:
+            description = from_text(state["pipeline"])
+        except (ValueError, RecursionError) as error:
+            raise _foreign("pipeline", state["pipeline"], f"a description ({error})") from None
+        place = Place(state["epoch"], state["position"], checkpoint)
+        return cls(place=place, description=description, dali=state["dali"])
+
+
+def checksum(checkpoint: bytes) -> str:
+    """Of DALI's checkpoint, which DALI itself does not check: a changed byte can make it a skip
+    over 10**18 samples."""
+    return blake2b(checkpoint, digest_size=8).hexdigest()
+
+
+def _pipeline_data(checkpoint: bytes) -> tuple[int, int]:
+    """The iteration and the epoch that DALI notes: JSON in field 1 of field 2.
+
+    Raises:
+        ValueError: it is no checkpoint of DALI's.
+    """
+    noted = b""
+    for number, _, value in fields(checkpoint):
+        if number == 2 and isinstance(value, memoryview):
+            for inner, _, text in fields(value):
+                if inner == 1 and isinstance(text, memoryview):
+                    noted = bytes(text)
+    data = json.loads(noted)
+    if not isinstance(data, dict):
+        raise ValueError("it notes no iteration")
+    return _count(data.get("iter")), _count(data.get("epoch_idx"))
+
+
+def _count(number: Any) -> int:
+    if type(number) is not int or not 0 <= number <= MAX_POSITION:
+        raise ValueError(f"it notes an iteration or an epoch of {number!r}")
+    return number
+
+
+def _foreign(field: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(field, saved=saved, present=present, remedy=REMEDY_FOREIGN)

@@ -1,0 +1,218 @@
+"""A running DALI pipeline: its batches, cut into epochs, and the place after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.errors import LoaderError, StateMismatch
+from stateful_gpu_loader.integrations.dali_pipeline.outputs import to_tensors
+from stateful_gpu_loader.integrations.dali_pipeline.state import REMEDY_FOREIGN, Place
+from stateful_gpu_loader.samplers.sharding import LastBatchPolicy, Sharding
+
+Batch = dict[str, torch.Tensor]
+
+
+class Cuts:
+    """Where a reader's endless stream is cut into epochs, as DALI's iterator cuts it.
+
+    Args:
+        meta: what ``Pipeline.reader_meta(name)`` returned.
+        batch_size: of the pipeline.
+        last_batch_policy: what becomes of an epoch's last batch.
+
+    Raises:
+        LoaderError: nothing would be left of an epoch.
+    """
+
+    def __init__(
+        self, meta: dict[str, int], *, batch_size: int, last_batch_policy: LastBatchPolicy
+    ) -> None:
+        self._n = meta["epoch_size"]
+        self._sharding = Sharding(
+            batch_size=batch_size,
+            shard_id=meta["shard_id"],
+            num_shards=meta["number_of_shards"],
+            stick_to_shard=bool(meta["stick_to_shard"]),
+            pad_last_batch=bool(meta["pad_last_batch"]),
+            last_batch_policy=last_batch_policy,
+            # What a reader shuffles does not change where its epochs end.
+            random_shuffle=False,
+            shuffle_after_epoch=False,
+        )
+        if not self._sharding.most_delivered(self._n):
+            raise LoaderError(
+                f"LastBatchPolicy.DROP drops everything: {self._n} samples in "
+                f"{meta['number_of_shards']} shards are fewer a shard than {batch_size = }. "
+                "Remedy: a smaller batch_size, fewer shards, or another policy"
+            )
+
+    def batches(self, epoch: int) -> int:
+        """Batches that an epoch delivers."""
+        return -(-self._sharding.delivered(epoch, self._n) // self._sharding.batch_size)
+
+    def runs_before(self, epoch: int) -> int:
+        """Batches that the pipeline gives to all epochs before this one."""
+        return self._sharding.consumed(epoch, self._n) // self._sharding.batch_size
+
+    def samples(self, epoch: int, position: int) -> int:
+        """Samples of an epoch's batch at a position."""
+        batch_size = self._sharding.batch_size
+        return min(batch_size, self._sharding.delivered(epoch, self._n) - position * batch_size)
+
+
+def check_place(place: Place, cuts: Cuts | None) -> None:
+    """Whether a place is one of a stream with these epochs.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    epoch, position = place.epoch, place.position
+    runs, longest = (position, position)
+    if cuts is not None:
+        runs, longest = cuts.runs_before(epoch) + position, cuts.batches(epoch)
+    if position > longest:
+        raise StateMismatch(
+            "position",
+            saved=position,
+            present=f"an epoch of {longest} batches",
+            remedy=REMEDY_FOREIGN,
+        )
+    if place.runs != runs or (cuts is None and place.source_epoch != epoch):
+        raise StateMismatch(
+            "checkpoint",
+            saved=f"DALI's after {place.runs} batches of its epoch {place.source_epoch}",
+            present=f"that after {runs}, where {epoch = } and {position = } is",
+            remedy=REMEDY_FOREIGN,
+        )
+
+
+class PipelineStream:
+    """Batches of one built pipeline.
+
+    It asks DALI for its checkpoint with each batch it delivers, before it starts another: what is
+    computed ahead never counts.
+
+    Args:
+        pipeline: built, and not run since.
+        names: of its outputs.
+        cuts: of the reader that ends epochs; None where an external source does.
+        place: where the pipeline stands.
+        loaded: whether the place comes from a state.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        names: Sequence[str],
+        cuts: Cuts | None,
+        place: Place,
+        *,
+        loaded: bool,
+    ) -> None:
+        self.place = place
+        self.cuts = cuts
+        self._pipeline, self._names = pipeline, names
+        self._rests = loaded
+        self._is_scheduled = False
+        self._failure: BaseException | None = None
+        self._failed_ahead: Exception | None = None
+
+    def begin_pass(self) -> None:
+        """Begin the next epoch where all of this one was delivered.
+
+        But not where a state was loaded: what resumes between an epoch's last batch and its end
+        has an empty rest, as with StatefulGPULoader.
+        """
+        if not self._rests and self._is_at_end():
+            self.next()
+
+    def next(self) -> Batch | None:
+        """The next batch; None at the end of an epoch, and then the next epoch's batches.
+
+        Raises:
+            LoaderError: an earlier call failed, or was interrupted. DALI may go on without the
+                batch, and the stream would have a hole.
+        """
+        if self._failure is not None:
+            reason = str(self._failure).partition("\n")[0]
+            raise LoaderError(
+                f"the pipeline cannot go on after {type(self._failure).__name__}: {reason}. "
+                "Remedy: mend what failed, and load_state_dict(state_dict()), which goes on behind "
+                "the last batch that was delivered"
+            ) from self._failure
+        try:
+            self._rests = False
+            if self._is_at_end():
+                self._end_epoch()
+                return None
+            return self._deliver()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _deliver(self) -> Batch | None:
+        outputs = self._take()
+        if outputs is None:
+            self._end_epoch()
+            return None
+        place, checkpoint = self.place, self._pipeline.checkpoint()
+        own_memory = bool(self._pipeline.exec_dynamic)
+        batch = to_tensors(outputs, self._names, own_memory=own_memory)
+        if self.cuts is not None:
+            samples = self.cuts.samples(place.epoch, place.position)
+            batch = {name: tensor[:samples] for name, tensor in batch.items()}
+        self._schedule()
+        self.place = Place(place.epoch, place.position + 1, checkpoint)
+        return batch
+
+    def _is_at_end(self) -> bool:
+        place, cuts = self.place, self.cuts
+        return cuts is not None and place.position == cuts.batches(place.epoch)
+
+    def _end_epoch(self) -> None:
+        epoch, position, checkpoint = self.place.epoch, self.place.position, self.place.checkpoint
+        if self.cuts is None:
+            # DALI counts an epoch more, and its source begins again.
+            self._pipeline.reset()
+            self._is_scheduled = False
+            checkpoint = self._pipeline.checkpoint()
+        else:
+            runs = self.cuts.runs_before(epoch + 1) - self.cuts.runs_before(epoch)
+            for _ in range(runs - position):
+                # What the policy drops.
+                self._take()
+                checkpoint = self._pipeline.checkpoint()
+                self._schedule()
+        self.place = Place(epoch + 1, 0, checkpoint)
+
+    def _take(self) -> Any:
+        """The outputs of the next run; None where an external source has ended."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._run_ahead()
+        if self._failed_ahead is not None and self._pipeline.empty():
+            raise self._failed_ahead
+        try:
+            return self._pipeline.share_outputs()
+        except StopIteration:
+            if self.cuts is None:
+                return None
+            raise LoaderError(
+                f"an external source ended inside the reader's epoch {self.place.epoch}, after "
+                f"{self.place.position} batches. Remedy: let it go on for as long as the reader"
+            ) from None
+
+    def _schedule(self) -> None:
+        self._pipeline.release_outputs()
+        if self._failed_ahead is None:
+            self._run_ahead()
+
+    def _run_ahead(self) -> None:
+        """Start a run; where it fails, that belongs to its batch, not to those before it."""
+        try:
+            self._pipeline.schedule_run()
+        except Exception as error:
+            self._failed_ahead = error

@@ -1,0 +1,60 @@
+"""Small objects with a state, and what their checkpoints hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stateful_gpu_loader.checkpoint import Checkpoint
+
+
+class Counter:
+    """Counts, and refuses to count from a negative number or from None."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self.history = [count]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # The history first, so that what refuses is half changed.
+        self.history = state_dict["history"]
+        if state_dict["count"] < 0:
+            raise ValueError(f"count = {state_dict['count']} is negative")
+        self.count = state_dict["count"]
+
+
+class OtherCounter(Counter):
+    """Of another type."""
+
+
+class Text:
+    """State by the other pair of methods, with no more in common with DALI."""
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+
+    def get_state(self) -> str:
+        return self.text
+
+    def set_state(self, state: str) -> None:
+        self.text = state
+
+
+def collected(**counts: int) -> Checkpoint:
+    """The states of counters of these names."""
+    checkpoint = Checkpoint()
+    for name, count in counts.items():
+        checkpoint.register(Counter(count), name)
+    checkpoint.collect()
+    return checkpoint
+
+
+def loaded(path: Any) -> int:
+    """The count of the counter named "counter" in the newest file of a pattern."""
+    checkpoint = Checkpoint()
+    checkpoint.load(path)
+    counter = Counter()
+    checkpoint.register(counter, "counter")
+    return counter.count

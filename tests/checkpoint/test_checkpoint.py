@@ -1,0 +1,418 @@
+"""Registration, collection and restoration (E1): nothing is lost, mixed up or half changed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import RNG
+from stateful_gpu_loader.checkpoint import Checkpoint
+from stateful_gpu_loader.errors import CheckpointError
+from tests.checkpoint.counters import Counter, OtherCounter, Text, collected
+
+
+def held(**counts: int) -> Checkpoint:
+    """A fresh checkpoint that has loaded counters of these names."""
+    checkpoint = Checkpoint()
+    checkpoint.deserialize(collected(**counts).serialize())
+    return checkpoint
+
+
+def test_new_checkpoint_is_empty() -> None:
+    checkpoint = Checkpoint()
+    assert (len(checkpoint), checkpoint.names) == (0, ())
+    assert not checkpoint.is_complete
+    assert not checkpoint.is_loaded
+    assert "counter" not in checkpoint
+    assert repr(checkpoint) == "<Checkpoint of [], no states>"
+
+
+def test_loaded_state_is_applied_at_registration() -> None:
+    """E1."""
+    checkpoint = held(a=3, b=4)
+    assert checkpoint.is_loaded
+    assert not checkpoint.is_complete
+    a, b = Counter(), Counter()
+    assert checkpoint.register(b, "b") == "b"
+    assert (a.count, b.count) == (0, 4)
+    checkpoint.register(a, "a")
+    assert (a.count, b.count) == (3, 4)
+    assert checkpoint.names == ("b", "a")
+    assert len(checkpoint) == 2
+    assert "a" in checkpoint
+    assert repr(checkpoint) == "<Checkpoint of ['b', 'a'], 2 states loaded>"
+
+
+def test_loading_into_registered_objects_waits_for_restore() -> None:
+    """As DALI's."""
+    checkpoint = held(a=3)
+    counter = Counter()
+    checkpoint.register(counter, "a")
+    checkpoint.deserialize(collected(a=5).serialize())
+    assert counter.count == 3
+    checkpoint.restore()
+    assert counter.count == 5
+
+
+def test_registering_again_applies_what_was_loaded_since() -> None:
+    checkpoint, counter = Checkpoint(), Counter(1)
+    checkpoint.register(counter, "a")
+    checkpoint.deserialize(collected(a=5).serialize())
+    assert checkpoint.register(counter) == "a"
+    assert counter.count == 5
+    counter.count = 6
+    checkpoint.register(counter, "a")
+    assert counter.count == 6, "a state is applied once"
+
+
+def test_states_are_either_collected_or_loaded() -> None:
+    checkpoint = held(a=3)
+    checkpoint.register(Counter(), "a")
+    checkpoint.collect()
+    assert (checkpoint.is_complete, checkpoint.is_loaded) == (True, False)
+    checkpoint.deserialize(checkpoint.serialize())
+    assert (checkpoint.is_complete, checkpoint.is_loaded) == (False, True)
+
+
+def test_restore_goes_back_to_what_was_collected() -> None:
+    counter, rng = Counter(7), RNG(42)
+    checkpoint = Checkpoint()
+    checkpoint.register(counter, "a")
+    checkpoint.register(rng, "rng")
+    checkpoint.collect()
+    assert checkpoint.is_complete
+    assert not checkpoint.is_loaded
+    drawn = rng.uniform()
+    for _ in range(2):
+        counter.count = 0
+        checkpoint.restore()
+        assert (counter.count, rng.uniform()) == (7, drawn)
+
+
+def test_states_are_copies_whoever_changes_his() -> None:
+    """What was collected is not the object's, nor what was put in the checkpoint's."""
+    counter = Counter(1)
+    module = torch.nn.Linear(2, 2)
+    before = module.weight.detach().clone()
+    checkpoint = Checkpoint()
+    checkpoint.register(counter, "a")
+    checkpoint.register(module, "module")
+    checkpoint.collect()
+    text = checkpoint.serialize()
+    counter.history.append(2)
+    with torch.no_grad():
+        module.weight += 1
+    checkpoint.get_state("a")["history"].append(3)
+    checkpoint.get_state("module")["weight"].zero_()
+    for _ in range(2):
+        checkpoint.restore()
+        assert counter.history == [1]
+        assert torch.equal(module.weight, before)
+        counter.history.append(4)
+        with torch.no_grad():
+            module.weight.zero_()
+    restored = Checkpoint()
+    restored.deserialize(text)
+    assert torch.equal(restored.get_state("module")["weight"], before)
+    given = {"count": 1, "history": [1]}
+    restored.set_state("a", given)
+    given["count"] = 2
+    assert restored.get_state("a")["count"] == 1
+
+
+def test_automatic_names_tell_the_order_of_registration() -> None:
+    """E1: named objects among them do not shift them."""
+    first = Checkpoint()
+    counters = [Counter(n) for n in range(3)]
+    names = [first.register(counters[0]), first.register(Text("t"), "text")]
+    names += [first.register(counter) for counter in counters[1:]]
+    assert names == ["__object_0", "text", "__object_1", "__object_2"]
+    assert first.register(counters[1]) == "__object_1"
+    first.collect()
+    second = Checkpoint()
+    second.deserialize(first.serialize())
+    restored = [Counter() for _ in range(3)]
+    for counter in restored:
+        second.register(counter)
+    assert [counter.count for counter in restored] == [0, 1, 2]
+    second.register(Text(), "text")
+    second.restore()
+
+
+def test_names_and_objects_are_one_to_one() -> None:
+    checkpoint, counter = Checkpoint(), Counter()
+    checkpoint.register(counter, "a")
+    with pytest.raises(CheckpointError, match=r"'b' .*Counter.* already registered as 'a'"):
+        checkpoint.register(counter, "b")
+    with pytest.raises(CheckpointError, match=r"'a' belongs to another.*Counter.*OtherCounter"):
+        checkpoint.register(OtherCounter(), "a")
+    with pytest.raises(CheckpointError, match="belongs to another"):
+        checkpoint.register(Counter(), "a")
+    assert checkpoint.names == ("a",)
+    assert checkpoint.register(counter, "a") == checkpoint.register(counter) == "a"
+
+
+def test_equal_objects_are_two() -> None:
+    """Objects are told apart by identity, not by ``==``."""
+
+    class Equal(Counter):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    checkpoint = Checkpoint()
+    assert [checkpoint.register(Equal()) for _ in range(2)] == ["__object_0", "__object_1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("", "no name for an object"),
+        (7, "no name for an object"),
+        (b"a", "no name for an object"),
+        ("\ud800", "no name for an object"),
+        ("__object_0", "begins with '__object_', as automatic names do"),
+        ("__object_x", "begins with '__object_'"),
+    ],
+)
+def test_name_that_is_none_is_refused(name: Any, reason: str) -> None:
+    checkpoint = Checkpoint()
+    with pytest.raises(CheckpointError, match=rf"{reason}.*Remedy: "):
+        checkpoint.register(Counter(), name)
+    assert len(checkpoint) == 0
+
+
+def test_registration_after_collection_is_too_late() -> None:
+    checkpoint = collected(a=1)
+    for name in (None, "b"):
+        with pytest.raises(CheckpointError, match=r"(?s)comes too late.*\['a'\].*clear\(\)"):
+            checkpoint.register(Text(), name)
+    assert checkpoint.names == ("a",)
+    checkpoint.clear()
+    checkpoint.register(Text(), "b")
+
+
+def test_object_without_a_loaded_state_is_refused() -> None:
+    checkpoint = held(a=1)
+    for name in (None, "b"):
+        with pytest.raises(CheckpointError, match=r"no state for '(b|__object_0)'.*\['a'\]"):
+            checkpoint.register(Counter(), name)
+    checkpoint.set_state("b", {"count": 9, "history": []})
+    counter = Counter()
+    checkpoint.register(counter, "b")
+    assert counter.count == 9
+
+
+def test_state_of_another_type_is_refused_with_both_types() -> None:
+    """E1: and neither object nor checkpoint is changed."""
+    checkpoint, other = held(a=1), OtherCounter(5)
+    types = r"tests\.checkpoint\.counters\.Counter, .*tests\.checkpoint\.counters\.OtherCounter\."
+    with pytest.raises(CheckpointError, match=types):
+        checkpoint.register(other, "a")
+    assert other.count == 5
+    assert checkpoint.names == ()
+    counter = Counter()
+    checkpoint.register(counter, "a")
+    assert counter.count == 1
+    checkpoint.clear()
+    checkpoint.register(other, "a")
+    checkpoint.deserialize(collected(a=1).serialize())
+    with pytest.raises(CheckpointError, match=types):
+        checkpoint.restore()
+    assert other.count == 5
+
+
+@pytest.mark.parametrize("given", [Counter, "tests.checkpoint.counters.Counter"])
+def test_type_of_a_state_that_is_set_is_checked(given: type | str) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.set_state("a", {"count": 1, "history": []}, given)
+    with pytest.raises(CheckpointError, match="OtherCounter"):
+        checkpoint.register(OtherCounter(), "a")
+    checkpoint.register(Counter(), "a")
+
+
+def test_state_that_is_set_without_a_type_fits_any() -> None:
+    checkpoint, other = Checkpoint(), OtherCounter()
+    checkpoint.register(other, "a")
+    checkpoint.set_state("a", {"count": 1, "history": []})
+    checkpoint.restore()
+    assert other.count == 1
+
+
+def test_set_state_refuses_what_no_object_can_have() -> None:
+    checkpoint = collected(a=1)
+    with pytest.raises(CheckpointError, match=r"no object is registered as 'b'.*\['a'\]"):
+        checkpoint.set_state("b", {})
+    with pytest.raises(CheckpointError, match="object_type = 3 is no class"):
+        checkpoint.set_state("a", {}, 3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"'a' cannot be saved: .*object.*Remedy: "):
+        checkpoint.set_state("a", {"x": object()})
+    with pytest.raises(CheckpointError, match="no name"):
+        checkpoint.set_state("", {})
+    assert checkpoint.get_state("a")["count"] == 1
+
+
+def test_get_state_names_what_there_is() -> None:
+    checkpoint = Checkpoint()
+    with pytest.raises(CheckpointError, match=r"no state of 'a' is known; none is held"):
+        checkpoint.get_state("a")
+    checkpoint.register(Counter(1), "a")
+    with pytest.raises(CheckpointError, match=r"no state of 'a' was collected yet.*\['a'\]"):
+        checkpoint.get_state("a")
+    checkpoint.collect()
+    with pytest.raises(CheckpointError, match=r"'b' is known; states are held of \['a'\]"):
+        checkpoint.get_state("b")
+    assert held(c=3).get_state("c")["count"] == 3, "before its object is registered"
+
+
+def test_collecting_nothing_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="nothing is registered"):
+        Checkpoint().collect()
+
+
+def test_collecting_over_a_state_without_object_is_an_error() -> None:
+    checkpoint = held(a=1, b=2)
+    checkpoint.register(Counter(), "a")
+    for act in (checkpoint.collect, checkpoint.restore):
+        with pytest.raises(CheckpointError, match=r"no object for the states of \['b'\].*\['a'\]"):
+            act()
+    assert checkpoint.get_state("b")["count"] == 2
+
+
+def test_collecting_over_a_state_that_was_not_applied_is_an_error() -> None:
+    """DALI forgets it."""
+    checkpoint, counter = Checkpoint(), Counter(1)
+    checkpoint.register(counter, "a")
+    checkpoint.deserialize(collected(a=5).serialize())
+    with pytest.raises(CheckpointError, match=r"lose the states of \['a'\]"):
+        checkpoint.collect()
+    checkpoint.restore()
+    checkpoint.collect()
+    assert checkpoint.get_state("a")["count"] == 5
+
+
+def test_restoring_without_a_state_is_an_error() -> None:
+    checkpoint = Checkpoint()
+    checkpoint.register(Counter(), "a")
+    with pytest.raises(CheckpointError, match=r"no state to restore.*load\(\)"):
+        checkpoint.restore()
+    checkpoint.register(Counter(), "b")
+    checkpoint.set_state("a", {"count": 5, "history": []})
+    with pytest.raises(CheckpointError, match=r"no state for \['b'\], only for \['a'\]"):
+        checkpoint.restore()
+
+
+def test_object_that_does_not_give_its_state_leaves_the_collected_ones() -> None:
+    class Silent(Counter):
+        silent = False
+
+        def state_dict(self) -> dict[str, Any]:
+            if self.silent:
+                raise RuntimeError("not now")
+            return super().state_dict()
+
+    checkpoint, counter, silent = Checkpoint(), Counter(1), Silent(2)
+    checkpoint.register(counter, "a")
+    checkpoint.register(silent, "b")
+    checkpoint.collect()
+    counter.count, silent.silent = 3, True
+    with pytest.raises(
+        CheckpointError, match=r"'b' \(.*Silent\) cannot be taken: RuntimeError: not now"
+    ):
+        checkpoint.collect()
+    assert checkpoint.get_state("a")["count"] == 1
+
+
+def test_state_without_a_form_is_refused_at_collection() -> None:
+    checkpoint, counter = Checkpoint(), Counter()
+    counter.history = [object()]  # type: ignore[list-item]
+    checkpoint.register(counter, "a")
+    with pytest.raises(CheckpointError, match=r"'a' cannot be saved: .*history.*object"):
+        checkpoint.collect()
+    assert not checkpoint.is_complete
+
+
+def test_damaged_text_changes_nothing() -> None:
+    checkpoint = collected(a=1)
+    text = checkpoint.serialize()
+    for damaged in (text[:-5], text.replace("count", "counT"), "", "{}", b"\xff\xfe"):
+        with pytest.raises(CheckpointError, match="Remedy: "):
+            checkpoint.deserialize(damaged)
+    assert checkpoint.is_complete
+    assert checkpoint.get_state("a")["count"] == 1
+    checkpoint.deserialize(text.encode())
+    assert checkpoint.is_loaded
+
+
+def test_serialising_nothing_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="no states to save"):
+        Checkpoint().serialize()
+
+
+def test_clear_forgets_all_and_leaves_the_objects() -> None:
+    checkpoint = collected(a=1)
+    counter = Counter(4)
+    checkpoint.clear()
+    assert (checkpoint.names, checkpoint.is_complete, checkpoint.is_loaded) == ((), False, False)
+    with pytest.raises(CheckpointError, match="no states"):
+        checkpoint.serialize()
+    assert checkpoint.register(counter) == "__object_0"
+    assert counter.count == 4
+
+
+def test_torch_objects_go_on_exactly() -> None:
+    """E1: module, optimizer, scheduler and scaler, with dropout, against an uninterrupted run."""
+
+    def build() -> dict[str, Any]:
+        torch.manual_seed(1)
+        module = torch.nn.Sequential(
+            torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
+        )
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+        return {
+            "module": module,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "torch": torch.default_generator,
+            "python": random,
+            "numpy": np.random,
+            "own": random.Random(1),
+            "generator": np.random.default_rng(2),
+            "mixed": RNG(3),
+        }
+
+    def steps(objects: dict[str, Any], count: int) -> list[Any]:
+        seen = []
+        for _ in range(count):
+            inputs = torch.tensor(np.random.rand(8, 4) * objects["generator"].random())
+            scale = random.random() + objects["own"].random() + objects["mixed"].uniform()
+            loss = (objects["module"](inputs.float()) * scale).square().mean()
+            objects["optimizer"].zero_grad()
+            loss.backward()
+            objects["optimizer"].step()
+            objects["scheduler"].step()
+            seen.append((loss.item(), objects["scheduler"].get_last_lr()))
+        return seen
+
+    objects = build()
+    checkpoint = Checkpoint()
+    for name, thing in objects.items():
+        checkpoint.register(thing, name)
+    steps(objects, 5)
+    checkpoint.collect()
+    text = checkpoint.serialize()
+    expected = steps(objects, 10)
+
+    fresh, resumed = build(), Checkpoint()
+    resumed.deserialize(text)
+    for name, thing in fresh.items():
+        resumed.register(thing, name)
+    assert steps(fresh, 10) == expected
+    resumed.restore()
+    assert steps(fresh, 10) == expected

@@ -1,0 +1,63 @@
+"""DALI's dynamic readers and RNGs register in a Checkpoint (E2)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.checkpoint import Checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> None:
+    """E2: in a process of its own, which may hold DALI's threads."""
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    for label in range(12):
+        (tmp_path / "files" / f"{label:02d}").mkdir(parents=True)
+        (tmp_path / "files" / f"{label:02d}" / "0.jpg").write_bytes(bytes([label]))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.dali_objects", str(tmp_path / "files")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all hold\n"
+
+
+@pytest.mark.parametrize(("backend", "streams"), [("cpu", {}), ("gpu", {"cuda_stream": 77})])
+def test_reader_on_a_gpu_is_asked_on_its_stream(
+    monkeypatch: pytest.MonkeyPatch, backend: str, streams: dict[str, int]
+) -> None:
+    """DALI's own Checkpoint does so; and asks what has no stream without."""
+    asked: list[dict[str, Any]] = []
+
+    class Reader:
+        _backend = backend
+
+        def get_state(self, **given: Any) -> object:
+            asked.append(given)
+            return SimpleNamespace(__str__=None)
+
+        def set_state(self, state: str) -> None:
+            pytest.fail("nothing is restored")
+
+    Reader.__module__ = "nvidia.dali.experimental.dynamic.readers"
+    current = SimpleNamespace(current=lambda: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setitem(
+        sys.modules,
+        "nvidia.dali.experimental.dynamic._eval_context",
+        SimpleNamespace(EvalContext=current),
+    )
+    checkpoint = Checkpoint()
+    checkpoint.register(Reader(), "reader")
+    checkpoint.collect()
+    assert asked == [streams]
+    assert checkpoint.get_state("reader").startswith("namespace(")

@@ -1,0 +1,110 @@
+"""A run that saves, dies and goes on is the run that was never interrupted (E1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import RNG, FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.checkpoint import Checkpoint
+from tests.images import write_photo_folder
+
+BATCHES = 12
+
+
+def objects(root: Path, num_workers: int) -> dict[str, Any]:
+    train = StatefulGPULoader(
+        FolderSource(str(root)),
+        batch_size=3,
+        shuffle=True,
+        seed=5,
+        num_workers=num_workers,
+        transform=[T.RandomResizedCrop(24), T.RandomHorizontalFlip(0.5)],
+    )
+    validation = StatefulGPULoader(list(range(20)), batch_size=4, shuffle=True, seed=6)
+    torch.manual_seed(0)
+    module = torch.nn.Linear(24 * 24 * 3, 2)
+    return {
+        "train": train,
+        "validation": validation,
+        "noise": RNG(9),
+        "generator": torch.Generator().manual_seed(3),
+        "numpy": np.random.default_rng(4),
+        "module": module,
+        "optimizer": torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+    }
+
+
+def run(found: dict[str, Any], checkpoint: Checkpoint, path: Path | None) -> list[Any]:
+    """What each step sees, to the end; saved after each."""
+    seen: list[Any] = []
+    validation = iter(found["validation"])
+    epochs = range(found["train"].state_dict()["epoch"], 3)
+    for _ in epochs:
+        for images, targets in found["train"]:
+            noise = found["noise"].uniform(size=2).tolist()
+            noise += torch.rand(2, generator=found["generator"]).tolist()
+            noise += found["numpy"].random(2).tolist()
+            loss = found["module"](images.float().flatten(1) / 255).square().mean() * noise[0]
+            found["optimizer"].zero_grad()
+            loss.backward()
+            found["optimizer"].step()
+            numbers = next(validation, None)
+            if numbers is None:
+                validation = iter(found["validation"])
+            seen.append((images.clone(), targets, noise, loss.item(), numbers))
+            if path is not None:
+                checkpoint.collect()
+                checkpoint.save(path)
+    return seen
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+        for pairs in (
+            [(x, y) for x, y in zip(step, twin, strict=True) if x is not None or y is not None]
+            for step, twin in zip(one, other, strict=True)
+        )
+    )
+
+
+def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
+    """E1: pixels, orders, every generator and the losses, over three epochs."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
+    found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
+    for name, thing in found.items():
+        checkpoint.register(thing, name)
+    expected = run(found, checkpoint, tmp_path / "run_{seq}.json")
+    assert len(expected) == 9
+    for step in range(len(expected)):
+        resumed, fresh = Checkpoint(), objects(tmp_path / "photos", 0)
+        resumed.load(tmp_path / f"run_{step}.json")
+        for name, thing in fresh.items():
+            resumed.register(thing, name)
+        assert same(run(fresh, resumed, None), expected[step + 1 :]), step
+
+
+@pytest.mark.parametrize("register_first", [True, False])
+def test_run_goes_on_exactly_on_workers(tmp_path: Path, register_first: bool) -> None:
+    """E1: the checkpoint of a run without workers, loaded before or after registration."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
+    found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
+    for name, thing in found.items():
+        checkpoint.register(thing, name)
+    expected = run(found, checkpoint, tmp_path / "run_{seq}.json")
+    resumed, fresh = Checkpoint(), objects(tmp_path / "photos", 2)
+    acts = [
+        lambda: [resumed.register(thing, name) for name, thing in fresh.items()],
+        lambda: resumed.load(tmp_path / "run_1.json"),
+    ]
+    for act in acts if register_first else acts[::-1]:
+        act()
+    if register_first:
+        resumed.restore()
+    assert same(run(fresh, resumed, None), expected[2:])

@@ -1,0 +1,429 @@
+"""Files are whole or not there at all, whenever the writer dies or fails (E1)."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import resource
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.checkpoint import Checkpoint
+from stateful_gpu_loader.errors import CheckpointError
+from tests.checkpoint.counters import Counter, collected, loaded
+from tests.storage.processes import in_a_fork, open_descriptors
+
+PATHS = ("run_{seq:04d}.json", "last.json")
+CALLS = ("open", "write", "fsync", "link", "replace", "unlink", "close", "listdir", "fstat")
+"""Of ``os``, in which a writer may die or fail."""
+
+
+@pytest.fixture(autouse=True)
+def forks_of_threads() -> Iterator[None]:
+    """From Python 3.12 a fork of a process with threads warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        yield
+
+
+def save(path: Path, count: int, keep: int | None = None) -> str:
+    return collected(counter=count).save(path, keep=keep)
+
+
+def parts(folder: Path) -> list[str]:
+    return [name for name in os.listdir(folder) if name.endswith(".part")]
+
+
+def die(call: str = "") -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_call(number: int, act: Callable[[str], None]) -> Iterator[int]:
+    """In this process, ``act`` before one of the calls of the operating system.
+
+    Returns:
+        What counts the calls.
+    """
+    calls = itertools.count()
+
+    def watched(name: str, original: Any) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            if next(calls) == number:
+                act(name)
+            return original(*given)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, watched(name, getattr(os, name)))
+    return calls
+
+
+def after_bytes(count: int, act: Callable[[], None]) -> None:
+    """In this process, ``act`` once a write has written so many bytes."""
+    original = os.write
+
+    def write(descriptor: int, data: Any) -> int:
+        original(descriptor, bytes(data)[:count])
+        act()
+        return len(data)
+
+    os.write = write  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
+    tmp_path: Path, name: str
+) -> None:
+    """E1, E6: a real SIGKILL after k bytes of the write."""
+    path = tmp_path / name
+    length = os.path.getsize(save(path, 1))
+
+    def killed_after(count: int) -> Callable[[], bool]:
+        def work() -> bool:
+            after_bytes(count, die)
+            save(path, 2)
+            return False
+
+        return work
+
+    for count in [*range(0, length, 16), length - 1, length]:
+        assert in_a_fork(killed_after(count)) == -signal.SIGKILL
+        assert parts(tmp_path)
+        assert loaded(path) == 1
+        assert len(os.listdir(tmp_path)) == 2, "the next writer removes what the last one left"
+    save(path, 3)
+    assert loaded(path) == 3
+    assert not parts(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "keep"), [(PATHS[0], None), (PATHS[0], 1), (PATHS[1], None)])
+def test_killed_writer_leaves_a_whole_file_at_any_call(
+    tmp_path: Path, name: str, keep: int | None
+) -> None:
+    """E1: killed before each call of the operating system, until one save is through."""
+    path = tmp_path / name
+    for number in range(100):
+        previous, count = 2 * number, 2 * number + 1
+        save(path, previous, keep)
+
+        def work(number: int = number, count: int = count) -> bool:
+            before_call(number, die)
+            save(path, count, keep)
+            return True
+
+        status = in_a_fork(work)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert loaded(path) in ((count,) if status == 0 else (previous, count))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL
+    assert number > 8
+    assert not parts(tmp_path)
+    if keep:
+        assert len(os.listdir(tmp_path)) == keep
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("name", PATHS)
+def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
+    tmp_path: Path, name: str, code: int
+) -> None:
+    """E1: the disk is full, or fails, at each call in turn; the next save goes on."""
+    path = tmp_path / name
+
+    failed_in = []
+
+    def fail(call: str) -> None:
+        failed_in.append(call)
+        raise OSError(code, os.strerror(code))
+
+    for number in range(100):
+        previous, count = 2 * number, 2 * number + 1
+        save(path, previous)
+        failure = None
+        with pytest.MonkeyPatch.context() as patch:
+            for call in CALLS:
+                patch.setattr(os, call, getattr(os, call))
+            calls = before_call(number, fail)
+            try:
+                save(path, count)
+            except CheckpointError as error:
+                failure = error
+        assert loaded(path) in ((count,) if failure is None else (previous, count))
+        if failure is not None:
+            assert os.strerror(code) in str(failure)
+            assert "The files before it are whole. Remedy: make room" in str(failure)
+            assert isinstance(failure.__cause__, OSError)
+        if next(calls) <= number:
+            break
+    assert {"open", "write", "fsync", "listdir", "close"} <= set(failed_in)
+    save(path, 10**6)
+    assert loaded(path) == 10**6
+    assert not parts(tmp_path), failed_in
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_size_limit_leaves_the_previous_file_whole_and_no_other(tmp_path: Path, name: str) -> None:
+    """E1: a write that the operating system itself cuts short."""
+    path = tmp_path / name
+    before = os.path.basename(save(path, 1))
+
+    def work() -> bool:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        try:
+            save(path, 2)
+        except CheckpointError as error:
+            return "File too large" in str(error) and os.listdir(tmp_path) == [before]
+        return False
+
+    assert in_a_fork(work) == 0
+    assert loaded(path) == 1
+
+
+def test_write_in_pieces_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large file the operating system writes a part at a time."""
+    original = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: original(descriptor, data[:7]))
+    save(tmp_path / "last.json", 5)
+    assert loaded(tmp_path / "last.json") == 5
+
+
+def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E1: what has a name outlasts a loss of power; old files go only then."""
+    path = tmp_path / "new" / "folder" / PATHS[0]
+    seen: list[str] = []
+
+    def fsync(descriptor: int, original: Any = os.fsync) -> None:
+        target = os.readlink(f"/proc/self/fd/{descriptor}")
+        seen.append("part" if target.endswith(".part") else os.path.basename(target))
+        original(descriptor)
+
+    def tell(name: str, about: str) -> None:
+        original = getattr(os, name)
+
+        def call(*given: Any) -> None:
+            if name != "unlink" or not given[0].endswith(".part"):
+                seen.append(about)
+            original(*given)
+
+        monkeypatch.setattr(os, name, call)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    tell("link", "named")
+    tell("unlink", "old removed")
+    save(path, 1)
+    assert seen == [tmp_path.name, "new", "part", "named", "folder"]
+    seen.clear()
+    save(path, 2, keep=1)
+    assert seen == ["part", "named", "folder", "old removed"]
+
+
+def test_folder_that_cannot_be_synced_by_nature_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int, original: Any = os.fsync) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save(tmp_path / PATHS[0], 4)
+    assert loaded(tmp_path / PATHS[0]) == 4
+
+
+def test_folder_that_fails_to_be_synced_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing old is removed: the new file may not outlast a loss of power."""
+    save(tmp_path / PATHS[0], 1)
+
+    def fsync(descriptor: int, original: Any = os.fsync) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, "Input/output error")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        save(tmp_path / PATHS[0], 2, keep=1)
+    assert sorted(os.listdir(tmp_path)) == ["run_0000.json", "run_0001.json"]
+
+
+def test_without_hard_links_files_are_numbered_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network and FAT file systems have none."""
+    path = tmp_path / PATHS[0]
+
+    def link(part: str, target: str) -> None:
+        if target.endswith("0001.json") and not os.path.exists(target):
+            Path(target).write_text("taken meanwhile")
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    assert [os.path.basename(save(path, count)) for count in (1, 2)] == [
+        "run_0000.json",
+        "run_0002.json",
+    ]
+    assert (tmp_path / "run_0001.json").read_text() == "taken meanwhile"
+    assert loaded(path) == 2
+
+    def replace(part: str, target: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        save(path, 3)
+    assert sorted(os.listdir(tmp_path)) == [f"run_000{number}.json" for number in range(3)]
+
+
+def test_link_that_fails_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there are no links is there another way."""
+
+    def link(part: str, target: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        save(tmp_path / PATHS[0], 1)
+    assert not os.listdir(tmp_path)
+
+
+def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: Path) -> None:
+    """E1: nobody's file is replaced by another's."""
+    path = tmp_path / PATHS[0]
+    children = []
+    for writer in range(4):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                for count in range(10):
+                    save(path, 100 * writer + count)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    names = sorted(os.listdir(tmp_path))
+    assert names == [f"run_{number:04d}.json" for number in range(40)]
+    counts = [loaded(tmp_path / name) for name in names]
+    assert sorted(counts) == [100 * writer + count for writer in range(4) for count in range(10)]
+    of_one = [count for count in counts if count < 100]
+    assert of_one == sorted(of_one)
+
+
+def test_number_taken_meanwhile_is_left_to_whom_it_belongs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / PATHS[0]
+    save(path, 1)
+    listed = os.listdir(tmp_path)
+    save(path, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda folder: listed)
+        assert save(path, 3).endswith("run_0002.json")
+    assert [loaded(tmp_path / f"run_000{number}.json") for number in range(3)] == [1, 2, 3]
+
+
+def test_number_is_chosen_after_the_file_is_written(tmp_path: Path) -> None:
+    """A long write is not overtaken by the numbers, and removals, of another process."""
+    path = tmp_path / PATHS[0]
+
+    def work() -> bool:
+        def meanwhile() -> None:
+            os.write = original
+            for count in (1, 2, 3):
+                save(path, count, keep=1)
+
+        original = os.write
+        after_bytes(10**6, meanwhile)
+        return save(path, 4).endswith("run_0003.json")
+
+    assert in_a_fork(work) == 0
+    assert loaded(path) == 4
+
+
+def test_parts_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    path = tmp_path / PATHS[0]
+    dead, living = (tmp_path / f".run_.json.{digit * 16}.part" for digit in "ab")
+    others = [tmp_path / ".run_.json.part", tmp_path / ".run_0001.json.tmp", tmp_path / "x.part"]
+    for file in (dead, living, *others):
+        file.write_text("{")
+    folder = tmp_path / f".run_.json.{'c' * 16}.part"
+    folder.mkdir()
+    with open(living) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        save(path, 1)
+    assert not dead.exists()
+    assert all(file.exists() for file in (living, folder, *others))
+    assert loaded(path) == 1
+
+
+def test_part_removed_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer may look at the moment between a part's making and its locking."""
+    path = tmp_path / PATHS[0]
+    taken = []
+
+    def flock(descriptor: int, operation: int, original: Any = fcntl.flock) -> None:
+        if not taken:
+            taken.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            os.unlink(taken[0])
+        original(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = open_descriptors()
+    save(path, 1)
+    assert taken
+    assert open_descriptors() == before
+    assert loaded(path) == 1
+
+
+def test_one_file_behind_a_link_is_replaced_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "last.json"
+    link.symlink_to(tmp_path / "real" / "file.json")
+    for count in (1, 2):
+        assert save(link, count) == str(link)
+        assert link.is_symlink()
+        assert loaded(tmp_path / "real" / "file.json") == count
+    assert os.listdir(tmp_path / "real") == ["file.json"]
+
+
+def test_files_have_the_permissions_that_other_files_have(tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    written = save(tmp_path / PATHS[0], 1)
+    assert os.stat(written).st_mode == os.stat(tmp_path / "other").st_mode
+
+
+def test_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / PATHS[0], tmp_path / "file" / "new" / PATHS[1]):
+        with pytest.raises(CheckpointError, match=r"could not be written: Not a directory"):
+            save(path, 1)
+    (tmp_path / "last.json").mkdir()
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        save(tmp_path / "last.json", 1)
+    assert sorted(os.listdir(tmp_path)) == ["file", "last.json"]
+
+
+def test_file_of_a_megabyte_is_written_and_read(tmp_path: Path) -> None:
+    counter = Counter()
+    counter.history = list(range(10**5))
+    checkpoint = Checkpoint()
+    checkpoint.register(counter, "counter")
+    checkpoint.collect()
+    checkpoint.save(tmp_path / PATHS[0])
+    assert loaded(tmp_path / PATHS[0]) == 0

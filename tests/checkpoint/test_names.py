@@ -1,0 +1,123 @@
+"""Which names are of a pattern (E1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.checkpoint.names import Pattern
+from stateful_gpu_loader.errors import CheckpointError
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("run_{seq:04d}.json", "run_0007.json"),
+        ("run_{seq:04}.json", "run_0007.json"),
+        ("{seq}", "7"),
+        ("a/b/{seq:d}x", "a/b/7x"),
+        ("/r{{1}}/{seq}.{{}}", "/r{1}/7.{}"),
+        ("last.json", "last.json"),
+        ("a{{seq}}", "a{seq}"),
+    ],
+)
+def test_a_pattern_is_a_format_string(text: str, path: str) -> None:
+    pattern = Pattern.of(text)
+    assert pattern.path(7) == path
+    assert pattern.is_numbered == ("7" in path)
+    assert Pattern.of(Path(text)).path(7) == path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("run_{epoch}_{seq}.json", "{epoch} is no field"),
+        ("run_{}.json", "{} is no field"),
+        ("run_{seq!r}.json", "{seq!r} is no field"),
+        ("run_{seq.real}.json", "{seq.real} is no field"),
+        ("run_{seq[0]}.json", "is no field"),
+        ("{seq}_{seq}.json", "twice"),
+        ("run_{seq:x}.json", "'x' gives no plain number"),
+        ("run_{seq:4d}.json", "'4d' gives no plain number"),
+        ("run_{seq:,}.json", "gives no plain number"),
+        ("run_{seq:{width}}.json", "gives no plain number"),
+        ("run_{seq:0999999999d}.json", "gives no plain number"),
+        ("{seq}/run.json", "stands in its folder"),
+        ("run_{seq", "Remedy: write {{ and }}"),
+        ("run_}.json", "Remedy: write {{ and }}"),
+        ("runs/", "names no file"),
+        ("", "names no file"),
+        ("..", "names no file"),
+        ("run_\0.json", "is no path"),
+        (b"run.json", "is no path"),
+        (7, "is no path"),
+        (None, "is no path"),
+    ],
+)
+def test_another_field_or_no_name_is_refused(text: Any, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=r"names no checkpoint: .*Remedy: ") as caught:
+        Pattern.of(text)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["run_{seq:04d}.json", "{seq}", "a.{seq:02d}", "[x]*{seq}?"])
+@given(number=st.integers(0, 10**18 - 1))
+def test_a_number_has_one_name_and_a_name_one_number(text: str, number: int) -> None:
+    pattern = Pattern.of(text)
+    assert pattern.number(pattern.path(number)) == number
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run_7.json",
+        "run_00007.json",
+        # Digits of another script, of which int() makes 7.
+        "run_\u0660\u0660\u0660\u0667.json",
+        "run_-007.json",
+        "run_+007.json",
+        "run_0_07.json",
+        "run_ 007.json",
+        "run_0007.json\n",
+        "run_0007.json.bak",
+        "xrun_0007.json",
+        "run_.json",
+        "run_0007json",
+        "run_" + "9" * 5000 + ".json",
+        ".run_.json." + TOKEN + ".part",
+    ],
+)
+def test_other_names_have_no_number(name: str) -> None:
+    assert Pattern.of("run_{seq:04d}.json").number(name) is None
+
+
+def test_what_stands_before_and_after_the_number_does_not_overlap() -> None:
+    assert Pattern.of("ab{seq}ba").number("aba") is None
+
+
+def test_files_are_listed_from_the_highest_number(tmp_path: Path) -> None:
+    for name in ("2", "10", "9", "010", "x", "1 "):
+        (tmp_path / name).touch()
+    assert list(Pattern.of(tmp_path / "{seq}").files()) == [10, 9, 2]
+    assert Pattern.of(tmp_path / "missing" / "{seq}").files() == {}
+    assert Pattern.of(tmp_path / "x" / "{seq}").files() == {}
+
+
+def test_parts_are_known_by_their_token() -> None:
+    pattern = Pattern.of("runs/run_{seq}.json")
+    part = pattern.part_name(TOKEN)
+    others = [f"{part}x", part[1:], part.replace("f", "g"), part.replace("run", "walk")]
+    assert list(pattern.parts([part, *others])) == [f"runs/{part}"]
+    assert pattern.number(part) is None
+
+
+def test_a_wide_number_is_found_again(tmp_path: Path) -> None:
+    pattern = Pattern.of(tmp_path / "run_{seq:020d}.json")
+    Path(pattern.path(7)).touch()
+    assert list(pattern.files()) == [7]

@@ -1,0 +1,193 @@
+"""What can be registered, and under which type it is kept (E1)."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import RNG, ShuffledSampler, StatefulGPULoader
+from stateful_gpu_loader.checkpoint import Checkpoint
+from stateful_gpu_loader.checkpoint.document import SavedState
+from stateful_gpu_loader.checkpoint.objects import Stateful, type_name
+from stateful_gpu_loader.errors import CheckpointError
+from tests.checkpoint.counters import Counter, Text
+
+MODULE = torch.nn.Linear(2, 2)
+SGD = torch.optim.SGD(MODULE.parameters(), lr=0.1, momentum=0.9)
+
+TYPES = {
+    "stateful_gpu_loader.StatefulGPULoader": lambda: StatefulGPULoader([1, 2]),
+    "stateful_gpu_loader.ShuffledSampler": lambda: ShuffledSampler([1, 2]),
+    "stateful_gpu_loader.RNG": lambda: RNG(1),
+    "torch.nn.Linear": lambda: MODULE,
+    "torch.optim.SGD": lambda: SGD,
+    "torch.optim.lr_scheduler.StepLR": lambda: torch.optim.lr_scheduler.StepLR(SGD, 2),
+    "torch.optim.lr_scheduler.MultiStepLR": lambda: torch.optim.lr_scheduler.MultiStepLR(SGD, [2]),
+    "torch.Generator": torch.Generator,
+    "random.Random": lambda: random.Random(1),
+    "module random": lambda: random,
+    "module numpy.random": lambda: np.random,
+    "numpy.random.Generator": lambda: np.random.default_rng(1),
+    "numpy.random.RandomState": lambda: np.random.RandomState(1),
+    "numpy.random.Philox": lambda: np.random.Philox(1),
+    "numpy.random.MT19937": lambda: np.random.MT19937(1),
+    "tests.checkpoint.counters.Counter": Counter,
+    "tests.checkpoint.counters.Text": Text,
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_state_survives_a_text_and_is_kept_under_the_public_name(name: str) -> None:
+    """E1."""
+    thing = TYPES[name]()
+    saved = Checkpoint()
+    saved.register(thing, "it")
+    saved.collect()
+    assert f'"type": "{name}"' in saved.serialize()
+    checkpoint = Checkpoint()
+    checkpoint.deserialize(saved.serialize())
+    checkpoint.register(TYPES[name](), "it")
+    checkpoint.restore()
+    checkpoint.collect()
+    of_states = [text.serialize().partition('"states"')[2] for text in (saved, checkpoint)]
+    assert of_states[0] == of_states[1]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        (lambda: torch.Generator().manual_seed(3), lambda g: torch.rand(3, generator=g).tolist()),
+        (lambda: random.Random(3), lambda g: [g.random(), g.gauss()]),
+        (lambda: np.random.default_rng(3), lambda g: g.normal(size=3).tolist()),
+        (lambda: np.random.RandomState(3), lambda g: g.normal(size=3).tolist()),
+        (lambda: np.random.Generator(np.random.SFC64(3)), lambda g: g.random(3).tolist()),
+    ],
+)
+def test_generators_go_on_exactly(draw: Any) -> None:
+    build, numbers = draw
+    generator = build()
+    numbers(generator)
+    saved = Checkpoint()
+    saved.register(generator)
+    saved.collect()
+    expected = [numbers(generator) for _ in range(3)]
+    checkpoint, restored = Checkpoint(), build()
+    checkpoint.deserialize(saved.serialize())
+    checkpoint.register(restored)
+    assert [numbers(restored) for _ in range(3)] == expected
+
+
+class OnlyTakes:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("thing", "reason"),
+    [
+        (object(), "builtins.object has no state that can be taken and put back"),
+        (None, "builtins.NoneType has no state"),
+        (3, "builtins.int has no state"),
+        ({"a": 1}, "builtins.dict has no state"),
+        (torch.zeros(2), "torch.Tensor has no state"),
+        (torch.utils.data.DataLoader([1]), "torch.utils.data.DataLoader has no state"),
+        (OnlyTakes(), r"OnlyTakes has no state .*: state_dict\(\) without load_state_dict\(\)"),
+        (os, "module os has no state"),
+        (RNG, "stateful_gpu_loader.RNG is a class and has no state"),
+        (torch.nn.Linear, "torch.nn.Linear is a class"),
+    ],
+)
+def test_object_without_a_state_is_refused_by_name(thing: Any, reason: str) -> None:
+    checkpoint = Checkpoint()
+    with pytest.raises(CheckpointError, match=rf"{reason}.*Remedy: register "):
+        checkpoint.register(thing, "it")
+    assert len(checkpoint) == 0
+
+
+def test_generator_of_another_algorithm_is_refused() -> None:
+    """NumPy's Generator is of one type whatever it draws from."""
+    saved = Checkpoint()
+    saved.register(np.random.default_rng(1), "it")
+    saved.collect()
+    checkpoint, other = Checkpoint(), np.random.Generator(np.random.Philox(1))
+    checkpoint.deserialize(saved.serialize())
+    with pytest.raises(CheckpointError, match=r"'it' .* of a PCG64, .* from a Philox"):
+        checkpoint.register(other, "it")
+    assert other.random() == np.random.Generator(np.random.Philox(1)).random()
+    checkpoint.set_state("it", 3)
+    with pytest.raises(CheckpointError, match="of a None"):
+        checkpoint.register(other, "it")
+
+
+def test_class_may_move_inside_its_package() -> None:
+    """The state is kept under the shortest name; the longer ones, of older files, are known."""
+    thing = Stateful("rng", RNG(1))
+    for known in ("stateful_gpu_loader.RNG", "stateful_gpu_loader.rng.RNG"):
+        thing.check(SavedState.of(known, "x"))
+    for other in ("RNG", "rng.RNG", "stateful_gpu_loader.loader.RNG", "RNG.RNG"):
+        with pytest.raises(CheckpointError, match="is of type"):
+            thing.check(SavedState.of(other, "x"))
+
+
+def test_class_of_a_function_or_of_no_module_has_a_name() -> None:
+    class Local(Counter):
+        pass
+
+    assert type_name(Local()) == (
+        f"{__name__}.test_class_of_a_function_or_of_no_module_has_a_name.<locals>.Local"
+    )
+    Local.__module__ = "gone.away"
+    assert type_name(Local()).startswith("gone.away.test_class")
+
+
+def test_class_of_the_same_name_elsewhere_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, module = types.ModuleType("pack"), types.ModuleType("pack.inner")
+
+    class Thing(Counter):
+        pass
+
+    Thing.__module__, Thing.__qualname__ = "pack.inner", "Thing"
+    package.Thing = Counter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pack", package)
+    monkeypatch.setitem(sys.modules, "pack.inner", module)
+    assert type_name(Thing()) == "pack.inner.Thing"
+    package.Thing = Thing  # type: ignore[attr-defined]
+    assert type_name(Thing()) == "pack.Thing"
+
+
+def test_tensors_leave_their_graph_and_their_memory() -> None:
+    counter = Counter()
+    weight = torch.ones(2, requires_grad=True)
+    counter.history = [(weight * 2).detach(), weight.detach()[:1]]  # type: ignore[list-item]
+    saved = Stateful("it", counter).take()
+    assert [tensor.tolist() for tensor in saved.state["history"]] == [[2.0, 2.0], [1.0]]
+    with torch.no_grad():
+        weight.zero_()
+    assert saved.state["history"][1].tolist() == [1.0]
+    assert saved.state["history"][1].untyped_storage().nbytes() == 4
+
+
+@pytest.mark.needs_cuda
+def test_state_on_a_gpu_is_saved_from_and_put_back_onto_it() -> None:
+    module = torch.nn.Linear(2, 2, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(3)
+    checkpoint = Checkpoint()
+    checkpoint.register(module, "module")
+    checkpoint.register(generator, "generator")
+    before, drawn = module.weight.detach().clone(), None
+    checkpoint.collect()
+    drawn = torch.rand(3, device="cuda", generator=generator)
+    with torch.no_grad():
+        module.weight.zero_()
+    checkpoint.deserialize(checkpoint.serialize())
+    checkpoint.restore()
+    assert module.weight.device.type == "cuda"
+    assert torch.equal(module.weight, before)
+    assert torch.equal(torch.rand(3, device="cuda", generator=generator), drawn)

@@ -1,0 +1,194 @@
+"""States are put into all objects or into none (E1: nothing is lost or half changed)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader import RNG, StatefulGPULoader
+from stateful_gpu_loader.checkpoint import Checkpoint
+from stateful_gpu_loader.errors import CheckpointError, StateMismatch
+from tests.checkpoint.counters import Counter, OtherCounter
+
+BAD = {"count": -1, "history": ["half changed"]}
+GOOD = {"count": 8, "history": [8]}
+
+
+class Shy(Counter):
+    """Has no state to give before it has begun."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not begun")
+
+
+class Stubborn(Counter):
+    """Takes one state and no other."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.count:
+            raise RuntimeError("not twice")
+        super().load_state_dict(state_dict)
+
+
+class Interrupted(Counter):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = 99
+        if state_dict["count"] == 8:
+            raise KeyboardInterrupt
+        super().load_state_dict(state_dict)
+
+
+def with_states(states: dict[str, Any], objects: dict[str, Any]) -> Checkpoint:
+    checkpoint = Checkpoint()
+    for name, thing in objects.items():
+        checkpoint.register(thing, name)
+    for name, state in states.items():
+        checkpoint.set_state(name, state)
+    return checkpoint
+
+
+def test_object_that_refuses_leaves_all_as_they_were() -> None:
+    objects = {name: Counter(number) for number, name in enumerate("abcd", start=1)}
+    checkpoint = with_states({**dict.fromkeys("abd", GOOD), "c": BAD}, objects)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore()
+    assert [counter.count for counter in objects.values()] == [1, 2, 3, 4]
+    assert [counter.history for counter in objects.values()] == [[1], [2], [3], [4]]
+    text = str(caught.value)
+    assert (
+        "'c' (tests.checkpoint.counters.Counter) refused its state: ValueError: count = -1" in text
+    )
+    assert "['a', 'b'] had been restored before it" in text
+    assert "The former state is back in ['a', 'b', 'c']" in text
+    assert isinstance(caught.value.__cause__, ValueError)
+    checkpoint.set_state("c", GOOD)
+    checkpoint.restore()
+    assert [counter.count for counter in objects.values()] == [8] * 4
+
+
+def test_everything_is_checked_before_anything_is_changed() -> None:
+    class Watched(Counter):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            pytest.fail("changed before all was checked")
+
+    checkpoint = with_states({"a": GOOD}, {"a": Watched(1), "b": OtherCounter(2)})
+    checkpoint.set_state("b", GOOD, Counter)
+    with pytest.raises(CheckpointError, match="OtherCounter"):
+        checkpoint.restore()
+
+
+def test_registration_that_fails_leaves_object_and_state() -> None:
+    """E1: the state is there for another object."""
+    checkpoint, counter = with_states({"a": BAD}, {}), Counter(3)
+    with pytest.raises(CheckpointError, match=r"(?s)'a' .*refused.*back in \['a'\]"):
+        checkpoint.register(counter, "a")
+    assert (counter.count, counter.history) == (3, [3])
+    assert checkpoint.names == ()
+    assert checkpoint.get_state("a") == BAD
+    checkpoint.set_state("a", GOOD)
+    checkpoint.register(counter, "a")
+    assert counter.count == 8
+
+
+def test_half_loaded_module_gets_its_weights_back() -> None:
+    """torch copies what fits before it refuses the rest."""
+    checkpoint = with_states(
+        {"net": {"0.weight": torch.full((2, 2), 7.0), "0.bias": torch.zeros(3)}}, {}
+    )
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match="size mismatch"):
+        checkpoint.register(module, "net")
+    assert all(torch.equal(before[name], now) for name, now in module.state_dict().items())
+
+
+def test_interrupt_leaves_all_as_they_were_and_passes() -> None:
+    objects = {"a": Counter(1), "b": Interrupted(2)}
+    with pytest.raises(KeyboardInterrupt):
+        with_states(dict.fromkeys("ab", GOOD), objects).restore()
+    assert [counter.count for counter in objects.values()] == [1, 2]
+
+
+def test_object_without_a_state_of_its_own_comes_last() -> None:
+    """So that the others, which have a way back, may still refuse."""
+    objects = {"a": Shy(1), "b": Counter(2)}
+    checkpoint = with_states({"a": GOOD, "b": BAD}, objects)
+    with pytest.raises(CheckpointError, match=r"(?s)'b' .*refused.*back in \['b'\]"):
+        checkpoint.restore()
+    assert [counter.count for counter in objects.values()] == [1, 2]
+    checkpoint.set_state("b", GOOD)
+    checkpoint.restore()
+    assert [counter.count for counter in objects.values()] == [8, 8]
+
+
+def test_object_that_cannot_be_put_back_is_named() -> None:
+    objects = {"a": Stubborn(0), "b": Counter(1), "c": Shy(2)}
+    checkpoint = with_states({"a": GOOD, "b": GOOD, "c": BAD}, objects)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore()
+    text = str(caught.value)
+    assert "back in ['b']" in text
+    assert "former state of ['a', 'c'] could not be put back. Remedy: build these anew" in text
+    assert objects["b"].count == 1
+
+
+def test_mismatch_of_a_loader_is_named_and_changes_nothing() -> None:
+    """The loader's own error is the cause."""
+
+    def build(drop_last: bool) -> StatefulGPULoader[int]:
+        return StatefulGPULoader([1, 2, 3, 4], batch_size=2, seed=1, drop_last=drop_last)
+
+    saved, rng = Checkpoint(), RNG(1)
+    saved.register(rng, "rng")
+    saved.register(build(True), "train")
+    saved.collect()
+    text, drawn = saved.serialize(), rng.uniform()
+
+    checkpoint = Checkpoint()
+    checkpoint.deserialize(text)
+    loader, rng = build(False), RNG(0)
+    checkpoint.register(rng, "rng")
+    with pytest.raises(CheckpointError, match=r"'train' .*drop_last differs") as caught:
+        checkpoint.register(loader, "train")
+    assert isinstance(caught.value.__cause__, StateMismatch)
+    assert caught.value.__cause__.field == "drop_last"
+    assert rng.uniform() == drawn
+
+    checkpoint, rng = Checkpoint(), RNG(5)
+    checkpoint.register(rng, "rng")
+    checkpoint.register(loader, "train")
+    checkpoint.deserialize(text)
+    before = rng.get_state(), loader.state_dict()
+    with pytest.raises(CheckpointError, match=r"(?s)'train'.*\['rng'\] had been restored"):
+        checkpoint.restore()
+    assert (rng.get_state(), loader.state_dict()) == before
+
+
+def test_registration_of_torchdatas_loader_draws_from_no_generator() -> None:
+    """To give its state it would start an iterator, which draws from what was restored before."""
+
+    def build() -> tuple[torch.Generator, DataLoader[int]]:
+        generator = torch.Generator().manual_seed(3)
+        loader = StatefulDataLoader(list(range(8)), shuffle=True, generator=generator)
+        return generator, loader
+
+    generator, loader = build()
+    batches = iter(loader)
+    next(batches)
+    saved = Checkpoint()
+    saved.register(generator, "generator")
+    saved.register(loader, "loader")
+    saved.collect()
+    text, state, expected = saved.serialize(), generator.get_state(), list(batches)
+
+    generator, loader = build()
+    checkpoint = Checkpoint()
+    checkpoint.deserialize(text)
+    checkpoint.register(generator, "generator")
+    checkpoint.register(loader, "loader")
+    assert torch.equal(generator.get_state(), state)
+    assert list(loader) == expected

@@ -1,0 +1,338 @@
+"""save, load and keep: which file is taken, which are passed over, and which go (E1, E6)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.checkpoint import Checkpoint, document
+from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound, LoaderError
+from tests.checkpoint.counters import Counter, collected, loaded
+
+PATTERN = "run_{seq:04d}.json"
+
+
+def fill(folder: Path, *counts: int) -> list[Path]:
+    """One file for each count, numbered from 0."""
+    return [Path(collected(counter=count).save(folder / PATTERN)) for count in counts]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-30] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_foreign(path: Path) -> None:
+    path.write_text('{"version": 2, "states": {}}')
+
+
+def write_in_future(path: Path) -> None:
+    path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(document, "VERSION", 99)
+        collected(counter=99).save(str(path))
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "missing")
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (truncate, "truncated: 9 bytes are missing"),
+    (flip, "altered: its checksum does not fit"),
+    (empty, "empty"),
+    (make_foreign, "no checkpoint of stateful_gpu_loader: JSON of another format"),
+    (write_in_future, "of version 99"),
+    (make_folder, "is no regular file"),
+    (make_pipe, "is no regular file"),
+    (make_dangling, "there is no file"),
+]
+EACH_DAMAGE = pytest.mark.parametrize(
+    ("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES]
+)
+
+
+def test_files_are_numbered_from_zero_and_the_newest_is_loaded(tmp_path: Path) -> None:
+    """E1."""
+    files = fill(tmp_path / "new" / "folder", 5, 6, 7)
+    assert [file.name for file in files] == ["run_0000.json", "run_0001.json", "run_0002.json"]
+    checkpoint = Checkpoint()
+    assert checkpoint.load(tmp_path / "new" / "folder" / PATTERN) == str(files[2])
+    assert checkpoint.get_state("counter")["count"] == 7
+    assert [loaded(file) for file in files] == [5, 6, 7]
+
+
+def test_numbers_go_on_after_the_highest_and_fill_no_gap(tmp_path: Path) -> None:
+    files = fill(tmp_path, 1, 2, 3)
+    files[0].unlink()
+    empty(files[2])
+    (tmp_path / "run_0007.json").write_text("taken")
+    (tmp_path / "run_9.json").write_text("of another pattern")
+    assert fill(tmp_path, 4)[0].name == "run_0008.json"
+
+
+def test_numbers_grow_beyond_their_width(tmp_path: Path) -> None:
+    (tmp_path / "run_9999.json").touch()
+    assert fill(tmp_path, 4)[0].name == "run_10000.json"
+    assert loaded(tmp_path / PATTERN) == 4
+
+
+def test_path_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert collected(counter=3).save(PATTERN) == "run_0000.json"
+    assert collected(counter=4).save("last.json") == "last.json"
+    assert loaded(PATTERN) == 3
+    assert loaded("last.json") == 4
+    collected(counter=5).save(PATTERN, keep=1)
+    assert sorted(os.listdir()) == ["last.json", "run_0001.json"]
+
+
+@EACH_DAMAGE
+def test_damaged_file_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    """E6: and nothing is changed."""
+    file = fill(tmp_path, 1)[0]
+    damage(file)
+    checkpoint = collected(counter=3)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        checkpoint.load(file)
+    assert str(file) in str(caught.value)
+    assert "Remedy: " in str(caught.value)
+    assert checkpoint.get_state("counter")["count"] == 3
+    assert checkpoint.is_complete
+    assert not checkpoint.is_loaded
+
+
+@EACH_DAMAGE
+def test_damaged_file_is_passed_over_for_the_one_before(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    """E6: with a warning that names it and says why; the next number is higher all the same."""
+    files = fill(tmp_path, 1, 2, 3)
+    damage(files[2])
+    checkpoint = Checkpoint()
+    with pytest.warns(UserWarning, match=reason) as caught:
+        assert checkpoint.load(tmp_path / PATTERN) == str(files[1])
+    assert len(caught) == 1
+    assert str(caught[0].message).startswith(f"{files[2]} is passed over for {files[1]}: ")
+    assert caught[0].filename == __file__
+    assert checkpoint.get_state("counter")["count"] == 2
+    assert fill(tmp_path, 4)[0].name == "run_0003.json"
+
+
+def test_all_damaged_files_are_listed_where_none_is_whole(tmp_path: Path) -> None:
+    """E6."""
+    files = fill(tmp_path, *range(len(DAMAGES)))
+    for file, (damage, _) in zip(files, DAMAGES, strict=True):
+        damage(file)
+    checkpoint = Checkpoint()
+    with pytest.raises(CheckpointError, match="none of the 8 files") as caught:
+        checkpoint.load(tmp_path / PATTERN)
+    assert not isinstance(caught.value, FileNotFoundError)
+    for file, (_, reason) in zip(files, DAMAGES, strict=True):
+        assert any(
+            str(file) in line and reason in line for line in str(caught.value).splitlines()
+        ), reason
+    assert not checkpoint.is_loaded
+
+
+@pytest.mark.parametrize("path", [PATTERN, "last.json", f"missing/{PATTERN}", "missing/last.json"])
+def test_no_file_at_all_is_file_not_found(tmp_path: Path, path: str) -> None:
+    """So that a first run may begin without."""
+    (tmp_path / "run_12.json").write_text("of another pattern")
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*Remedy: ") as caught:
+        Checkpoint().load(tmp_path / path)
+    assert type(caught.value) is CheckpointNotFound
+    assert isinstance(caught.value, LoaderError)
+    assert str(tmp_path / path) in str(caught.value)
+
+
+def test_file_removed_by_another_process_meanwhile_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 1)
+    listed: list[list[str]] = [os.listdir(tmp_path)]
+    original = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed.pop() if listed else original(folder))
+    stale = listed.pop()
+    collected(counter=2).save(tmp_path / PATTERN, keep=1)
+    listed.append(stale)
+    assert loaded(tmp_path / PATTERN) == 2
+
+
+def test_unreadable_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = fill(tmp_path, 1, 2)
+    original = open
+
+    def refuse(path: Any, *given: Any, **named: Any) -> Any:
+        if str(path) == str(files[1]):
+            raise PermissionError(13, "Permission denied", path)
+        return original(path, *given, **named)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.warns(UserWarning, match="Permission denied"):
+        assert loaded(tmp_path / PATTERN) == 1
+
+
+def test_keep_removes_what_is_older_than_the_newest(tmp_path: Path) -> None:
+    """E1."""
+    checkpoint, counter = Checkpoint(), Counter()
+    checkpoint.register(counter, "counter")
+    others = [tmp_path / name for name in ("run_9.json", "run_0001.txt", "x_0001.json")]
+    for other in others:
+        other.write_text('{"format": "stateful_gpu_loader checkpoint"')
+    for count in range(5):
+        counter.count = count
+        checkpoint.collect()
+        checkpoint.save(tmp_path / PATTERN, keep=2)
+        found = set(os.listdir(tmp_path)) - {other.name for other in others}
+        assert found == {f"run_{n:04d}.json" for n in (count - 1, count) if n >= 0}
+    assert all(other.exists() for other in others)
+
+
+@EACH_DAMAGE
+def test_keep_does_not_count_what_is_damaged(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    """E6: the newest n whole ones stay."""
+    files = fill(tmp_path, 0, 1, 2, 3)
+    damage(files[3])
+    written = collected(counter=4).save(tmp_path / PATTERN, keep=2)
+    assert Path(written).exists()
+    assert files[2].exists()
+    assert os.path.lexists(files[3])
+    assert not files[1].exists()
+    assert not files[0].exists()
+
+
+def test_keep_notices_damage_to_files_it_wrote_itself(tmp_path: Path) -> None:
+    checkpoint = collected(counter=1)
+    files = [Path(checkpoint.save(tmp_path / PATTERN, keep=2)) for _ in range(2)]
+    flip(files[1])
+    os.utime(files[1])
+    checkpoint.save(tmp_path / PATTERN, keep=2)
+    assert files[0].exists()
+
+
+def test_keep_reads_no_file_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, 1, 2)
+    checkpoint = collected(counter=3)
+    read: list[Any] = []
+    original = document.from_text
+    monkeypatch.setattr(document, "from_text", lambda text: read.append(text) or original(text))
+    for _ in range(4):
+        checkpoint.save(tmp_path / PATTERN, keep=3)
+    assert len(read) == 2
+
+
+def test_keep_leaves_other_programs_files_of_such_names(tmp_path: Path) -> None:
+    """Labels may be called 0.json, too."""
+    for number in range(3):
+        (tmp_path / f"{number}.json").write_text('{"label": 3}')
+    (tmp_path / "3.json").mkdir()
+    (tmp_path / "4.json").touch()
+    for _ in range(3):
+        collected(counter=3).save(tmp_path / "{seq}.json", keep=1)
+    assert sorted(os.listdir(tmp_path)) == [f"{number}.json" for number in (0, 1, 2, 3, 4, 7)]
+
+
+def test_keep_removes_nothing_newer_than_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may be ahead."""
+    original = os.link
+
+    def link(part: str, path: str) -> None:
+        original(part, path)
+        monkeypatch.setattr(os, "link", original)
+        fill(tmp_path, 5, 6, 7)
+
+    monkeypatch.setattr(os, "link", link)
+    collected(counter=4).save(tmp_path / PATTERN, keep=1)
+    assert sorted(os.listdir(tmp_path)) == [f"run_000{number}.json" for number in range(4)]
+
+
+def test_old_file_that_cannot_be_removed_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = fill(tmp_path, 1, 2)
+    original = os.unlink
+
+    def unlink(path: str) -> None:
+        if path == str(files[0]):
+            raise PermissionError(13, "Permission denied", path)
+        original(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    with pytest.warns(UserWarning, match=r"run_0000\.json was not removed: Permission denied"):
+        written = collected(counter=3).save(tmp_path / PATTERN, keep=1)
+    assert loaded(tmp_path / PATTERN) == 3
+    assert sorted(os.listdir(tmp_path)) == ["run_0000.json", os.path.basename(written)]
+
+
+@pytest.mark.parametrize("keep", [0, -1, True, 1.0, "3"])
+def test_keep_is_one_or_more(tmp_path: Path, keep: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"keep = .* is no number of files.*Remedy: "):
+        collected(counter=1).save(tmp_path / PATTERN, keep=keep)
+    assert not os.listdir(tmp_path)
+
+
+def test_keep_needs_numbers(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is one file"):
+        collected(counter=1).save(tmp_path / "last.json", keep=1)
+    assert not os.listdir(tmp_path)
+
+
+def test_nothing_is_written_where_there_are_no_states(tmp_path: Path) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.register(Counter(), "counter")
+    for path in ("new/" + PATTERN, "last.json"):
+        with pytest.raises(CheckpointError, match=r"there are no states to save.*collect\(\)"):
+            checkpoint.save(tmp_path / path)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_was_loaded_is_saved_as_it_is(tmp_path: Path) -> None:
+    """Nothing is collected by the way."""
+    fill(tmp_path, 5)
+    checkpoint, counter = Checkpoint(), Counter()
+    checkpoint.load(tmp_path / PATTERN)
+    checkpoint.register(counter, "counter")
+    counter.count = 8
+    checkpoint.save(tmp_path / PATTERN)
+    assert loaded(tmp_path / PATTERN) == 5
+
+
+def test_saving_makes_no_warning(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collected(counter=1).save(tmp_path / PATTERN, keep=1)
+        assert loaded(tmp_path / PATTERN) == 1

@@ -1,0 +1,149 @@
+"""The state of another reader is refused by name (law 4), and so is what is no state (G6)."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import Any
+
+import nvidia.dali.experimental.dynamic as ndd
+import pytest
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.integrations.dali_dynamic import StatefulReader
+from tests.images import write_photo_folder
+from tests.integrations.in_dynamic_mode.readers import (
+    BATCH,
+    after,
+    build,
+    epochs,
+    raw,
+    resumed,
+)
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "seed": {"seed": 5},
+    "random_shuffle": {"random_shuffle": False},
+    "initial_fill": {"initial_fill": 7},
+    "num_shards": {"num_shards": 2},
+    "shard_id": {"num_shards": 2, "shard_id": 1},
+    "stick_to_shard": {"stick_to_shard": True},
+    "pad_last_batch": {"pad_last_batch": True},
+    "shuffle_after_epoch": {"random_shuffle": False, "shuffle_after_epoch": True},
+    "file_filters": {"file_filters": ["*_00*.jpg"]},
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_another_configuration_is_refused_by_name(field: str, root: str) -> None:
+    """DALI takes all of these in silence."""
+    before = {"num_shards": 2} if field == "shard_id" else {}
+    if field == "shuffle_after_epoch":
+        before = {"random_shuffle": False}
+    reader = build(root, **before)
+    after(reader, 1)
+    other = build(root, **OTHERS[field])
+    untouched = other.state_dict()
+    with pytest.raises(StateMismatch) as caught:
+        other.load_state_dict(reader.state_dict())
+    assert caught.value.field == field
+    assert other.state_dict() == untouched
+
+
+def test_what_is_free_may_change(root: str) -> None:
+    """Law 4; a default that is written out is no change either."""
+    expected = epochs(raw(root), 1)[0]
+    reader = build(root)
+    after(reader, 2)
+    free = {"name": "mine", "read_ahead": True, "prefetch_queue_depth": 3, "dont_use_mmap": True}
+    defaults = {"num_shards": 1, "stick_to_shard": False, "pad_last_batch": None}
+    other = resumed(root, reader.state_dict(), **free, **defaults)
+    assert epochs(other, 1)[0] == expected[2:]
+
+
+def test_the_state_brings_the_seed(root: str) -> None:
+    """As in DALI's own notebook, where the restored reader is given none."""
+    expected = epochs(raw(root), 3)
+    reader = build(root)
+    untouched = reader.state_dict()
+    after(reader, 2)
+    other = resumed(root, reader.state_dict(), seed=None)
+    assert epochs(other, 3) == [expected[0][2:], *expected[1:]]
+    with pytest.raises(StateMismatch, match=r"seed differs: the state has 1234, .* 'not given'"):
+        resumed(root, untouched, seed=None)
+
+
+def test_data_may_move_and_not_change(root: str, tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "moved", num_classes=3, per_class=5)
+    write_photo_folder(tmp_path / "more", num_classes=3, per_class=6)
+    reader = build(root)
+    after(reader, 2)
+    state = reader.state_dict()
+    expected = epochs(resumed(root, state), 1)
+    assert epochs(resumed(str(tmp_path / "moved"), state), 1) == expected
+    with pytest.raises(StateMismatch, match="file_root differs"):
+        resumed(str(tmp_path / "more"), state)
+
+
+def test_other_data_under_the_same_names_are_found_at_the_first_batch(
+    root: str, tmp_path: Path
+) -> None:
+    """What is known of them only once DALI has opened them."""
+    names = sorted(glob.glob(f"{root}/*/*.jpg"))
+    listing = tmp_path / "list.txt"
+    files = {"file_root": "", "file_list": str(listing), "random_shuffle": False}
+    line = "\n".join(f"{name} 0" for name in names)
+    listing.write_text(line, encoding="utf-8")
+    reader = StatefulReader(ndd.readers.File, **files)
+    after(reader, 1)
+    other = StatefulReader(ndd.readers.File, **files)
+    other.load_state_dict(reader.state_dict())
+    listing.write_text("\n".join(line.splitlines()[:-1]), encoding="utf-8")
+    state = other.state_dict()
+    for _ in range(2):
+        with pytest.raises(StateMismatch, match=r"epoch_size differs: .* 15, .* 14\."):
+            next(other.next_epoch(BATCH))
+        assert other.state_dict() == state
+
+
+def test_another_batch_size_is_refused_once_there_were_batches(root: str) -> None:
+    reader = build(root)
+    untouched = reader.state_dict()
+    after(reader, 1)
+    assert len(list(resumed(root, untouched).next_epoch(5))) == 3
+    for each in (reader, resumed(root, reader.state_dict())):
+        with pytest.raises(StateMismatch, match=r"batch_size differs: the state has 4, .* 5"):
+            each.next_epoch(5)
+
+
+@pytest.mark.parametrize("key", ["epoch", "position", "reader", "configuration", "digest"])
+def test_an_altered_state_is_refused(key: str, root: str) -> None:
+    """G6: DALI waits for ever where its own part of the state is empty or altered."""
+    reader = build(root)
+    epochs(reader, 1)
+    after(reader, 2)
+    state = reader.state_dict()
+    value = state[key]
+    for altered in ({**state, key: value + value}, {**state, key: None}, {**state, key: type}):
+        with pytest.raises(StateMismatch):
+            build(root).load_state_dict(altered)
+    with pytest.raises(StateMismatch, match="keys differs"):
+        build(root).load_state_dict({name: state[name] for name in state if name != key})
+
+
+@pytest.mark.parametrize("state", [None, {}, [], {"format": "other"}, {"reader": ""}])
+def test_what_is_no_state_is_refused(state: Any, root: str) -> None:
+    with pytest.raises(StateMismatch, match="format differs"):
+        build(root).load_state_dict(state)
+
+
+def test_a_later_version_is_refused(root: str) -> None:
+    reader = build(root)
+    for version in (2, True, None):
+        with pytest.raises(StateMismatch, match="version differs"):
+            reader.load_state_dict({**reader.state_dict(), "version": version})
+
+
+def test_wrong_arguments_are_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="no_such_argument"):
+        StatefulReader(ndd.readers.File, no_such_argument=3)

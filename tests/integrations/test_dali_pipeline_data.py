@@ -1,0 +1,142 @@
+"""Which data a state of a DALI pipeline belongs to: moved data is the same, other data not (E4)."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.integrations.dali import DALILoader
+from stateful_gpu_loader.integrations.dali_pipeline.content import SMALL, contents_of
+from stateful_gpu_loader.integrations.dali_pipeline.graph import Operator
+from tests.integrations.dali_readers import (
+    READERS,
+    Arguments,
+    after_two_batches,
+    assert_refused,
+    loader,
+    numbers,
+    write_datasets,
+)
+
+pytest.importorskip("nvidia.dali")
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
+    return write_datasets(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_no_pipeline() -> Iterator[None]:
+    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
+    yield
+    gc.collect()
+
+
+def test_files_that_no_reader_reads_do_not_count(
+    tmp_path: Path, datasets: dict[str, Arguments]
+) -> None:
+    root = tmp_path / "images"
+    shutil.copytree(datasets["coco"]["file_root"], root)
+    reading = {**datasets["coco"], "file_root": str(root)}
+    state = after_two_batches(loader(numbers(), "coco", reading))
+    (root / "readme.txt").touch()
+    loader(numbers(), "coco", reading).load_state_dict(state)
+
+
+def test_large_files_count_by_their_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "images.rec"
+    found = []
+    for content in (
+        b"a" * SMALL,
+        b"b" * SMALL,
+        b"a" * (SMALL + 1),
+        b"b" * (SMALL + 1),
+        b"a" * 2**21,
+    ):
+        path.write_bytes(content)
+        found.append(contents_of(Operator("reader", "readers.MXNet", (), {"path": str(path)})))
+    assert found[0] != found[1]
+    assert found[2] == found[3] != found[4]
+
+
+def test_other_files_of_the_same_number_are_refused(datasets: dict[str, Arguments]) -> None:
+    files = datasets["file"]["files"]
+    state = after_two_batches(loader(numbers(), "file", datasets["file"]))
+    assert_refused(
+        loader(numbers(), "file", {**datasets["file"], "files": files[::-1]}), state, "reader.files"
+    )
+
+
+@pytest.mark.parametrize("reader", ["file", "numpy"])
+def test_a_renamed_file_is_refused(
+    tmp_path: Path, datasets: dict[str, Arguments], reader: str
+) -> None:
+    """The order of a folder is that of its names; DALI sees as many files as before."""
+    if reader == "file":
+        original = Path(datasets["file"]["files"][0]).parents[1]
+    else:
+        original = Path(datasets["numpy"]["file_root"])
+    root = tmp_path / "moved"
+    shutil.copytree(original, root)
+    state = after_two_batches(loader(numbers(), reader, {"file_root": str(original)}))
+    elsewhere = loader(numbers(), reader, {"file_root": str(root)})
+    elsewhere.load_state_dict(state)
+    some = next(path for path in sorted(root.rglob("*")) if path.is_file())
+    some.rename(some.with_stem("zzz"))
+    assert_refused(loader(numbers(), reader, {"file_root": str(root)}), state, "reader.file_root")
+
+
+def test_another_list_in_a_file_is_refused(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
+    files = datasets["file"]["files"]
+    file = tmp_path / "list.txt"
+
+    def listed(order: list[str]) -> DALILoader:
+        file.write_text("".join(f"{name} {files.index(name)}\n" for name in order))
+        reading = {"file_list": str(file), "file_root": "/"}
+        return loader(numbers(), "file", reading)
+
+    state = after_two_batches(listed(files))
+    listed(files).load_state_dict(state)
+    assert_refused(listed(files[::-1]), state, "reader.file_list")
+
+
+@pytest.mark.parametrize("reader", sorted(set(READERS) - {"file", "numpy"}))
+def test_other_data_at_the_same_path_is_refused(
+    tmp_path: Path, datasets: dict[str, Arguments], reader: str
+) -> None:
+    """By the sizes and small contents of files; moved data is the same data."""
+    moved = tmp_path / "moved"
+    shutil.copytree(_root(datasets), moved)
+    arguments = {
+        name: _replaced(value, str(_root(datasets)), str(moved))
+        for name, value in datasets[reader].items()
+    }
+    state = after_two_batches(loader(numbers(), reader, datasets[reader]))
+    loader(numbers(), reader, arguments).load_state_dict(state)
+    name = {"coco": "annotations_file", "webdataset": "paths"}.get(reader, "path")
+    changed = arguments[name] if isinstance(arguments[name], str) else arguments[name][0]
+    path = Path(changed)
+    if path.is_dir():
+        path /= "data.mdb"
+    # Behind its end, where no reader looks.
+    path.write_bytes(path.read_bytes() + (b" " if reader == "coco" else bytes(1024)))
+    with pytest.raises(StateMismatch, match="Remedy: build the pipeline as it was") as caught:
+        loader(numbers(), reader, arguments).load_state_dict(state)
+    assert caught.value.field == f"reader.{name}"
+
+
+def _root(datasets: dict[str, Arguments]) -> Path:
+    return Path(datasets["caffe"]["path"]).parent
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, list):
+        return [_replaced(each, old, new) for each in value]
+    return value.replace(old, new) if isinstance(value, str) else value

@@ -1,0 +1,113 @@
+"""Epochs of a DALI pipeline: those of DALI's own iterator, and exact after any batch (E4)."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.integrations.dali import DALILoader
+from stateful_gpu_loader.samplers import LastBatchPolicy
+from tests.conformance import assert_exact_resume
+from tests.integrations.dali_readers import Arguments, loader, numbers
+from tests.samplers.dali_epochs import POLICIES, dali_epochs, write_numbered_lmdb
+
+pytest.importorskip("nvidia.dali")
+
+modes = pytest.mark.parametrize(
+    ("pad_last_batch", "stick_to_shard", "policy"),
+    list(itertools.product((False, True), (False, True), POLICIES)),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("numbered")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_no_pipeline() -> Iterator[None]:
+    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
+    yield
+    gc.collect()
+
+
+def numbered(
+    folder: Path, n: int, batch_size: int, policy: str, arguments: Arguments, **made: Any
+) -> DALILoader:
+    arguments = {"path": write_numbered_lmdb(folder, n), **arguments}
+    options = {"last_batch_policy": LastBatchPolicy(policy)}
+    return loader(numbers(), "caffe", arguments, batch_size=batch_size, options=options, **made)
+
+
+def labels(loaded: DALILoader) -> list[list[int]]:
+    return [batch["labels"].flatten().tolist() for batch in loaded]
+
+
+@modes
+@pytest.mark.parametrize(
+    ("n", "num_shards", "batch_size"), [(7, 1, 3), (11, 3, 2), (10, 4, 2), (7, 2, 4), (3, 3, 2)]
+)
+def test_epochs_are_those_of_dalis_iterator(
+    folder: Path,
+    n: int,
+    num_shards: int,
+    batch_size: int,
+    pad_last_batch: bool,
+    stick_to_shard: bool,
+    policy: str,
+) -> None:
+    """E4: batch by batch over six epochs, and the length of each."""
+    arguments: Arguments = {
+        "shard_id": num_shards - 1,
+        "num_shards": num_shards,
+        "pad_last_batch": pad_last_batch,
+        "stick_to_shard": stick_to_shard,
+    }
+    ours = numbered(folder, n, batch_size, policy, arguments)
+    if policy == "drop" and n // num_shards < batch_size:
+        with pytest.raises(LoaderError, match="drops everything"):
+            len(ours)
+        return
+    theirs = dali_epochs(folder, n, batch_size, epochs=6, last_batch_policy=policy, **arguments)
+    for epoch in theirs:
+        assert len(ours) == len(epoch)
+        assert labels(ours) == epoch
+
+
+@modes
+def test_every_policy_resumes_after_every_batch(
+    folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
+) -> None:
+    """E4: over the epochs in which a shard goes round, and into the next."""
+    arguments: Arguments = {
+        "shard_id": 1,
+        "num_shards": 3,
+        "pad_last_batch": pad_last_batch,
+        "stick_to_shard": stick_to_shard,
+        "random_shuffle": True,
+        "initial_fill": 3,
+    }
+    make = partial(numbered, folder, 11, 2, policy, arguments)
+    assert_exact_resume(make, epochs=4, other=({}, {"prefetch_queue_depth": 4}))
+
+
+def test_a_resumed_loader_knows_its_epochs_length(folder: Path) -> None:
+    """Shards of 3 and 4 samples take turns."""
+    arguments = {"num_shards": 2, "pad_last_batch": False}
+    run = numbered(folder, 7, 1, "partial", arguments)
+    lengths = []
+    for _ in range(4):
+        state = run.state_dict()
+        resumed = numbered(folder, 7, 1, "partial", arguments)
+        resumed.load_state_dict(state)
+        assert len(resumed) == len(run)
+        lengths.append(len(run))
+        assert len(labels(run)) == lengths[-1]
+    assert lengths == [3, 4, 3, 4]

@@ -125,6 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("--databases", type=Path, nargs=2, metavar=("CAFFE", "CAFFE2"))
     parser.add_argument("--output", type=Path, default=Path(), help="for the pictures")
     given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         caffe, caffe2 = given.databases or write_databases(Path(folder))
         main(caffe, caffe2, given.output)

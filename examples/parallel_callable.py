@@ -50,10 +50,10 @@ class FileList:
         lines = (folder / "file_list.txt").read_text(encoding="utf-8").splitlines()
         self.samples = [line.rsplit(maxsplit=1) for line in lines if line]
         self.folder = folder
-        self.full_iterations = len(self.samples) // BATCH_SIZE
+        self.num_whole = len(self.samples) // BATCH_SIZE * BATCH_SIZE
 
     def __call__(self, info: SampleInfo) -> Sample:
-        if info.iteration >= self.full_iterations:
+        if info.idx_in_epoch >= self.num_whole:
             raise StopIteration
         order = np.random.default_rng(seed=42 + info.epoch_idx).permutation(len(self.samples))
         name, label = self.samples[order[info.idx_in_epoch]]
@@ -122,5 +122,6 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, help="of JPEG files and file_list.txt")
     parser.add_argument("--output", type=Path, default=Path(), help="for the pictures")
     given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         main(given.folder or write_folder(Path(folder)), given.output)

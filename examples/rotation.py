@@ -109,6 +109,7 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, help="class folders of JPEG files")
     parser.add_argument("--output", type=Path, default=Path(), help="for the pictures")
     given = parser.parse_args()
+    given.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         if given.folder is None:
             write_photographs(photographs := Path(temporary, "photographs"), files_per_class=6)

@@ -41,7 +41,6 @@ from stateful_gpu_loader.identity import fingerprint_of
 from stateful_gpu_loader.passes import Address, Pass, Passes
 from stateful_gpu_loader.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.samplers import (
-    ENDLESS,
     CallOrder,
     EpochOrder,
     Listed,
@@ -132,8 +131,12 @@ class Parts:
     @property
     def num_positions(self) -> int | None:
         """Samples of an epoch, where the loader has the order and that has an end."""
-        n = None if self.order is None else self.order.num_positions
-        return None if n == ENDLESS else n
+        return None if self.order is None or self.is_endless else self.order.num_positions
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a function tells where an epoch ends, and nothing else."""
+        return self.calls is not None and self.calls.length is None
 
     def division(self, loader: Any) -> Division | None:
         """How an epoch is divided, where the loader has the order.

@@ -227,6 +227,7 @@ class StatefulGPULoader(TextState, StatefulDataLoader[_T_co]):
                 max_worker_restarts=self.max_worker_restarts,
                 in_flight=workers_of(self).in_flight,
                 skips_empty_rest=self.on_epoch_boundary == "next_epoch",
+                is_endless=self._parts.is_endless,
             ),
         )
 

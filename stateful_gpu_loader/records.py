@@ -165,7 +165,7 @@ class SampleInfo:
     idx_in_epoch: int
     """Its position in the epoch's global order, all ranks together."""
     idx_in_batch: int
-    """Its place in this rank's batch."""
+    """Its place in this rank's batch; this and the next follow the batch size."""
     iteration: int
     """The batch in the epoch, counted in whole global batches of the present size."""
     epoch_idx: int

@@ -67,9 +67,9 @@ def rounded_within(
     rounded = torch.from_numpy(numbers).to(dtype)
     if dtype == torch.float64:
         return rounded
-    least, greatest = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    least, greatest = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     if least.double() < low:
-        least = torch.nextafter(least, torch.tensor(math.inf, dtype=dtype))
+        least = torch.nextafter(least, torch.tensor(math.inf, dtype=dtype, device="cpu"))
     if greatest.double() >= high:
-        greatest = torch.nextafter(greatest, torch.tensor(-math.inf, dtype=dtype))
+        greatest = torch.nextafter(greatest, torch.tensor(-math.inf, dtype=dtype, device="cpu"))
     return rounded.clamp(least, greatest) if least <= greatest else rounded

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import BadSample, StatefulGPULoader
 from stateful_gpu_loader.arguments import check_bad_sample_mode
-from stateful_gpu_loader.engine.executors.iterables import MAX_BAD_IN_A_ROW
+from stateful_gpu_loader.engine.executors.policy import MAX_BAD_IN_A_ROW
 from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
 from tests.user_objects import CountingIterator, PlainIterable
 

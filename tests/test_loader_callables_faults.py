@@ -291,10 +291,10 @@ def test_samples_that_make_no_batch_are_named() -> None:
     """C9: the output, what it is, and what that of the first sample is."""
     batches = iter(make(_growing))
     next(batches)
-    named = r"output 'x' of .*idx_in_epoch=6.*shape \[2\].*idx_in_epoch=4.*shape \[1\].*Remedy"
+    named = r"output 'x' of sample 6 .*shape \[2\].*sample 4 .*shape \[1\].*Remedy"
     with pytest.raises(TypeError, match=named):
         next(batches)
-    with pytest.raises(TypeError, match=r"output 'y' of .*idx_in_epoch=10.*str.*int"):
+    with pytest.raises(TypeError, match=r"output 'y' of sample 10 .*str.*int"):
         next(batches)
     batches = iter(make(_growing, collate_fn=len))
     assert [next(batches), next(batches)] == [4, 4], "a collate_fn of one's own takes them"

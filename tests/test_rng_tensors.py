@@ -169,3 +169,11 @@ def test_numbers_that_a_dtype_may_not_hold_are_refused_and_draw_nothing(call):
     with pytest.raises(ValueError, match=r"Remedy"):
         call(rng)
     assert rng.get_state() == before
+
+
+def test_a_default_device_changes_nothing() -> None:
+    expected = RNG(1).uniform(size=3, dtype=torch.float32)
+    with torch.device("meta"):
+        found = RNG(1).uniform(size=3, dtype=torch.float32)
+    assert found.device.type == "cpu"
+    assert torch.equal(found, expected)

@@ -72,6 +72,7 @@ class Checkpoint:
         self._pending: set[str] = set()
         self._is_complete = False
         self._is_loaded = False
+        self._is_set = False
         self._retention = Retention()
 
     @property
@@ -81,8 +82,8 @@ class Checkpoint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the states are those that :meth:`collect` took."""
-        return self._is_complete
+        """Whether the states are those that :meth:`collect` took, and none was set since."""
+        return self._is_complete and not self._is_set
 
     @property
     def is_loaded(self) -> bool:
@@ -96,7 +97,7 @@ class Checkpoint:
         return name in self._objects
 
     def __repr__(self) -> str:
-        where = "collected" if self._is_complete else "loaded" if self._is_loaded else "set"
+        where = "collected" if self.is_complete else "loaded" if self._is_loaded else "set"
         states = f"{len(self._states)} states {where}" if self._states else "no states"
         return f"<Checkpoint of {list(self._objects)}, {states}>"
 
@@ -160,7 +161,7 @@ class Checkpoint:
                 "not applied. Remedy: restore() them first, or begin with a new Checkpoint"
             )
         self._states = {name: stateful.take() for name, stateful in self._objects.items()}
-        self._is_complete, self._is_loaded = True, False
+        self._is_complete, self._is_loaded, self._is_set = True, False, False
 
     def restore(self) -> None:
         """Put the states into all objects: those loaded or set, or those last collected.
@@ -242,6 +243,7 @@ class Checkpoint:
         if named is not None:
             _check_text(named)
         self._states[name] = saved_state(name, named, state)
+        self._is_set = True
         self._pending.add(name)
 
     def serialize(self) -> str:
@@ -280,7 +282,8 @@ class Checkpoint:
 
         Args:
             path: ``"run_{seq:04d}.json"`` writes a new file, numbered one higher than the highest
-                there is; without ``{seq}`` the one file is replaced. Its folder is made.
+                there is; without ``{seq}`` the one file is replaced. Braces are ``{{`` and
+                ``}}``. Its folder is made.
             keep: remove checkpoints of this pattern that are older than the newest ``keep`` whole
                 ones, once the new one is durable; None removes none.
 
@@ -294,13 +297,7 @@ class Checkpoint:
         pattern = Pattern.of(path)
         check_keep(keep, pattern)
         data = self.serialize().encode()
-        try:
-            number, written = files.write(pattern, data)
-        except OSError as error:
-            raise CheckpointError(
-                f"{pattern.text!r} could not be written: {error.strerror}. The files before it are "
-                "whole. Remedy: make room, or save to another folder"
-            ) from error
+        number, written = files.write(pattern, data)
         if keep is not None:
             failures = self._retention.remove_old(pattern, newest=number, keep=keep)
             for old, failure in failures.items():
@@ -314,7 +311,8 @@ class Checkpoint:
 
         Args:
             path: ``"run_{seq:04d}.json"`` takes the highest number whose file is whole, and warns
-                of those passed over; without ``{seq}`` it is the file.
+                of those passed over; without ``{seq}`` it is the file. A path that :meth:`save`
+                returned is that file, braces or not.
 
         Returns:
             The path of the file that was read.
@@ -324,7 +322,7 @@ class Checkpoint:
             CheckpointError: the file is truncated, altered, empty, foreign or of a later version,
                 or all files of the pattern are. Nothing is changed.
         """
-        pattern = Pattern.of(path)
+        pattern = Pattern.to_read(path)
         if pattern.is_numbered:
             found, states, passed_over = files.read_newest(pattern, document.from_text)
             for other, reason in passed_over.items():
@@ -389,7 +387,7 @@ class Checkpoint:
 
     def _adopt(self, states: dict[str, SavedState]) -> None:
         self._states, self._pending = states, set(states)
-        self._is_complete, self._is_loaded = False, True
+        self._is_complete, self._is_loaded, self._is_set = False, True, False
 
 
 def _check_text(name: object) -> None:

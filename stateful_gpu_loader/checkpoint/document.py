@@ -125,7 +125,10 @@ at its end. Remedy: load the one before, or a copy
     try:
         return _states(bounded.parse(data))
     except ValueError as error:
-        raise _altered(f"it has a right checksum and a content never written: {error}") from error
+        raise CheckpointError(
+            f"the checkpoint is whole, and holds what cannot be read here: {error}. Remedy: "
+            "install the versions of libraries that its second line names, or load the one before"
+        ) from error
 
 
 def _name(name: str) -> str:

@@ -24,6 +24,11 @@ _Read = TypeVar("_Read")
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, or save to another folder"),
+    errno.EISDIR: "pass the path of a file, or a pattern such as 'step_{seq}.json' in this folder",
+    errno.ENAMETOOLONG: "pass a shorter name",
+}
 
 
 def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
@@ -33,13 +38,26 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
         Number (0 where there is none) and path of the file, which outlasts a loss of power.
 
     Raises:
-        OSError: it could not be written, or the folder not be synced. The files before it are
-            whole.
+        CheckpointError: it could not be written, or the folder not be synced. The files before it
+            are whole.
     """
+    try:
+        return _write(pattern, data)
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "save to another folder")
+        raise CheckpointError(
+            f"{pattern.text!r} could not be written: {error.strerror}. The files before it are "
+            f"whole. Remedy: {remedy}"
+        ) from error
+
+
+def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
     path = pattern.path()
     if not pattern.is_numbered:
         # What a link points to is replaced, where it lies; the link stays.
-        folder, name = os.path.split(os.path.realpath(path))
+        real = os.path.realpath(path)
+        _check_replaceable(real)
+        folder, name = os.path.split(real)
         pattern = replace(pattern, folder=folder, before=name)
     folder, number = pattern.folder or os.curdir, 0
     _make_folder(folder)
@@ -63,8 +81,11 @@ def read(path: str) -> bytes:
     """
     try:
         # Asked before it is opened: opening a named pipe waits for its writer.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise CheckpointError(f"{path!r} is no regular file. Remedy: remove or rename it")
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            what = "is a folder and no regular file" if stat.S_ISDIR(mode) else "is no regular file"
+            remedy = "pass a path that save() returned, or the pattern that was saved to"
+            raise CheckpointError(f"{path!r} {what}. Remedy: {remedy}")
         with open(path, "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -94,19 +115,19 @@ def read_newest(
         CheckpointNotFound: there is no file of the pattern.
         CheckpointError: none can be parsed; the text names all of them and why.
     """
-    while files := pattern.files():
+    vanished: set[str] = set()
+    while files := _listed(pattern):
         passed_over: dict[str, CheckpointError] = {}
-        vanished = False
-        for path in files.values():
+        for path in files:
             try:
                 return path, parse(read(path)), passed_over
-            except CheckpointNotFound as error:
-                # Another process's keep= removes a file after a newer one is there: look again.
-                vanished = vanished or not os.path.lexists(path)
-                passed_over[path] = error
             except CheckpointError as error:
                 passed_over[path] = error
-        if not vanished:
+                # Another process's keep= removes a file after a newer one is there: look again.
+                if path not in vanished and not os.path.lexists(path):
+                    vanished.add(path)
+                    break
+        else:
             reasons = "".join(f"\n  {path}: {error}" for path, error in passed_over.items())
             raise CheckpointError(
                 f"none of the {len(files)} files of {pattern.text!r} is a whole checkpoint:"
@@ -116,6 +137,30 @@ def read_newest(
         f"there is no file of {pattern.text!r}. Remedy: pass the pattern that was saved to, "
         "or begin without a checkpoint"
     )
+
+
+def _listed(pattern: Pattern) -> list[str]:
+    try:
+        return list(pattern.files().values())
+    except OSError as error:
+        raise CheckpointError(
+            f"the folder of {pattern.text!r} cannot be listed: {error.strerror}. Remedy: make it "
+            "readable, or pass another"
+        ) from error
+
+
+def _check_replaceable(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        # A rename would put a file where a device was, of which others think as a device.
+        raise CheckpointError(
+            f"{path!r} is no regular file, and nothing was written. Remedy: pass the path of a file"
+        )
 
 
 def _remove_abandoned(parts: Iterable[str]) -> None:
@@ -157,31 +202,49 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
 
 def _take_number(pattern: Pattern, part: str) -> int:
     """Give a file the number after the highest, or the next that nobody takes meanwhile."""
-    number = max(pattern.numbers(pattern.listed()), default=-1) + 1
-    while True:
-        path = pattern.path(number)
-        try:
-            os.link(part, path)
-            return number
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            with contextlib.suppress(FileExistsError):
-                _take_name(part, path)
-                return number
-            number += 1
+    number = _highest(pattern) + 1
+    while not _take_name(pattern, part, number):
+        number = max(number, _highest(pattern)) + 1
+    return number
 
 
-def _take_name(part: str, path: str) -> None:
-    """As ``os.link``, where there are no hard links: an empty file holds the name meanwhile."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+def _highest(pattern: Pattern) -> int:
+    return max(pattern.numbers(pattern.listed()), default=-1)
+
+
+def _take_name(pattern: Pattern, part: str, number: int) -> bool:
+    """Give a file a number, unless that is taken, or was: below a higher one it would be old."""
+    path = pattern.path(number)
     try:
-        os.replace(part, path)
+        has_links = _link(part, path)
+    except FileExistsError:
+        return False
+    is_newest = False
+    try:
+        # Another process may have taken this number, gone on to a higher one and removed it.
+        is_newest = _highest(pattern) <= number
+        if is_newest and not has_links:
+            os.replace(part, path)
     except BaseException:
-        os.unlink(path)
+        is_newest = False
         raise
+    finally:
+        if not is_newest:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    return is_newest
+
+
+def _link(part: str, path: str) -> bool:
+    """Whether there are hard links; if there are none, an empty file holds the name."""
+    try:
+        os.link(part, path)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        return False
+    return True
 
 
 def _make_folder(folder: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
 import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from stateful_gpu_loader.errors import CheckpointError
 
@@ -15,6 +17,7 @@ _WIDTH = re.compile(r"(0[1-9]\d?)?d?")
 _MOST_DIGITS = 18
 """Of a number that needs them; more only where the pattern has them."""
 _TOKEN = re.compile("[0-9a-f]{16}")
+_MOST_OF_A_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Pattern:
                 ``04d``, the number in its folder or twice, or no name.
         """
         text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
-        if not isinstance(text, str) or "\0" in text:
+        if not _is_path(text):
             raise _refused(path, "it is no path", "pass a str or pathlib.Path")
         try:
             pieces = list(string.Formatter().parse(text))
@@ -76,6 +79,18 @@ class Pattern:
         if width is None and before in ("", ".", ".."):
             raise _refused(text, "it names no file", "pass the path of a file")
         return cls(text, folder, before, width, after)
+
+    @classmethod
+    def to_read(cls, path: str | os.PathLike[str]) -> Pattern:
+        """As :meth:`of`, but the path of a file is that file, whatever braces it has.
+
+        Raises:
+            CheckpointError: as :meth:`of`, where there is no such file.
+        """
+        if isinstance(path, str | os.PathLike) and os.path.isfile(path):
+            text = os.fsdecode(path)
+            return cls(text, *os.path.split(text), width=None)
+        return cls.of(path)
 
     @property
     def is_numbered(self) -> bool:
@@ -127,13 +142,19 @@ class Pattern:
     def part_name(self, token: str) -> str:
         """The name under which a file is written before it gets its own; hidden, and of no pattern.
 
-        >>> Pattern.of("run_{seq}.json").part_name("0123456789abcdef")
-        '.run_.json.0123456789abcdef.part'
+        It tells the machine, because of another's writers none can say whether they live: on
+        network file systems, locks may hold on one machine only.
+
+        >>> machine = _machine()
+        >>> Pattern.of("run_{seq}.json").part_name("01234567").replace(machine, "machine")
+        '.run_.json.machine.01234567.part'
         """
-        return f".{self.before}{self.after}.{token}.part"
+        # Cut, so that whatever name a file may have, its part may have one.
+        beginning = f"{self.before}{self.after}"[:_MOST_OF_A_NAME]
+        return f".{beginning}.{_machine()}.{token}.part"
 
     def parts(self, names: Iterable[str]) -> Iterator[str]:
-        """Paths of those of the names that are names of parts."""
+        """Paths of those of the names that are names of this machine's parts."""
         beginning = self.part_name("").removesuffix(".part")
         for name in names:
             if name.startswith(beginning) and name.endswith(".part"):
@@ -148,6 +169,21 @@ class Pattern:
         digits = f"[0-9]{{{width}}}|[1-9][0-9]{{{width},{max(width, _MOST_DIGITS - 1)}}}"
         before, after = re.escape(self.before), re.escape(self.after)
         return re.compile(f"{before}({digits}){after}")
+
+
+@functools.cache
+def _machine() -> str:
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
+
+
+def _is_path(text: object) -> TypeGuard[str]:
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _refused(path: object, reason: str, remedy: str) -> CheckpointError:

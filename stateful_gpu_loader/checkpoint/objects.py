@@ -11,11 +11,15 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader
 
 from stateful_gpu_loader.checkpoint.document import SavedState
 from stateful_gpu_loader.errors import CheckpointError
+from stateful_gpu_loader.text_state import TextState
 
+_OURS = "stateful_gpu_loader."
 _DALI = "nvidia.dali."
+_MAIN = "__main__"
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
@@ -38,6 +42,20 @@ class Stateful:
     def type_name(self) -> str:
         """Under which a checkpoint keeps its type."""
         return type_name(self.object)
+
+    @property
+    def checks_first(self) -> bool:
+        """Whether the object, when it refuses a state, has changed nothing.
+
+        So it is with all of this package, unless a subclass loads in a way of its own.
+        """
+        loads = (base for base in type(self.object).__mro__ if "load_state_dict" in vars(base))
+        return next(loads, object).__module__.startswith(_OURS)
+
+    @property
+    def has_iterators(self) -> bool:
+        """Whether iterators move its state, until one is loaded."""
+        return isinstance(self.object, TextState | DataLoader)
 
     def prepare(self) -> None:
         """Refuse what has no state; have a DALI reader keep its own.
@@ -76,7 +94,7 @@ class Stateful:
             CheckpointError: the state is of another type or algorithm, or the object is a DALI
                 reader that has begun.
         """
-        if saved.type_name is not None and saved.type_name not in _type_names(self.object):
+        if saved.type_name is not None and not _is_of(saved.type_name, self.object):
             raise CheckpointError(
                 f"the state of {self.name!r} is of type {saved.type_name}, and the object of type "
                 f"{self.type_name}. Remedy: register the object that it was saved of"
@@ -160,6 +178,18 @@ def _type_names(thing: Any) -> list[str]:
         if module == cls.__module__
         or vars(sys.modules.get(module, object)).get(cls.__qualname__) is cls
     ]
+
+
+def _is_of(saved: str, thing: Any) -> bool:
+    if saved in _type_names(thing):
+        return True
+    if isinstance(thing, ModuleType):
+        return False
+    # A module has another name where it is the script that was started.
+    cls = type(thing)
+    if cls.__module__ == _MAIN:
+        return saved.endswith(f".{cls.__qualname__}")
+    return saved == f"{_MAIN}.{cls.__qualname__}"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def put_one(stateful: Stateful, saved: SavedState) -> None:
     """
     stateful.check(saved)
     # Asked for its state, torchdata's loader starts workers and draws from its generator, which may
-    # have been registered, and restored, before it. No loader changes before it has checked all.
+    # have been registered, and restored, before it. It refuses no state.
     way_back = bool if isinstance(stateful.object, DataLoader) else _way_back(stateful)
     _put([(stateful, saved, way_back)])
 
@@ -35,8 +35,17 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
     for name, stateful in objects.items():
         stateful.check(states[name])
     ways = [(stateful, states[name], _way_back(stateful)) for name, stateful in objects.items()]
-    # Whose former state cannot be had comes last: the others may still refuse before it.
-    _put(sorted(ways, key=lambda way: way[2] is None))
+    _put(sorted(ways, key=_turn))
+
+
+def _turn(way: tuple[Stateful, SavedState, _WayBack]) -> int:
+    """In which turn a state is put, so that a refusal costs the least.
+
+    Most refusals are those of our own objects, which are unchanged by them; put back, they would
+    have lost their iterators. Whose former state cannot be had comes last.
+    """
+    stateful, _, way_back = way
+    return 2 if way_back is None else int(stateful.checks_first)
 
 
 def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
@@ -44,17 +53,24 @@ def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
         try:
             stateful.put(saved)
         except BaseException as error:
-            changed = ways[: number + 1]
+            is_unchanged = stateful.checks_first and isinstance(error, Exception)
+            changed = ways[: number + (not is_unchanged)]
             changed_for_good = _go_back(changed)
             if not isinstance(error, Exception):
                 raise
-            before = [other.name for other, _, _ in changed[:-1]]
-            as_before = [name for name in (*before, stateful.name) if name not in changed_for_good]
             text = f"{stateful} refused its state: {type(error).__name__}: {error}"
-            if before:
+            if is_unchanged:
+                text += "\nIt is unchanged."
+            if before := [other.name for other, _, _ in ways[:number]]:
                 text += f"\n{before} had been restored before it."
-            if as_before:
-                text += f"\nThe former state is back in {as_before}."
+            back = [other for other, _, _ in changed if other.name not in changed_for_good]
+            if back:
+                text += f"\nThe former state is back in {[other.name for other in back]}."
+            if detached := [other.name for other in back if other.has_iterators]:
+                text += (
+                    f"\nIterators of {detached} that were under way do not move its state any "
+                    "more. Remedy: begin new ones"
+                )
             if changed_for_good:
                 text += (
                     f"\nThe former state of {changed_for_good} could not be put back. Remedy: "

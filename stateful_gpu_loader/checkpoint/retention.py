@@ -40,11 +40,15 @@ class Retention:
             keep: 1 or more.
 
         Returns:
-            Why files that should have been removed were not.
+            Why files, or all in the folder, that should have been removed were not.
         """
         whole: dict[str, _Stamp] = {}
         failures: dict[str, OSError] = {}
-        for number, path in pattern.files().items():
+        try:
+            found = pattern.files()
+        except OSError as error:
+            return {pattern.text: error}
+        for number, path in found.items():
             try:
                 if len(whole) < keep:
                     if number == newest or self._is_whole(path):

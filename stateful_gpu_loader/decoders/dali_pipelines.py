@@ -108,8 +108,11 @@ class PipelinePool:
 
 
 @functools.cache
-def require_dali() -> Any:
+def require_dali(needed_for: str = "decoder='dali'") -> Any:
     """The package ``nvidia.dali``.
+
+    Args:
+        needed_for: what asks for it.
 
     Raises:
         MissingDependency: it is not installed.
@@ -119,7 +122,7 @@ def require_dali() -> Any:
         _load,
         module="nvidia.dali",
         package="nvidia-dali-cuda120",
-        name="dali",
+        needed_for=needed_for,
         extra="dali",
         remedy="a nvidia-dali that fits the driver's CUDA",
     )

@@ -152,7 +152,7 @@ def _library() -> Any:
         _load,
         module="nvidia.nvimgcodec",
         package="nvidia-nvimgcodec-cu12",
-        name="nvimgcodec",
+        needed_for="decoder='nvimgcodec'",
         extra="nvimgcodec",
         remedy="a nvidia-nvimgcodec that fits the driver's CUDA",
     )

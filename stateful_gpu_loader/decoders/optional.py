@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def load_package(
-    load: Callable[[], T], *, module: str, package: str, name: str, extra: str, remedy: str
+    load: Callable[[], T], *, module: str, package: str, needed_for: str, extra: str, remedy: str
 ) -> T:
     """What ``load`` imports.
 
@@ -20,7 +20,7 @@ def load_package(
         load: imports ``module``.
         module: its dotted name.
         package: the package's name on PyPI.
-        name: of the decoder.
+        needed_for: what asks for it, as ``decoder='dali'``.
         extra: of this package, which installs the other.
         remedy: which one to install.
 
@@ -30,14 +30,14 @@ def load_package(
     """
     parents = [part for part in (module.rpartition(".")[0], module) if part]
     if any(importlib.util.find_spec(each) is None for each in parents):
-        raise MissingDependency(package, needed_for=f"decoder={name!r}", extra=extra)
+        raise MissingDependency(package, needed_for=needed_for, extra=extra)
     try:
         return load()
     # Loading its libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.
     except Exception as error:
         reason = str(error).partition("\n")[0]
+        instead = ", or use decoder='torchvision'" if needed_for.startswith("decoder=") else ""
         raise LoaderError(
-            f"decoder={name!r} cannot be used: importing {module} failed with "
-            f"{type(error).__name__}: {reason}. Remedy: install {remedy}, or use "
-            "decoder='torchvision'"
+            f"{needed_for} cannot be used: importing {module} failed with "
+            f"{type(error).__name__}: {reason}. Remedy: install {remedy}{instead}"
         ) from error

@@ -49,7 +49,7 @@ def _operators() -> dict[str, RawOperator]:
         _load,
         module="torchcodec",
         package="torchcodec",
-        name="torchcodec",
+        needed_for="decoder='torchcodec'",
         extra="codec",
         remedy=f"a torchcodec (>= 0.16) that fits torch {torch.__version__}",
     )

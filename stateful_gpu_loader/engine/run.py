@@ -11,6 +11,7 @@ from typing import Any
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory
+from stateful_gpu_loader.engine.executors.policy import MAX_BAD_IN_A_ROW
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
     SKIPPED,
@@ -22,7 +23,7 @@ from stateful_gpu_loader.engine.pipeline import (
     WorkersDied,
 )
 from stateful_gpu_loader.engine.streams.stream import Stream
-from stateful_gpu_loader.errors import WorkerLost
+from stateful_gpu_loader.errors import BadSample, WorkerLost
 from stateful_gpu_loader.passes import Address, Pass, Passes
 
 
@@ -46,8 +47,8 @@ class Begun:
     """Batches that are still to be made so."""
     ended_workers: set[int] = field(default_factory=set)
     """Whose iterators have ended."""
-    has_met_end: bool = False
-    """Whether a delivered request was the last of the epoch, whatever was asked for behind it."""
+    bad_in_a_row: int = 0
+    """Samples that could not be used since a batch was delivered."""
     ended: bool = False
     """Whether all its requests were answered."""
     decoder: Any = None
@@ -77,6 +78,8 @@ class Conduct:
     """Batches that the workers may be ahead of the user."""
     skips_empty_rest: bool
     """Whether a pass that was resumed behind its last batch goes over into the next one."""
+    is_endless: bool
+    """Whether nobody but the samples themselves tells where an epoch ends."""
 
 
 class Run:
@@ -104,10 +107,10 @@ class Run:
     def __next__(self) -> Any:
         with self._lock:
             while not self._ended:
-                begun = self._started()
-                if begun.has_met_end:
-                    self._end(begun)
+                if self._begun is not None and self._begun.stream.has_met_end:
+                    self._end(self._begun)
                     continue
+                begun = self._started()
                 try:
                     request, answer = next(begun.pipeline)
                 except WorkersDied as loss:
@@ -129,12 +132,11 @@ class Run:
                     self._note_end(begun, said)
                 elif payload is SKIPPED and said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
+                    self._count_bad(begun, said.bad)
                 if is_replay or isinstance(payload, NoBatch):
                     begun.stream.deliver(request, said)
-                    begun.has_met_end = said is not None and said.ended_at is not None
                     continue
                 batch = self._finished(begun, request, said, payload)
-                begun.has_met_end = said is not None and said.ended_at is not None
                 if said is not None and said.bad:
                     self._conduct.note_bad(said.bad)
                 self._deliver(begun, begun.stream.deliver(request, said))
@@ -203,7 +205,7 @@ class Run:
             # Known only now: the user's objects are asked when the first request is drawn.
             begun.current.place = begun.stream.start_place()
         self._passes.deliver(begun.current, place)
-        begun.losses = 0
+        begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
 
     def _fail(self, begun: Begun, request: Any, said: Answer | None, failure: Failure) -> None:
@@ -217,6 +219,26 @@ class Run:
         if place is not None and not is_replay:
             self._deliver(begun, place)
         begun.losses = 0
+
+    def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
+        """A function that tells its end by another error than StopIteration is called for ever.
+
+        Raises:
+            BadSample: none of many samples in a row could be used.
+        """
+        begun.bad_in_a_row += len(found)
+        if not self._conduct.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
+            return
+        count, begun.bad_in_a_row = begun.bad_in_a_row, 0
+        last = found[-1]
+        raise BadSample(
+            str(last.index),
+            index=last.position,
+            position=last.position,
+            epoch=last.epoch,
+            reason=f"{last.reason}; nor could any of the {count - 1} samples before it be used. If "
+            "it is the end of the epoch, raise StopIteration there, or declare length=",
+        )
 
     def _note_end(self, begun: Begun, said: Answer | None) -> None:
         if said is not None and said.worker not in begun.ended_workers:

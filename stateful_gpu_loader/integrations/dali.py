@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 from stateful_gpu_loader.decoders.dali_pipelines import require_dali
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.integrations.dali_identity import check_accept, refuse, report
 from stateful_gpu_loader.integrations.dali_pipeline import opening
 from stateful_gpu_loader.integrations.dali_pipeline.description import (
     Description,
-    check_same,
+    acceptable,
+    before_build,
+    changes,
     describe,
-    lengths,
-    without_lengths,
+    of_readers,
 )
 from stateful_gpu_loader.integrations.dali_pipeline.state import DALIState, Place
 from stateful_gpu_loader.integrations.dali_pipeline.stream import (
@@ -43,7 +46,8 @@ class DALILoader(TextState):
         output_map: a name for each output, in their order.
         reader_name: of the reader that an epoch goes through once; None is the only one, or, in a
             pipeline without readers, the external source that raises StopIteration.
-        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader.
+        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's own of the
+            same name will do.
 
     Raises:
         TypeError: the pipeline or the policy is none.
@@ -76,23 +80,18 @@ class DALILoader(TextState):
         output_map: Sequence[str],
         *,
         reader_name: str | None = None,
-        last_batch_policy: LastBatchPolicy = LastBatchPolicy.FILL,
+        last_batch_policy: LastBatchPolicy | Enum = LastBatchPolicy.FILL,
     ) -> None:
-        if not callable(pipeline) and not isinstance(pipeline, require_dali().Pipeline):
+        if not callable(pipeline) and not isinstance(pipeline, _dali().Pipeline):
             raise TypeError(
                 f"pipeline = {pipeline!r} is a {type(pipeline).__name__}. Remedy: pass a function "
                 "that makes a pipeline, as @pipeline_def does"
-            )
-        if not isinstance(last_batch_policy, LastBatchPolicy):
-            raise TypeError(
-                f"{last_batch_policy = !r} is of {type(last_batch_policy)}. Remedy: pass one of "
-                f"{', '.join(map(str, LastBatchPolicy))}, of stateful_gpu_loader.samplers"
             )
         self.output_map = list(output_map)
         if len(set(self.output_map)) < len(self.output_map):
             raise ValueError(f"two outputs have one name: {self.output_map}. Remedy: one for each")
         self.reader_name = reader_name
-        self.last_batch_policy = last_batch_policy
+        self.last_batch_policy = _policy(last_batch_policy)
         self._pipeline = pipeline
         self._description: Description | None = None
         self._stream: PipelineStream | None = None
@@ -100,8 +99,8 @@ class DALILoader(TextState):
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the epoch under way, or the next epoch: tensors by the names of outputs."""
         stream = self._settled()
-        stream.begin_pass()
-        while (batch := stream.next()) is not None:
+        number = stream.begin_pass()
+        while (batch := stream.next(number)) is not None:
             yield batch
 
     def __len__(self) -> int:
@@ -129,7 +128,7 @@ class DALILoader(TextState):
             place=self._stream.place, description=self._description, dali=_version()
         ).to_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from a state: builds the pipeline anew.
 
         It acts on the next iterator; those under way finish their own pipeline. Everything is
@@ -137,10 +136,14 @@ class DALILoader(TextState):
 
         Args:
             state_dict: what ``state_dict()`` returned.
+            accept: arguments that are meant to differ, as ``{"reader.file_root", "crop.size"}``:
+                of operators that read nothing, and those that say which data a reader reads. The
+                number of samples must be the same even so.
 
         Raises:
             StateMismatch: the state is damaged, or belongs to another pipeline; it names the
                 field, both values and the remedy.
+            ValueError: ``accept`` names something else.
             LoaderError: the loader was given a built pipeline, or one that cannot be restored.
         """
         state = DALIState.from_dict(state_dict)
@@ -152,7 +155,7 @@ class DALILoader(TextState):
         if state.place is None or state.description is None:
             self._stream = None
             return
-        stream, description = self._open(state.place, state.description)
+        stream, description = self._open(state.place, state.description, accept)
         if state.dali != _version():
             warnings.warn(
                 f"the state was saved with DALI {state.dali}, this is {_version()}: batches may "
@@ -164,11 +167,11 @@ class DALILoader(TextState):
     def _settled(self) -> PipelineStream:
         """The stream of batches; builds the pipeline where that was not done yet."""
         if self._stream is None:
-            self._stream, self._description = self._open(None, None)
+            self._stream, self._description = self._open(None, None, ())
         return self._stream
 
     def _open(
-        self, place: Place | None, saved: Description | None
+        self, place: Place | None, saved: Description | None, accept: Collection[str]
     ) -> tuple[PipelineStream, Description]:
         """A stream that begins at a place of a described pipeline, or at the beginning."""
         pipeline = self._pipeline
@@ -178,13 +181,14 @@ class DALILoader(TextState):
         description = describe(opening.graph_of(pipeline), last_batch_policy=policy.value)
         if saved is not None:
             # Before the build: DALI would say of other operators only that one has no checkpoint.
-            check_same(without_lengths(saved), description)
+            check_accept(accept, acceptable(saved, description))
+            _refuse(before_build(saved), description, accept)
         opening.build(pipeline, place)
         metas = pipeline.reader_meta()
-        description |= lengths(metas)
-        if saved is not None:
-            check_same(saved, description)
         reader = opening.ending_reader(pipeline, metas, self.reader_name)
+        description |= of_readers(metas, reader)
+        if saved is not None:
+            _refuse(saved, description, accept)
         cuts = None
         if reader is not None:
             batch_size = pipeline.max_batch_size
@@ -194,8 +198,30 @@ class DALILoader(TextState):
         beginning = opening.beginning_of(pipeline) if place is None else place
         names = self.output_map
         stream = PipelineStream(pipeline, names, cuts, beginning, loaded=place is not None)
+        if saved is not None:
+            report(changes(saved, description))
         return stream, description
 
 
+def _refuse(saved: Description, present: Description, accept: Collection[str]) -> None:
+    names = acceptable(saved, present)
+    refuse(changes(saved, present), what="pipeline", accept=accept, acceptable=names)
+
+
+def _policy(given: Any) -> LastBatchPolicy:
+    """Ours, of ours or of DALI's."""
+    is_policy = isinstance(given, Enum) and type(given).__name__ == LastBatchPolicy.__name__
+    if not is_policy or given.name not in LastBatchPolicy.__members__:
+        raise TypeError(
+            f"last_batch_policy = {given!r} is of {type(given)}. Remedy: pass one of "
+            f"{', '.join(map(str, LastBatchPolicy))}, of stateful_gpu_loader.samplers"
+        )
+    return LastBatchPolicy[given.name]
+
+
 def _version() -> str:
-    return str(require_dali().__version__)
+    return str(_dali().__version__)
+
+
+def _dali() -> Any:
+    return require_dali("DALILoader")

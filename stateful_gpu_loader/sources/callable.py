@@ -17,19 +17,21 @@ from stateful_gpu_loader.state import Stateful, as_int, describe
 class CallableSource(IterableDataset[Any]):
     """What a function returns for each sample, or for each batch, of an epoch without an index.
 
-    The function says where an epoch ends by raising StopIteration: the samples of that batch
-    before it form a last, short batch (none with ``drop_last=True``), and nothing that workers
-    made ahead of it is delivered. It is called in any worker, in any order and, after a
-    resume or a lost worker, again: so it is a function of its argument. What it draws from the
-    global generators (``random``, ``numpy.random``, torch) is keyed by the argument and comes
-    out the same. Batches keep their order under ``in_order=False``, too, because only the first
-    end counts.
+    The function says where an epoch ends by raising StopIteration, for that place and for every
+    later one: the samples of that batch before it form a last, short batch (none with
+    ``drop_last=True``), and nothing that workers made ahead of it is delivered. It is called in any
+    worker, in any order and, after a resume or a lost worker, again: so it is a function of its
+    argument. What it draws from the global generators (``random``, ``numpy.random``, torch) is
+    keyed by the argument and comes out the same. Batches keep their order under ``in_order=False``,
+    too, because only the first end counts.
 
     Args:
         function: called with a :class:`SampleInfo` for one sample: an array, tensor, number, bytes,
-            or a tuple or dict of them; or with a :class:`BatchInfo` for a batch of them. An
-            iterator is taken only if it has ``state_dict`` and ``load_state_dict``: one worker
-            iterates it, and its state goes into the loader's.
+            or a tuple or dict of them, alike in every sample of a batch; or with a
+            :class:`BatchInfo` for a batch of them. A function of ``idx_in_epoch`` and ``epoch_idx``
+            alone goes on with another batch size, too. An iterator is taken only if it has
+            ``state_dict`` and ``load_state_dict``: one worker iterates it, and its state goes into
+            the loader's.
         batch: whether a call makes a whole batch; the loader then has ``batch_size=None``.
         image: which output is an encoded image: an index in the tuple, a key of the dict. The
             loader decodes and augments it as those of a Source, and yields ``[images, targets]``,
@@ -48,7 +50,7 @@ class CallableSource(IterableDataset[Any]):
         ValueError: an argument is out of range.
 
     >>> def squares(info):
-    ...     if info.idx_in_epoch == 5:
+    ...     if info.idx_in_epoch >= 5:
     ...         raise StopIteration
     ...     return info.idx_in_epoch**2
     >>> from stateful_gpu_loader import StatefulGPULoader
@@ -68,11 +70,23 @@ class CallableSource(IterableDataset[Any]):
     ) -> None:
         if length is not None and as_int("length", length) < 0:
             raise ValueError(f"{length = } must be an int from 0, or None")
+        if image is not None and (isinstance(image, bool) or not isinstance(image, (int, str))):
+            raise TypeError(
+                f"{image = } names no output. Remedy: pass an index in the tuple that the function "
+                "returns, or a key of its dict"
+            )
+        if isinstance(self, Stateful):
+            raise TypeError(
+                f"{type(self).__name__} has state_dict(), and is called in any worker in any "
+                "order, so its state would mean nothing. Remedy: leave it out"
+            )
         self.is_iterated = _is_stateful_iterator(function)
         """Whether the function is an iterator with state."""
         if self.is_iterated:
             given = {"batch": batch, "image": image, "length": length, "dtype": dtype, "ndim": ndim}
-            refused = [name for name, value in given.items() if value not in (None, False)]
+            refused = [
+                name for name, value in given.items() if not (value is None or value is False)
+            ]
             if refused:
                 raise ValueError(
                     f"{', '.join(refused)} cannot be given with an iterator, whose samples go on "
@@ -121,7 +135,8 @@ class CallableSource(IterableDataset[Any]):
         """The function's own ``fingerprint()``, or its qualified name, and what it is asked for."""
         kind = "iterator" if self.is_iterated else "batches" if self.batch else "samples"
         image = "" if self.image is None else f", {self.image!r} is an image"
-        return f"{kind} of {describe(self.function)}{image}"
+        own = "" if type(self) is CallableSource else f", by {type(self).__qualname__}"
+        return f"{kind} of {describe(self.function)}{image}{own}"
 
     def __len__(self) -> int:
         if self.length is None:
@@ -155,6 +170,13 @@ class CallableSource(IterableDataset[Any]):
             number += step
 
 
+_NO_FUNCTIONS = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
+
+
 def _is_stateful_iterator(function: Any) -> bool:
     """Whether it is iterated instead of being called.
 
@@ -163,13 +185,13 @@ def _is_stateful_iterator(function: Any) -> bool:
     """
     if callable(function) or not hasattr(function, "__iter__"):
         return False
-    if isinstance(function, Stateful):
+    if isinstance(function, Iterator) and isinstance(function, Stateful):
         return True
     raise TypeError(
-        f"function={type(function).__name__} is an iterable without state_dict() and "
+        f"function={type(function).__name__} is no function, and no iterator with state_dict() and "
         "load_state_dict(): nobody could go on in the middle of it. Remedy: pass a function of "
         "SampleInfo that returns the sample of info.idx_in_epoch, give the iterator these two "
-        "methods, or pass a sequence to the loader as it is"
+        "methods, or pass a dataset to the loader as it is"
     )
 
 
@@ -180,11 +202,11 @@ def _check_function(function: Any, info: type) -> None:
             f"pass a function of {info.__name__}"
         )
     called = function.__call__ if not inspect.isroutine(function) else function
-    if inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(called):
+    if any(is_other(each) for is_other in _NO_FUNCTIONS for each in (function, called)):
         raise TypeError(
-            f"{describe(function)} is a generator function: what it yields has an order that "
-            f"nobody can enter in the middle. Remedy: return what {info.__name__} asks for, "
-            "or pass an iterator with state_dict() and load_state_dict()"
+            f"{describe(function)} is a generator function, or an async one: what it gives has an "
+            f"order that nobody can enter in the middle. Remedy: return what {info.__name__} asks "
+            "for, or pass an iterator with state_dict() and load_state_dict()"
         )
     if isinstance(function, Stateful):
         raise TypeError(

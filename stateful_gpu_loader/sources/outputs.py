@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from stateful_gpu_loader.records import BatchInfo, EncodedSample, SampleInfo
+from stateful_gpu_loader.state import as_int
 
 Spec: TypeAlias = Any
 """One value for a single output, or a tuple or dict of them; None is not checked."""
@@ -27,23 +28,32 @@ def check_spec(name: str, spec: Spec) -> Spec:
     ('uint8', 'int64', None)
     """
     if isinstance(spec, Mapping):
-        return {key: check_spec(f"{name}[{key!r}]", value) for key, value in spec.items()}
+        return {key: _checked(name, value) for key, value in spec.items()}
     if isinstance(spec, (tuple, list)):
-        return tuple(check_spec(f"{name}[{i}]", value) for i, value in enumerate(spec))
-    if spec is None:
+        return tuple(_checked(name, value) for value in spec)
+    return _checked(name, spec)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if value is None:
         return None
-    if name.startswith("ndim"):
-        if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
-            return spec
-        raise TypeError(f"{name}={spec!r} must be an int from 0, or None")
-    if isinstance(spec, torch.dtype):
-        return str(spec).removeprefix("torch.")
+    if name == "ndim":
+        if as_int("ndim", value) < 0:
+            raise TypeError(f"ndim has {value}. Remedy: ints from 0, or None")
+        return int(value)
+    of_torch = getattr(torch, value, None) if isinstance(value, str) else value
+    if isinstance(of_torch, torch.dtype):
+        return str(of_torch).removeprefix("torch.")
     try:
-        return np.dtype(spec).name
+        dtype = np.dtype(value)
     except TypeError:
+        dtype = np.dtype(object)
+    if dtype.kind in "OSUV":
         raise TypeError(
-            f"{name}={spec!r} is no dtype. Remedy: pass one of torch or NumPy, or None"
-        ) from None
+            f"dtype has {value!r}, which is none of numbers. Remedy: dtypes of torch or NumPy, or "
+            "None for what is not checked"
+        )
+    return dtype.name
 
 
 def check_output(output: Any, dtype: Spec, ndim: Spec, info: _Info, *, is_batch: bool) -> None:
@@ -102,6 +112,7 @@ def split_batch(output: Any, info: BatchInfo) -> list[Any]:
     """The samples of a batch: tuples or dicts of one row of each output.
 
     Raises:
+        TypeError: an output has no samples.
         ValueError: the outputs have different numbers of samples.
 
     >>> split_batch(([b"1", b"2"], [5, 6]), BatchInfo(0, 0))
@@ -112,6 +123,12 @@ def split_batch(output: Any, info: BatchInfo) -> list[Any]:
         return [dict(zip(output, row, strict=True)) for row in rows]
     if not isinstance(output, tuple):
         return list(output)
+    for i, part in enumerate(output):
+        if not hasattr(part, "__len__"):
+            raise TypeError(
+                f"output {i} for {info} is {_kind(part)}, and a batch has one for each sample. "
+                "Remedy: return a list or an array"
+            )
     lengths = [len(part) for part in output]
     if len(set(lengths)) > 1:
         raise ValueError(

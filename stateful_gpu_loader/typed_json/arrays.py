@@ -79,7 +79,7 @@ def tensor_from_json(form: Any) -> torch.Tensor:
     """
     name, shape = _header(form)
     if name not in TENSOR_DTYPES:
-        raise ValueError(f"{name!r} is no dtype of a tensor")
+        raise ValueError(f"{brief(name)} is no dtype of torch {torch.__version__}")
     dtype = TENSOR_DTYPES[name]
     data = from_base64(form["data"], math.prod(shape) * dtype.itemsize)
     if dtype == torch.bool and not _are_bools(data):

@@ -14,11 +14,11 @@ from stateful_gpu_loader.engine.executors.handed import HandedSample
 from stateful_gpu_loader.engine.executors.handing import HandedBatches
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import retried
-from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, add_note
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, add_note
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.randomness import Stream, seed_global_generators
-from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKey
+from stateful_gpu_loader.records import BatchInfo, IndexArray, Request, SampleInfo, SampleKey
 from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.sources.outputs import check_alike
 
@@ -72,13 +72,14 @@ class CallExecutor:
             try:
                 made = self._made(info, key)
             except StopIteration:
-                self._check_end(info, key)
+                self._check_end(info)
                 ended_at = key.index
                 break
             except Exception as error:
                 if self._policy.mode != "drop" or not is_bad(error):
                     raise add_note(error, f"in {info}")  # noqa: B904 - it is the same error
-                found.append(FoundBad(f"{info}", key.position, key.epoch, reason_of(error), False))
+                reason = reason_of(error)
+                found.append(FoundBad(self._name(key), key.position, key.epoch, reason, False))
                 continue
             samples += made
             if self._source.batch and self._source.image is not None:
@@ -88,12 +89,26 @@ class CallExecutor:
                 positions.append(key.position)
         said = Answer(SKIPPED)
         if samples and (ended_at is None or not self._drop_last):
-            if self._stacks:
-                check_alike(
-                    [sample.sample for sample in samples], [sample.name for sample in samples]
-                )
-            said = self._batches(request, samples, np.array(positions, dtype=np.int64), check)
+            said = self._batch(request, samples, np.array(positions, dtype=np.int64), check)
         return dataclasses.replace(said, bad=(*found, *said.bad), ended_at=ended_at)
+
+    def _batch(
+        self,
+        request: Request,
+        samples: list[HandedSample],
+        positions: IndexArray,
+        check: Callable[[], None],
+    ) -> Answer:
+        if self._stacks:
+            try:
+                check_alike([sample.sample for sample in samples], samples)
+            except TypeError as error:
+                return Answer(Failure(error))
+        return self._batches(request, samples, positions, check)
+
+    def _name(self, key: SampleKey) -> str:
+        """The same in every epoch, as a place is in the record of bad samples."""
+        return f"{'batch' if self._source.batch else 'sample'} {key.index}"
 
     def _info(self, request: Request, key: SampleKey, place: int) -> SampleInfo | BatchInfo:
         if self._source.batch:
@@ -115,13 +130,17 @@ class CallExecutor:
 
         output = retried(call, is_bad=is_bad) if self._policy.is_active else call()
         if self._source.image is None:
-            return [HandedSample(info, output)]
+            return [HandedSample(self._name(key), output)]
         images = self._source.images(output, info)
         if len(images) > _MOST_IMAGES:
             raise ValueError(f"{info} has {len(images)} images, more than {_MOST_IMAGES}")
-        return [HandedSample(image.name, image) for image in images]
+        name = self._name(key)
+        return [
+            HandedSample(f"{name}, image {i}" if self._source.batch else name, image)
+            for i, image in enumerate(images)
+        ]
 
-    def _check_end(self, info: SampleInfo | BatchInfo, key: SampleKey) -> None:
+    def _check_end(self, info: SampleInfo | BatchInfo) -> None:
         length = self._source.length
         if length is not None:
             raise LoaderError(

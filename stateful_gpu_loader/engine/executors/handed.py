@@ -9,20 +9,16 @@ from stateful_gpu_loader.sources.source import Source
 
 
 class HandedSample:
-    """A sample that was read or made elsewhere, and where; what stands for an index.
-
-    Args:
-        name: text, or what has it as its ``str``: few samples are ever named.
-    """
+    """A sample that was read or made elsewhere, and where; what stands for an index."""
 
     __slots__ = ("name", "sample")
 
-    def __init__(self, name: Any, sample: Any) -> None:
+    def __init__(self, name: str, sample: Any) -> None:
         self.name = name
         self.sample = sample
 
     def __repr__(self) -> str:
-        return str(self.name)
+        return self.name
 
 
 class HandedSamples:

@@ -15,7 +15,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import is_bad, reason_of
 from stateful_gpu_loader.engine.executors.datapipes import prepare_datapipe
-from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.executors.policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
@@ -24,10 +24,6 @@ from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.randomness import Stream, seed_global_generators
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.user_states import worker_state
-
-MAX_BAD_IN_A_ROW = 100
-"""Bad samples without a sound one between them, after which a fetch is given up: an iterator that
-only raises would otherwise be asked for ever."""
 
 
 class IterableExecutor:

@@ -18,6 +18,10 @@ ON_BAD_SAMPLE = ("raise", "replace", "drop")
 MAX_TRIES = 8
 """Samples that are tried in a bad one's place before it is given up."""
 
+MAX_BAD_IN_A_ROW = 100
+"""Bad samples without a sound one between them, after which it is given up: an iterator that only
+raises, or a function without an end, would otherwise be asked for ever."""
+
 MAX_REMEMBERED = 10_000
 """Bad samples that a worker remembers beyond those it was told of."""
 

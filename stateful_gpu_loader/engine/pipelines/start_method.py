@@ -12,11 +12,18 @@ _THREADS = Path("/proc/self/task")
 _NAME_OF_DALI = "[DALI]"
 """How the names of DALI's own threads begin: of a pipeline, and of dynamic mode's pool."""
 
+FORK_AVOIDED = (
+    "DALI is live in this process, so worker processes are started by a fork server instead of "
+    "being forked: they import the main script anew, and what it has set since is missing in them. "
+    "Pass multiprocessing_context='forkserver' if that is meant, or 'fork' if neither the workers "
+    "nor the dataset hold anything of DALI"
+)
+
 NOT_FORKED = (
     "worker processes are not forked here, because DALI is live in this process and its threads "
     "would be missing in them; and what they need cannot be pickled: {}. Remedy: make it of what "
-    "pickle knows, or call start_workers() before the first use of DALI, or pass "
-    "multiprocessing_context='fork', if neither the workers nor the dataset hold anything of DALI"
+    "pickle knows, or, if neither the workers nor the dataset hold anything of DALI, pass "
+    "multiprocessing_context='fork'"
 )
 
 

@@ -14,6 +14,7 @@ import pickle
 import pickletools
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -34,7 +35,11 @@ from stateful_gpu_loader.engine.pipelines.answer_pipe import AnswerPipe, Writers
 from stateful_gpu_loader.engine.pipelines.packing import unpack
 from stateful_gpu_loader.engine.pipelines.remote_failure import without_frames
 from stateful_gpu_loader.engine.pipelines.shared_memory import remove_what_was_left_by
-from stateful_gpu_loader.engine.pipelines.start_method import NOT_FORKED, default_context
+from stateful_gpu_loader.engine.pipelines.start_method import (
+    FORK_AVOIDED,
+    NOT_FORKED,
+    default_context,
+)
 from stateful_gpu_loader.engine.pipelines.watch import Watch, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.pipelines.worker_side import Errand, WorkerSide, in_place_of
 from stateful_gpu_loader.errors import LoaderError
@@ -283,6 +288,8 @@ class _Context(BaseContext):
         """Other workers are about to be started."""
         default = default_context() if self._wanted is None else None
         self.has_avoided_a_fork = default is not None
+        if self.has_avoided_a_fork:
+            warnings.warn(FORK_AVOIDED, RuntimeWarning, stacklevel=2)
         wanted = default or self._wanted
         is_context = isinstance(wanted, BaseContext)
         self._real = wanted if is_context else multiprocessing.get_context(wanted)

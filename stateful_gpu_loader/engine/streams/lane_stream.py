@@ -27,6 +27,8 @@ class LaneStream:
             ranks that has fewer reads its lanes another time. A rank alone ends by itself.
     """
 
+    has_met_end = False
+
     def __init__(
         self,
         place: Address,

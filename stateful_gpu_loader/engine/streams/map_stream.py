@@ -128,6 +128,7 @@ class MapStream:
         self._drawn = 0
         self._num_done = 0
         """Of those."""
+        self.has_met_end = False
         self._failed: dict[int, _Issued] = {}
         """Not done until a later one is: a state in between lets them be tried again."""
 
@@ -173,7 +174,7 @@ class MapStream:
             for each in (*self._failed.values(), issued):
                 self._set_done(each)
             self._failed.clear()
-            ended_at = None if answer is None else answer.ended_at
+            ended_at = self._note_end(answer)
             self._position = request.end if ended_at is None else ended_at
         complete = issued.is_boundary
         if self._has_states:
@@ -192,6 +193,7 @@ class MapStream:
         if self._has_states or issued.mark is not None:
             # The user's objects have moved on.
             return self.deliver(request, answer)
+        self._note_end(answer)
         self._failed[request.ordinal] = issued
         return None
 
@@ -242,6 +244,11 @@ class MapStream:
         if was_delivered or is_ahead:
             self._set_done(issued)
         return None if is_ahead or (was_delivered and not self._has_states) else request
+
+    def _note_end(self, answer: Answer | None) -> int | None:
+        ended_at = None if answer is None else answer.ended_at
+        self.has_met_end = self.has_met_end or ended_at is not None
+        return ended_at
 
     def _set_done(self, issued: _Issued) -> None:
         issued.is_done = True

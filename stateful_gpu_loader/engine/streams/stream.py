@@ -13,6 +13,10 @@ from stateful_gpu_loader.records import WorkerStart
 class Stream(Protocol):
     """One pass, in the main process; owns the state (laws 2 and 5)."""
 
+    has_met_end: bool
+    """Whether the epoch was found to end at a request that was delivered or has failed, whatever
+    was asked for behind it."""
+
     def requests(self) -> Iterator[Any]:
         """All requests behind the last delivered place, from the oldest: called at the start, and
         again when the workers were lost."""

@@ -33,6 +33,8 @@ class TurnStream:
         length: what ``len(dataset)`` promised, if somebody asked.
     """
 
+    has_met_end = False
+
     def __init__(
         self,
         place: Address,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.errors import LoaderError, StateMismatch
-from stateful_gpu_loader.integrations.dali_dynamic.configuration import (
-    check_same,
-    configuration_of,
-)
+from stateful_gpu_loader.integrations.dali_dynamic.configuration import changes, configuration_of
 from stateful_gpu_loader.integrations.dali_dynamic.state import Place, ReaderState
+from stateful_gpu_loader.integrations.dali_identity import DATA, check_accept, refuse, report
 from stateful_gpu_loader.state import as_int
 from stateful_gpu_loader.text_state import TextState
 
@@ -47,7 +45,8 @@ class StatefulReader(TextState):
         ...
     stateful_gpu_loader.errors.StateMismatch: files differs: the state has ['a.jpg', 'b.jpg'], \
 expected was ['b.jpg', 'a.jpg']. Remedy: build the reader as it was when the state was saved: DALI \
-would go on in another one without a word
+would go on in another one without a word; if it is meant to differ, load_state_dict(state, \
+accept={'files'})
     """
 
     def __init__(self, reader_type: type, **arguments: Any) -> None:
@@ -89,18 +88,30 @@ would go on in another one without a word
         """Where the reader stands, with the batch that was delivered last."""
         return ReaderState(place=self._place, configuration=self._configuration).to_dict()
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], accept: Collection[str] = ()
+    ) -> None:
         """Go on from what ``state_dict`` returned, whatever was read before.
+
+        Args:
+            state_dict: the state.
+            accept: arguments that say which data are read and are meant to differ, such as
+                ``{"file_root"}``. The number of samples must be the same even so.
 
         Raises:
             StateMismatch: it is no such state, or that of another reader; nothing was changed.
+            ValueError: ``accept`` names something else.
         """
         saved = ReaderState.from_dict(state_dict)
         brings_seed = saved.place.reader is not None
-        check_same(saved.configuration, self._configuration, brings_seed=brings_seed)
+        acceptable = DATA & {*saved.configuration, *self._configuration}
+        check_accept(accept, acceptable)
+        found = changes(saved.configuration, self._configuration, brings_seed=brings_seed)
+        refuse(found, what="reader", accept=accept, acceptable=acceptable)
         reader = self._new_reader(saved.place)
         self._leave_epoch()
         self._place, self._reader, self._has_begun = saved.place, reader, False
+        report(found)
 
     def __repr__(self) -> str:
         place = self._place

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.integrations.dali_identity import check_header, foreign
 
 FORMAT = "stateful_gpu_loader DALI reader"
 VERSION = 1
 
-_REMEDY_FOREIGN = "load what StatefulReader.state_dict() returned, unchanged"
+_foreign = partial(foreign, of="StatefulReader")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +65,8 @@ class ReaderState:
         Raises:
             StateMismatch: it is no such state, of a later version, or was altered.
         """
-        if not isinstance(state, Mapping):
-            raise _foreign("format", type(state).__name__, "dict")
-        if state.get("format") != FORMAT:
-            raise _foreign("format", state.get("format", sorted(map(str, state))), FORMAT)
-        if state.get("version") != VERSION or isinstance(state.get("version"), bool):
-            raise StateMismatch(
-                "version",
-                saved=state.get("version"),
-                present=VERSION,
-                remedy="install the version of stateful_gpu_loader that wrote the state, or later",
-            )
-        keys = {"format", "version", *_TYPES, "digest"}
-        if set(state) != keys:
-            raise _foreign("keys", sorted(map(str, state)), sorted(keys))
+        keys = {*_TYPES, "digest"}
+        check_header(state, format=FORMAT, version=VERSION, keys=keys, of="StatefulReader")
         for name, kinds in _TYPES.items():
             if type(state[name]) not in kinds:
                 raise _foreign(name, state[name], " or ".join(kind.__name__ for kind in kinds))
@@ -103,7 +92,3 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def _digest(state: Mapping[str, Any]) -> str:
     text = json.dumps(state, sort_keys=True, default=repr)
     return blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _foreign(field: str, saved: Any, present: Any) -> StateMismatch:
-    return StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_FOREIGN)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any
 
-from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.integrations.dali_identity import (
+    DATA,
+    Differences,
+    brief,
+    differences,
+    digest,
+)
 from stateful_gpu_loader.integrations.dali_pipeline.content import contents_of
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
 
-LONGEST_VALUE, LONGEST_TEXT = 100, 8192
-"""Characters of a value and of all: what is longer stands in the state as a digest."""
+LONGEST_TEXT = 8192
+"""Characters of a description: in a longer one, operators that are no readers are digests."""
 
-_NOT_GIVEN = "not given"
-_LENGTH = ".epoch_size"
-_REMEDY = (
-    "build the pipeline as it was when the state was saved: DALI would go on in another one "
-    "without a word"
-)
+_OPERATOR, _LENGTH, _READER_NAME = "operator ", ".epoch_size", "reader_name"
 
 Description = dict[str, Any]
-"""Values of JSON by field: ``batch_size``; an operator's kind by its name, ``reader``; its
-arguments as ``reader.initial_fill``."""
+"""Values of JSON by field: ``batch_size``; an operator's kind as ``operator reader``, because it
+may have any name; its arguments as ``reader.initial_fill``."""
 
 
 def describe(graph: Graph, *, last_batch_policy: str) -> Description:
@@ -36,31 +36,37 @@ def describe(graph: Graph, *, last_batch_policy: str) -> Description:
         "last_batch_policy": last_batch_policy,
         "seed": graph.seed,
     }
-    described |= {operator.name: operator.kind for operator in graph.operators}
-    described["outputs"] = _brief(list(graph.outputs))
+    described |= {f"{_OPERATOR}{operator.name}": operator.kind for operator in graph.operators}
+    described["outputs"] = brief(list(graph.outputs))
     arguments = {operator.name: _arguments(operator) for operator in graph.operators}
     is_long = len(json.dumps([described, arguments])) > LONGEST_TEXT
     for operator in graph.operators:
         if is_long and not operator.kind.startswith("readers."):
-            described[operator.name] += f" {_digest(arguments[operator.name])}"
+            described[f"{_OPERATOR}{operator.name}"] += f" {digest(arguments[operator.name])}"
             continue
         for name, value in arguments[operator.name].items():
             described[f"{operator.name}.{name}"] = value
     return described
 
 
-def lengths(metas: Mapping[str, Mapping[str, int]]) -> Description:
-    """What is known of readers' data once the pipeline is built.
+def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) -> Description:
+    """What is known of readers once the pipeline is built.
 
     Args:
         metas: what ``Pipeline.reader_meta()`` returned.
+        reader_name: of the one that ends epochs.
     """
-    return {f"{name}{_LENGTH}": meta["epoch_size"] for name, meta in metas.items()}
+    lengths = {f"{name}{_LENGTH}": meta["epoch_size"] for name, meta in metas.items()}
+    return {_READER_NAME: reader_name, **lengths}
 
 
-def without_lengths(description: Description) -> Description:
+def before_build(description: Description) -> Description:
     """A description as it is before the pipeline is built."""
-    return {field: value for field, value in description.items() if not field.endswith(_LENGTH)}
+    return {
+        field: value
+        for field, value in description.items()
+        if not field.endswith(_LENGTH) and field != _READER_NAME
+    }
 
 
 def from_text(text: str) -> Description:
@@ -75,38 +81,43 @@ def from_text(text: str) -> Description:
     return description
 
 
-def check_same(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Compare two descriptions.
+def changes(saved: Description, present: Description) -> Differences:
+    """What differs between two descriptions, operators first.
 
     A seed that was not given is not compared: DALI's checkpoint brings the state of every
     generator, whatever its seed was.
-
-    Raises:
-        StateMismatch: they differ; it names the first field that does.
     """
-    everything = [*present, *(field for field in saved if field not in present)]
-    # Operators first: one more or one less renames others, and DALI tells them apart by name.
-    for field in sorted(everything, key=lambda field: "." in field or field == "outputs"):
-        before, now = saved.get(field, _NOT_GIVEN), present.get(field, _NOT_GIVEN)
-        if before == now or (field == "seed" and None in (before, now)):
-            continue
-        raise StateMismatch(field, saved=before, present=now, remedy=_REMEDY)
+    found = differences(saved, present)
+    if None in found.get("seed", ()):
+        del found["seed"]
+    # One operator more or less renames others, and DALI tells them apart by name.
+    return dict(sorted(found.items(), key=lambda item: _is_detail(item[0])))
+
+
+def acceptable(*descriptions: Description) -> set[str]:
+    """Fields whose change leaves the readers' place and the generators' states what they are.
+
+    Arguments of operators that read nothing, and which data readers read; their number of samples
+    is a field of its own.
+    """
+    found = set()
+    for description in descriptions:
+        for field in description:
+            name, _, argument = field.rpartition(".")
+            kind = description.get(f"{_OPERATOR}{name}")
+            if not isinstance(kind, str) or argument in ("inputs", "device"):
+                continue
+            if argument in DATA or not kind.startswith(("readers.", "ExternalSource")):
+                found.add(field)
+    return found
+
+
+def _is_detail(field: str) -> bool:
+    return not field.startswith(_OPERATOR) and ("." in field or field == "outputs")
 
 
 def _arguments(operator: Operator) -> dict[str, Any]:
     values = {**operator.arguments, **contents_of(operator)}
     if operator.inputs:
         values["inputs"] = list(operator.inputs)
-    return {name: _brief(value) for name, value in values.items()}
-
-
-def _brief(value: Any) -> Any:
-    text = json.dumps(value)
-    if len(text) <= LONGEST_VALUE:
-        return value
-    count = f"{len(value)} values, " if isinstance(value, list) else ""
-    return f"{text[: LONGEST_VALUE // 2]}... ({count}{_digest(value)})"
-
-
-def _digest(value: Any) -> str:
-    return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+    return {name: brief(value) for name, value in values.items()}

@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stateful_gpu_loader.errors import LoaderError, StateMismatch
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.integrations.dali_identity import foreign
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph
-from stateful_gpu_loader.integrations.dali_pipeline.state import REMEDY_FOREIGN, Place
+from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 
 Factory = Callable[..., Any]
 """Takes the keyword arguments ``enable_checkpointing`` and ``checkpoint``, as what
@@ -49,12 +50,13 @@ def graph_of(pipeline: Any) -> Graph:
     """What a pipeline does; does not build it.
 
     Raises:
-        LoaderError: it has an external source whose state DALI cannot save.
+        LoaderError: it has an operator that DALI cannot write down, or an external source whose
+            state it cannot save.
     """
     with warnings.catch_warnings():
         # DALI warns of the external sources that are refused below.
         warnings.filterwarnings("ignore", message="Checkpointing enabled in a pipeline")
-        graph = Graph.from_serialized(pipeline.serialize())
+        graph = Graph.from_serialized(_serialized(pipeline))
     _refuse_sources(pipeline, graph)
     return graph
 
@@ -72,11 +74,11 @@ def build(pipeline: Any, place: Place | None) -> None:
     try:
         pipeline.build()
     except RuntimeError as error:
-        raise StateMismatch(
+        raise foreign(
             "checkpoint",
-            saved=place.checkpoint,
-            present=f"one that DALI can restore ({error})",
-            remedy=REMEDY_FOREIGN,
+            place.checkpoint,
+            f"one that DALI can restore ({error})",
+            of=WRITER,
         ) from error
     if not pipeline.is_restored_from_checkpoint:
         raise LoaderError(
@@ -133,6 +135,20 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
             "Remedy: give it one of them"
         )
     return reader_name or next(iter(metas), None)
+
+
+def _serialized(pipeline: Any) -> bytes:
+    try:
+        return bytes(pipeline.serialize())
+    except RuntimeError as error:
+        if "serialize the operator" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise LoaderError(
+            "a pipeline with such an operator has no state: DALI cannot save what Python does in "
+            f"it, nor say which pipeline it is ({reason}). Remedy: do the operator's work on the "
+            "loader's batches, or with DALI's own operators"
+        ) from error
 
 
 def _refuse_sources(pipeline: Any, graph: Graph) -> None:

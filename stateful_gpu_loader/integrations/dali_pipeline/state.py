@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.formats.protobuf import fields
+from stateful_gpu_loader.integrations.dali_identity import check_header, foreign
 from stateful_gpu_loader.integrations.dali_pipeline.description import Description, from_text
 from stateful_gpu_loader.state import MAX_EPOCH, MAX_POSITION
 
 FORMAT = "stateful_gpu_loader DALI pipeline"
 VERSION = 1
 
-REMEDY_FOREIGN = "load what DALILoader.state_dict() returned, unchanged"
+WRITER = "DALILoader"
 
 _TEXTS = ("checkpoint", "checksum", "pipeline", "dali")
-_KEYS = ("format", "version", "epoch", "position", *_TEXTS)
+_KEYS = ("epoch", "position", *_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,7 @@ class DALIState:
         Raises:
             StateMismatch: it is no such state, of a later version, or one of its values is damaged.
         """
-        if not isinstance(state, Mapping):
-            raise _foreign("format", type(state).__name__, "dict")
-        if state.get("format") != FORMAT:
-            raise _foreign("format", state.get("format", sorted(map(str, state))), FORMAT)
-        if state.get("version") != VERSION or isinstance(state.get("version"), bool):
-            raise StateMismatch(
-                "version",
-                saved=state.get("version"),
-                present=VERSION,
-                remedy="install the version of stateful_gpu_loader that wrote the state, or later",
-            )
-        if set(state) != set(_KEYS):
-            raise _foreign("keys", sorted(map(str, state)), sorted(_KEYS))
+        check_header(state, format=FORMAT, version=VERSION, keys=_KEYS, of=WRITER)
         for name, highest in (("epoch", MAX_EPOCH), ("position", MAX_POSITION)):
             if type(state[name]) is not int or not 0 <= state[name] <= highest:
                 raise _foreign(name, state[name], f"an int from 0 to {highest}")
@@ -144,5 +132,4 @@ def _count(number: Any) -> int:
     return number
 
 
-def _foreign(field: str, saved: Any, present: Any) -> StateMismatch:
-    return StateMismatch(field, saved=saved, present=present, remedy=REMEDY_FOREIGN)
+_foreign = partial(foreign, of=WRITER)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from stateful_gpu_loader.errors import LoaderError, StateMismatch
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.integrations.dali_identity import foreign
 from stateful_gpu_loader.integrations.dali_pipeline.outputs import to_tensors
-from stateful_gpu_loader.integrations.dali_pipeline.state import REMEDY_FOREIGN, Place
+from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 from stateful_gpu_loader.samplers.sharding import LastBatchPolicy, Sharding
 
 Batch = dict[str, torch.Tensor]
@@ -74,18 +76,13 @@ def check_place(place: Place, cuts: Cuts | None) -> None:
     if cuts is not None:
         runs, longest = cuts.runs_before(epoch) + position, cuts.batches(epoch)
     if position > longest:
-        raise StateMismatch(
-            "position",
-            saved=position,
-            present=f"an epoch of {longest} batches",
-            remedy=REMEDY_FOREIGN,
-        )
+        raise foreign("position", position, f"an epoch of {longest} batches", of=WRITER)
     if place.runs != runs or (cuts is None and place.source_epoch != epoch):
-        raise StateMismatch(
+        raise foreign(
             "checkpoint",
-            saved=f"DALI's after {place.runs} batches of its epoch {place.source_epoch}",
-            present=f"that after {runs}, where {epoch = } and {position = } is",
-            remedy=REMEDY_FOREIGN,
+            f"DALI's after {place.runs} batches of its epoch {place.source_epoch}",
+            f"that after {runs}, where {epoch = } and {position = } is",
+            of=WRITER,
         )
 
 
@@ -116,26 +113,52 @@ class PipelineStream:
         self.cuts = cuts
         self._pipeline, self._names = pipeline, names
         self._rests = loaded
+        self._num_passes = 0
         self._is_scheduled = False
+        self._held: Any = None
+        """Outputs of an external source that were taken to see whether it goes on."""
         self._failure: BaseException | None = None
         self._failed_ahead: Exception | None = None
 
-    def begin_pass(self) -> None:
-        """Begin the next epoch where all of this one was delivered.
+    def begin_pass(self) -> int:
+        """Begin the next epoch where all of this one was delivered; the number of the pass.
 
         But not where a state was loaded: what resumes between an epoch's last batch and its end
         has an empty rest, as with StatefulGPULoader.
         """
-        if not self._rests and self._is_at_end():
-            self.next()
+        with self._unbroken():
+            # Of an epoch's first batch a source is not asked here: where there is none, the pass is
+            # empty, as DALI's is.
+            may_end = self.cuts is not None or self.place.position > 0
+            if may_end and not self._rests and self._is_at_end():
+                self._end_epoch()
+        self._num_passes += 1
+        return self._num_passes
 
-    def next(self) -> Batch | None:
-        """The next batch; None at the end of an epoch, and then the next epoch's batches.
+    def next(self, number: int) -> Batch | None:
+        """The next batch of a pass; None at the end of an epoch.
+
+        Args:
+            number: of the pass.
 
         Raises:
-            LoaderError: an earlier call failed, or was interrupted. DALI may go on without the
-                batch, and the stream would have a hole.
+            LoaderError: a later pass has begun. Or an earlier call failed, or was interrupted:
+                DALI may go on without the batch, and the stream would have a hole.
         """
+        if number != self._num_passes:
+            raise LoaderError(
+                "this iterator was left: another one of the same DALILoader has begun, and a "
+                "pipeline is one stream. Remedy: use one iterator at a time"
+            )
+        with self._unbroken():
+            self._rests = False
+            if self._is_at_end():
+                self._end_epoch()
+                return None
+            return self._deliver()
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
         if self._failure is not None:
             reason = str(self._failure).partition("\n")[0]
             raise LoaderError(
@@ -144,20 +167,14 @@ class PipelineStream:
                 "the last batch that was delivered"
             ) from self._failure
         try:
-            self._rests = False
-            if self._is_at_end():
-                self._end_epoch()
-                return None
-            return self._deliver()
+            yield
         except BaseException as error:
             self._failure = error
             raise
 
-    def _deliver(self) -> Batch | None:
-        outputs = self._take()
-        if outputs is None:
-            self._end_epoch()
-            return None
+    def _deliver(self) -> Batch:
+        outputs = self._take() if self._held is None else self._held
+        self._held = None
         place, checkpoint = self.place, self._pipeline.checkpoint()
         own_memory = bool(self._pipeline.exec_dynamic)
         batch = to_tensors(outputs, self._names, own_memory=own_memory)
@@ -169,8 +186,11 @@ class PipelineStream:
         return batch
 
     def _is_at_end(self) -> bool:
-        place, cuts = self.place, self.cuts
-        return cuts is not None and place.position == cuts.batches(place.epoch)
+        if self.cuts is not None:
+            return self.place.position == self.cuts.batches(self.place.epoch)
+        if self._held is None:
+            self._held = self._take()
+        return self._held is None
 
     def _end_epoch(self) -> None:
         epoch, position, checkpoint = self.place.epoch, self.place.position, self.place.checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.pipelines import start_method
+from stateful_gpu_loader.engine.pipelines import start_method, team
 from stateful_gpu_loader.engine.pipelines.start_method import default_context, would_fork
 
 NEEDS_DALI = pytest.mark.skipif(
@@ -186,3 +186,11 @@ def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "other"])
     assert default_context() == ("forkserver" if live and default == "fork" else None)
     assert would_fork(None) == (default == "fork" and not live)
+
+
+def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the main script has set since is missing in the workers."""
+    monkeypatch.setattr(team, "default_context", lambda: "forkserver")
+    with pytest.warns(RuntimeWarning, match="import the main script anew"):
+        team._Context(None).renew()
+    team._Context("forkserver").renew()

@@ -166,7 +166,8 @@ def test_worker_processes_beside_dynamic_mode_do_not_hang(root: str) -> None:
     loader = loader_of(root, num_workers=1, worker_type="process")
     expected = [copy_of(batch) for batch in loader_of(root)]
     batches = iter(loader)
-    found = [next(batches)]
+    with pytest.warns(RuntimeWarning, match="started by a fork server"):
+        found = [next(batches)]
     assert {type(child).__name__ for child in multiprocessing.active_children()} == {
         "ForkServerProcess"
     }

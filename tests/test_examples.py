@@ -196,9 +196,10 @@ def test_a_script_prints_what_it_promises(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A2, C2, C3, C9, E1, E2, E4: what is resumed is what the uninterrupted run delivered."""
-    example = EXAMPLES[name]
+    example, output = EXAMPLES[name], tmp_path
     if example.own_process:
-        command = [sys.executable, str(FOLDER / f"{name}.py")]
+        output = tmp_path / "new" / "folder"
+        command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(output)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
@@ -209,8 +210,8 @@ def test_a_script_prints_what_it_promises(
     for pattern in example.prints:
         assert any(re.fullmatch(pattern, line) for line in lines), pattern
     for picture in example.pictures:
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} == set(example.pictures)
+        assert (output / picture).read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in output.iterdir()} == set(example.pictures)
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if not EXAMPLES[name].own_process])
@@ -222,9 +223,13 @@ def test_an_example_says_when_the_rest_is_another(
 ) -> None:
     """Its verdict is no matter of course: here nothing equals anything."""
     monkeypatch.setattr(torch, "equal", lambda one, other: False)
-    lines = _run_here(name, tmp_path, monkeypatch, capsys)
+    output = ["--output", "new/folder"] if EXAMPLES[name].pictures else []
+    lines = _run_here(name, tmp_path, monkeypatch, capsys, *output)
     assert any(line.endswith("ANOTHER") for line in lines)
     assert not any(line.endswith("the same") for line in lines)
+    if output:
+        found = {path.name for path in (tmp_path / "new/folder").iterdir()}
+        assert found == set(EXAMPLES[name].pictures)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -276,11 +281,12 @@ def _run_here(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *arguments: str,
 ) -> list[str]:
     """The lines that a script prints when it is run in a folder."""
     path = str(FOLDER / f"{name}.py")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [path])
+    monkeypatch.setattr(sys, "argv", [path, *arguments])
     runpy.run_path(path, run_name="__main__")
     return capsys.readouterr().out.splitlines()
 

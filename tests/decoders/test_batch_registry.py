@@ -23,6 +23,7 @@ from stateful_gpu_loader.decoders import nvimgcodec_cuda as nvimgcodec
 from stateful_gpu_loader.decoders import torchcodec_decoder as torchcodec
 from stateful_gpu_loader.decoders.registry import FAMILIES
 from stateful_gpu_loader.errors import LoaderError, MissingDependency
+from stateful_gpu_loader.integrations.dali import DALILoader
 
 DEVICE = torch.device("cuda")
 
@@ -118,6 +119,23 @@ def test_a_package_that_cannot_be_loaded_says_why(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
     with pytest.raises(LoaderError, match=rf"'{name}' cannot be used: importing .*Remedy: install"):
         make_batch_decoder(name, DEVICE)
+
+
+def test_what_needs_dali_is_named_where_it_is_missing(missing: set[str]) -> None:
+    """It is not always a decoder."""
+    missing.add("nvidia.dali")
+    with pytest.raises(MissingDependency, match=r"^DALILoader needs .*stateful_gpu_loader\[dali\]"):
+        DALILoader(3, ["images"])
+
+
+def test_a_dali_that_cannot_be_loaded_is_not_replaced_by_a_decoder(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    with pytest.raises(LoaderError, match=r"^DALILoader cannot be used: .*Remedy") as caught:
+        DALILoader(3, ["images"])
+    assert "decoder" not in str(caught.value)
 
 
 def test_an_unknown_name_lists_the_choices() -> None:

@@ -14,6 +14,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
 from stateful_gpu_loader.integrations.dali_pipeline.content import SMALL, contents_of
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Operator
+from tests.conformance import copy_of, same
 from tests.integrations.dali_readers import (
     READERS,
     Arguments,
@@ -48,6 +49,98 @@ def test_files_that_no_reader_reads_do_not_count(
     state = after_two_batches(loader(numbers(), "coco", reading))
     (root / "readme.txt").touch()
     loader(numbers(), "coco", reading).load_state_dict(state)
+
+
+STRAYS = {
+    ".DS_Store": {},
+    "photos/Thumbs.db": {},
+    "photos/folder.jpg/0.jpg": {},
+    "photos/0.jpg.part": {},
+    "photos/0.png": {"file_filters": ["*.jpg"]},
+    "photos/0.JPG": {"file_filters": "*.jpg", "case_sensitive_filter": True},
+    "other/0.jpg": {"dir_filters": ["p*"]},
+}
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+def test_a_file_that_the_reader_passes_over_is_no_other_data(
+    tmp_path: Path, datasets: dict[str, Arguments], stray: str
+) -> None:
+    """It would bar the resume for good; what is read is what DALI counts."""
+    root = _photographs(tmp_path, datasets)
+    reading = {"file_root": str(root), **STRAYS[stray]}
+    run = loader(numbers(), "file", reading)
+    state = after_two_batches(run)
+    (root / stray).parent.mkdir(exist_ok=True)
+    (root / stray).write_bytes(b"?")
+    resumed = loader(numbers(), "file", reading)
+    resumed.load_state_dict(state)
+    assert same(list(resumed), [copy_of(batch) for batch in run])
+
+
+@pytest.mark.parametrize(
+    ("added", "reading"),
+    [
+        ("photos/._0.jpg", {}),
+        ("photos/0.WEBP", {}),
+        (".hidden/0.jpg", {}),
+        ("empty/.keep", {}),
+        ("photos/.DS_Store", {"file_filters": ["*"]}),
+        ("photos/0.jpg", {"file_filters": ["[^a].jpg", "*_*"]}),
+    ],
+)
+def test_a_file_that_the_reader_takes_is_other_data(
+    tmp_path: Path, datasets: dict[str, Arguments], added: str, reading: Arguments
+) -> None:
+    """DALI takes hidden files, too, and counts empty folders in its labels."""
+    root = _photographs(tmp_path, datasets)
+    reading = {"file_root": str(root), **reading}
+    state = after_two_batches(loader(numbers(), "file", reading))
+    (root / added).parent.mkdir(exist_ok=True)
+    shutil.copy(next(root.glob("photos/*.jpg")), root / added)
+    with pytest.raises(StateMismatch, match=r"reader\.file_root differs"):
+        loader(numbers(), "file", reading).load_state_dict(state)
+
+
+def test_a_folder_of_arrays_is_those_that_fit_the_filter(tmp_path: Path) -> None:
+    def found(**reading: str) -> str:
+        arguments = {"file_root": str(tmp_path), **reading}
+        return contents_of(Operator("reader", "readers.Numpy", (), arguments))["file_root"]
+
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "a.npy").touch()
+    before, others = found(), found(file_filter="*.bin")
+    for name in ("b.NPY", "b.txt", "class/b.txt"):
+        (tmp_path / name).touch()
+    assert found() == before
+    assert found(file_filter="*.bin") == others
+    for name in ("b.npy", "class/b.npy"):
+        (tmp_path / name).touch()
+        assert found() != before
+        before = found()
+
+
+def test_other_data_of_the_same_length_may_be_accepted(
+    tmp_path: Path,
+    datasets: dict[str, Arguments],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Law 4: by name, and it is said. Not more of them, where a position is another sample."""
+    root = _photographs(tmp_path, datasets)
+    reading = {"file_root": str(root)}
+    run = loader(numbers(), "file", reading)
+    state = after_two_batches(run)
+    first = min(root.glob("photos/*.jpg"))
+    first.rename(first.with_stem("+"))
+    resumed = loader(numbers(), "file", reading)
+    with pytest.raises(StateMismatch, match=r"accept=\{'reader\.file_root'\}"):
+        resumed.load_state_dict(state)
+    resumed.load_state_dict(state, accept={"reader.file_root"})
+    assert "accepted another reader.file_root: '11 files" in caplog.text
+    assert same(list(resumed), [copy_of(batch) for batch in run])
+    shutil.copy(next(root.glob("photos/*.jpg")), root / "photos" / "more.jpg")
+    with pytest.raises(StateMismatch, match=r"reader\.epoch_size differs"):
+        loader(numbers(), "file", reading).load_state_dict(state, accept={"reader.file_root"})
 
 
 def test_large_files_count_by_their_sizes(tmp_path: Path) -> None:
@@ -130,6 +223,13 @@ def test_other_data_at_the_same_path_is_refused(
     with pytest.raises(StateMismatch, match="Remedy: build the pipeline as it was") as caught:
         loader(numbers(), reader, arguments).load_state_dict(state)
     assert caught.value.field == f"reader.{name}"
+
+
+def _photographs(folder: Path, datasets: dict[str, Arguments]) -> Path:
+    """A class folder of copies."""
+    root = folder / "root"
+    shutil.copytree(Path(datasets["file"]["files"][0]).parent, root / "photos")
+    return root
 
 
 def _root(datasets: dict[str, Arguments]) -> Path:

@@ -98,6 +98,35 @@ def test_every_policy_resumes_after_every_batch(
     assert_exact_resume(make, epochs=4, other=({}, {"prefetch_queue_depth": 4}))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_policy_may_be_dalis_own(folder: Path, policy: str) -> None:
+    from nvidia.dali.plugin.base_iterator import LastBatchPolicy as Theirs
+
+    ours = numbered(folder, 7, 3, policy, {})
+    theirs = loader(
+        numbers(),
+        "caffe",
+        {"path": write_numbered_lmdb(folder, 7)},
+        options={"last_batch_policy": Theirs[policy.upper()]},
+    )
+    next(iter(ours))
+    theirs.load_state_dict(ours.state_dict())
+    assert labels(theirs) == labels(ours)
+
+
+def test_an_iterator_that_was_left_refuses_to_go_on(folder: Path) -> None:
+    """One of two would go on into the next epoch, where the other has ended this one."""
+    run = numbered(folder, 7, 2, "partial", {})
+    old, new = iter(run), iter(run)
+    found = [next(old), next(new)]
+    state = run.state_dict()
+    with pytest.raises(LoaderError, match="another one of the same DALILoader has begun"):
+        next(old)
+    assert run.state_dict() == state
+    found.extend(new)
+    assert [batch["labels"].flatten().tolist() for batch in found] == [[0, 1], [2, 3], [4, 5], [6]]
+
+
 def test_a_resumed_loader_knows_its_epochs_length(folder: Path) -> None:
     """Shards of 3 and 4 samples take turns."""
     arguments = {"num_shards": 2, "pad_last_batch": False}

@@ -6,6 +6,7 @@ import base64
 import gc
 import re
 from collections.abc import Iterator
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,7 @@ CHANGES: dict[str, tuple[Arguments, Arguments, str]] = {
     "policy": ({}, {"options": {"last_batch_policy": LastBatchPolicy.DROP}}, "last_batch_policy"),
     "crop size": ({}, {"size": 13}, "__RandomResizedCrop_1.size"),
     "angle": ({}, {"degrees": 31.0}, "__Uniform_2.range"),
-    "another operator": ({}, {"noise": True}, "__Gaussian_4"),
+    "another operator": ({}, {"noise": True}, "operator __Gaussian_4"),
     "shuffle": ({"random_shuffle": False}, {}, "reader.random_shuffle"),
     "initial_fill": ({"initial_fill": 5}, {}, "reader.initial_fill"),
     "shard": ({"shard_id": 1}, {}, "reader.shard_id"),
@@ -71,7 +72,7 @@ CHANGES: dict[str, tuple[Arguments, Arguments, str]] = {
     "padding": ({"pad_last_batch": False}, {}, "reader.pad_last_batch"),
     "sticking": ({"stick_to_shard": True}, {}, "reader.stick_to_shard"),
     "labels": ({"labels": list(range(1, 12))}, {}, "reader.labels"),
-    "reader's name": ({"name": "files"}, {}, "files"),
+    "reader's name": ({"name": "files"}, {}, "operator files"),
 }
 
 
@@ -91,7 +92,7 @@ def test_an_operator_more_or_less_is_refused_by_name(
     state = after_two_batches(make(datasets, noise=taken == "before"))
     with pytest.raises(StateMismatch) as caught:
         make(datasets, noise=taken == "after").load_state_dict(state)
-    assert caught.value.field in ("__Gaussian_4", "__CoinFlip_4")
+    assert caught.value.field in ("operator __Gaussian_4", "operator __CoinFlip_4")
 
 
 def test_operators_that_are_connected_otherwise_are_refused(
@@ -175,7 +176,7 @@ def test_a_large_pipeline_has_a_small_state(datasets: dict[str, Arguments]) -> N
     assert len(state["pipeline"]) < 12_000
     build(2.0, READING).load_state_dict(state)
     for changed, field in (
-        (build(3.0, READING), "__Uniform_149"),
+        (build(3.0, READING), "operator __Uniform_149"),
         (build(2.0, {**READING, "initial_fill": 5}), "__File_151.initial_fill"),
     ):
         with pytest.raises(StateMismatch) as caught:
@@ -246,8 +247,9 @@ def test_arguments_are_checked(datasets: dict[str, Arguments]) -> None:
         DALILoader(3, ["images"])
     with pytest.raises(ValueError, match="Remedy: one for each"):
         DALILoader(whole, ["images", "images"])
-    with pytest.raises(TypeError, match=r"of stateful_gpu_loader\.samplers"):
-        DALILoader(whole, ["images"], last_batch_policy="fill")  # type: ignore[arg-type]
+    for policy in ("fill", LoaderError, Enum("Other", ["FILL"])["FILL"]):
+        with pytest.raises(TypeError, match=r"of stateful_gpu_loader\.samplers"):
+            DALILoader(whole, ["images"], last_batch_policy=policy)  # type: ignore[arg-type]
     with pytest.raises(LoaderError, match="2 outputs, output_map has 1"):
         next(iter(DALILoader(whole, ["images"])))
     with pytest.raises(LoaderError, match=r"'files' is no reader.*'reader'"):
@@ -281,6 +283,19 @@ def test_samples_of_several_shapes_are_refused(datasets: dict[str, Arguments]) -
 
     with pytest.raises(LoaderError, match=r"output 'images' differ in shape.*Remedy"):
         next(iter(DALILoader(ragged, ["images"])))
+
+
+def test_operators_of_python_are_refused_with_a_remedy(datasets: dict[str, Arguments]) -> None:
+    """DALI says only that it could not serialize them."""
+    from nvidia.dali import fn, pipeline_def
+
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None)
+    def doubled() -> Any:
+        labels = fn.readers.file(**datasets["file"])[1]
+        return fn.python_function(labels, function=lambda label: 2 * label)
+
+    with pytest.raises(LoaderError, match=r"python_function.*Remedy: do the operator's work on"):
+        next(iter(DALILoader(doubled, ["labels"])))
 
 
 def test_damaged_states_are_refused(datasets: dict[str, Arguments]) -> None:

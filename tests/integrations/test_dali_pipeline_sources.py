@@ -91,6 +91,38 @@ def test_an_epoch_is_what_the_source_gives() -> None:
         len(loaded)
 
 
+def test_a_source_has_all_its_epochs_though_none_is_asked_for_its_end() -> None:
+    """As a reader: `zip` stops at the last batch, and the next epoch is no empty one."""
+
+    def first(batches: Any, count: int) -> list[int]:
+        return [
+            batch["numbers"][0, 0].item() for _, batch in zip(range(count), batches, strict=False)
+        ]
+
+    loaded = make(of_batch, batch_info=True)
+    epochs = [first(loaded, 4) for _ in range(3)]
+    assert epochs == [[1000 * epoch + 100 * i for i in range(4)] for epoch in range(3)]
+    state = loaded.state_dict()
+    assert (state["epoch"], state["position"]) == (2, 4)
+    assert first(loaded, 2) == [3000, 3100]
+    assert first(loaded, 2) == [3200, 3300], "after a break the epoch goes on"
+    resumed = make(of_batch, batch_info=True)
+    resumed.load_state_dict(state)
+    assert [first(resumed, 4) for _ in range(2)] == [[], [3000, 3100, 3200, 3300]]
+
+
+def test_a_source_may_have_an_empty_epoch() -> None:
+    def source(info: Any) -> Any:
+        if info.epoch_idx == 1 or info.iteration == 2:
+            raise StopIteration
+        return np.full((3, 1), info.epoch_idx)
+
+    loaded = make(source, batch_info=True)
+    assert [len(list(loaded)) for _ in range(3)] == [2, 0, 2]
+    unasked = make(source, batch_info=True)
+    assert [len([*zip(range(2), unasked, strict=False)]) for _ in range(3)] == [2, 0, 2]
+
+
 def numbers_for_ever() -> Any:
     return np.zeros((3, 1))
 

@@ -88,9 +88,7 @@ accept={'files'})
         """Where the reader stands, with the batch that was delivered last."""
         return ReaderState(place=self._place, configuration=self._configuration).to_dict()
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], accept: Collection[str] = ()
-    ) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from what ``state_dict`` returned, whatever was read before.
 
         Args:

@@ -34,8 +34,8 @@ def contents_of(operator: Operator) -> dict[str, str]:
     """What lies at each path of a reader, by the argument that names it.
 
     In place of the paths themselves: data may move. A file counts by its name, its size and, up to
-    1 MiB, its content; a folder by the names of the files that the reader takes from it and from its
-    folders; LMDB's folder by the size of its data. What does not exist is left as it is named.
+    1 MiB, its content; a folder by the names of the files that the reader takes from it and from
+    its folders; LMDB's folder by the size of its data. What does not exist is left as it is named.
 
     >>> reader = Operator("reader", "readers.File", (), {"file_root": "/nowhere", "num_shards": 2})
     >>> contents_of(reader)

@@ -127,8 +127,7 @@ class PipelineStream:
         has an empty rest, as with StatefulGPULoader.
         """
         with self._unbroken():
-            # Of an epoch's first batch a source is not asked here: where there is none, the pass is
-            # empty, as DALI's is.
+            # A source that has nothing for an epoch gives an empty pass, not one passed over.
             may_end = self.cuts is not None or self.place.position > 0
             if may_end and not self._rests and self._is_at_end():
                 self._end_epoch()

@@ -1,0 +1,146 @@
+"""What tells DALI pipelines apart: every field by itself, and what may be accepted (E4, law 4)."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.integrations.dali import DALILoader
+from stateful_gpu_loader.integrations.dali_pipeline.description import changes
+from tests.conformance import copy_of, same
+from tests.integrations.dali_readers import (
+    Arguments,
+    after_two_batches,
+    augmented,
+    loader,
+    numbers,
+    write_datasets,
+)
+
+pytest.importorskip("nvidia.dali")
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
+    return write_datasets(tmp_path_factory.mktemp("datasets"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leave_no_pipeline() -> Iterator[None]:
+    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
+    yield
+    gc.collect()
+
+
+def test_operators_are_compared_before_what_follows_from_them() -> None:
+    """Whatever their names."""
+    saved = {"outputs": "x", "a.b.size": 3, "operator a.b": "Crop", "batch_size": 2}
+    found = changes(saved, {"outputs": "y", "batch_size": 2})
+    assert list(found) == ["operator a.b", "outputs", "a.b.size"]
+
+
+@pytest.mark.parametrize("name", ["seed", "batch_size", "reader_name", "outputs"])
+def test_an_operator_may_have_the_name_of_a_field(
+    datasets: dict[str, Arguments], name: str
+) -> None:
+    """And hides it not: another seed is another seed."""
+    made = partial(loader, numbers(), "file", {**datasets["file"], "name": name})
+    state = after_two_batches(made())
+    made().load_state_dict(state)
+    for changed, field in (({"seed": 99}, "seed"), ({"batch_size": 4}, "batch_size")):
+        with pytest.raises(StateMismatch) as caught:
+            made(**changed).load_state_dict(state)
+        assert caught.value.field == field
+
+
+def test_another_reader_that_ends_the_epochs_is_refused(datasets: dict[str, Arguments]) -> None:
+    """Its position would be another place; where the only reader is named, it is the same."""
+    from nvidia.dali import fn, pipeline_def
+
+    def build(reader_name: str | None, names: str = "ab") -> DALILoader:
+        def outputs() -> Any:
+            return tuple(fn.readers.file(name=name, **datasets["file"])[1] for name in names)
+
+        definition = pipeline_def(outputs)
+        options: Arguments = {"batch_size": 2, "num_threads": 1, "device_id": None, "seed": 1}
+        return DALILoader(partial(definition, **options), list(names), reader_name=reader_name)
+
+    state = after_two_batches(build("a"))
+    with pytest.raises(StateMismatch, match=r"reader_name differs: the state has 'a', .* 'b'"):
+        build("b").load_state_dict(state)
+    build("a").load_state_dict(state)
+    build("a", "a").load_state_dict(after_two_batches(build(None, "a")))
+
+
+def test_a_nan_among_the_arguments_is_no_change(datasets: dict[str, Arguments]) -> None:
+    from nvidia.dali import fn, pipeline_def
+
+    def build(fill_value: float) -> DALILoader:
+        def outputs() -> Any:
+            labels = fn.readers.file(name="reader", **datasets["file"])[1]
+            drawn = fn.random.uniform(range=(0.0, 1.0), shape=[3])
+            return fn.pad(drawn, fill_value=fill_value, shape=[4], name="pad"), labels
+
+        definition = pipeline_def(outputs)
+        options: Arguments = {"batch_size": 2, "num_threads": 1, "device_id": None, "seed": 1}
+        return DALILoader(partial(definition, **options), ["drawn", "labels"])
+
+    run = build(float("nan"))
+    batches = iter(run)
+    next(batches)
+    state = run.state_dict()
+    resumed = build(float("nan"))
+    resumed.load_state_dict(state)
+    for batch, again in zip(batches, resumed, strict=True):
+        assert torch.equal(batch["drawn"][:, :3], again["drawn"][:, :3])
+    with pytest.raises(StateMismatch, match=r"pad\.fill_value differs"):
+        build(0.0).load_state_dict(state)
+
+
+def test_an_operators_argument_may_be_accepted(datasets: dict[str, Arguments]) -> None:
+    """The crops are drawn as before, and cut to another size."""
+    state = after_two_batches(loader(augmented(), "file", datasets["file"], size=12))
+    other = loader(augmented(), "file", datasets["file"], size=16)
+    accept = {"__RandomResizedCrop_1.size"}
+    other.load_state_dict(state, accept=accept)
+    expected = loader(augmented(), "file", datasets["file"], size=16)
+    after_two_batches(expected)
+    assert same(list(other), [copy_of(batch) for batch in expected])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch_size",
+        "seed",
+        "last_batch_policy",
+        "reader.epoch_size",
+        "reader.num_shards",
+        "reader.random_shuffle",
+        "operator reader",
+        "outputs",
+        "__Rotate_3.inputs",
+        "__Rotate_3.device",
+        "no such field",
+    ],
+)
+def test_what_moves_the_readers_place_cannot_be_accepted(
+    datasets: dict[str, Arguments], name: str
+) -> None:
+    reading = {**datasets["file"], "num_shards": 2, "random_shuffle": True}
+    loaded = loader(augmented(), "file", reading)
+    state = after_two_batches(loaded)
+    assert name in {*json.loads(state["pipeline"]), "no such field"}
+    for accept in ({name}, name, 3):
+        with pytest.raises(
+            ValueError, match=r"must be a collection of names among .*'reader\.files'"
+        ):
+            loaded.load_state_dict(state, accept=accept)  # type: ignore[arg-type]
+    assert loaded.state_dict() == state

@@ -387,7 +387,7 @@ class Checkpoint:
 
     def _adopt(self, states: dict[str, SavedState]) -> None:
         self._states, self._pending = states, set(states)
-        self._is_complete, self._is_loaded, self._is_set = False, True, False
+        self._is_complete, self._is_loaded = False, True
 
 
 def _check_text(name: object) -> None:

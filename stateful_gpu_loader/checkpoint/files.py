@@ -83,9 +83,10 @@ def read(path: str) -> bytes:
         # Asked before it is opened: opening a named pipe waits for its writer.
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
-            what = "is a folder and no regular file" if stat.S_ISDIR(mode) else "is no regular file"
-            remedy = "pass a path that save() returned, or the pattern that was saved to"
-            raise CheckpointError(f"{path!r} {what}. Remedy: {remedy}")
+            raise CheckpointError(
+                f"{path!r} is no regular file{' but a folder' if stat.S_ISDIR(mode) else ''}. "
+                "Remedy: pass a path that save() returned, or the pattern that was saved to"
+            )
         with open(path, "rb") as file:
             return file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -219,20 +220,18 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
         has_links = _link(part, path)
     except FileExistsError:
         return False
-    is_newest = False
+    is_taken = False
     try:
         # Another process may have taken this number, gone on to a higher one and removed it.
-        is_newest = _highest(pattern) <= number
-        if is_newest and not has_links:
-            os.replace(part, path)
-    except BaseException:
-        is_newest = False
-        raise
+        if _highest(pattern) <= number:
+            if not has_links:
+                os.replace(part, path)
+            is_taken = True
     finally:
-        if not is_newest:
+        if not is_taken:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-    return is_newest
+    return is_taken
 
 
 def _link(part: str, path: str) -> bool:

@@ -1,10 +1,13 @@
-"""Small objects with a state, and what their checkpoints hold."""
+"""Small objects with a state, and files of their checkpoints."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from stateful_gpu_loader.checkpoint import Checkpoint
+
+PATTERN = "run_{seq:04d}.json"
 
 
 class Counter:
@@ -58,3 +61,12 @@ def loaded(path: Any) -> int:
     counter = Counter()
     checkpoint.register(counter, "counter")
     return counter.count
+
+
+def save(path: Path, count: int, keep: int | None = None) -> str:
+    return collected(counter=count).save(path, keep=keep)
+
+
+def fill(folder: Path, *counts: int) -> list[Path]:
+    """One file for each count, numbered from 0."""
+    return [Path(collected(counter=count).save(folder / PATTERN)) for count in counts]

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
+from nvidia.dali import fn, pipeline_def
 
 from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import CheckpointError
+from stateful_gpu_loader.integrations.dali import DALILoader
 
 ROOT = Path(sys.argv[1]) if __name__ == "__main__" else Path()
 PATTERN = ROOT.parent / "dali_{seq}.json"
@@ -105,9 +107,33 @@ def refused_state_leaves_a_reader_at_its_beginning() -> None:
     )
 
 
+def refused_state_leaves_loaders_as_they_are() -> None:
+    @pipeline_def(batch_size=2, num_threads=1, device_id=None, enable_checkpointing=True)
+    def files() -> Any:
+        data, label = fn.readers.file(file_root=str(ROOT), name="files")
+        return data, label
+
+    built = files()
+    built.build()
+    for thing in (DALILoader(files, ["file", "label"]), DALILoader(built, ["file", "label"])):
+        batches = iter(thing)
+        next(batches)
+        checkpoint = Checkpoint()
+        checkpoint.set_state("loader", {**thing.state_dict(), "version": 99})
+        text = error_of(
+            lambda checkpoint=checkpoint, thing=thing: checkpoint.register(thing, "loader")
+        )
+        assert "It is unchanged" in text, text
+        assert "build these anew" not in text
+        before = thing.state_dict()
+        next(batches)
+        assert thing.state_dict() != before, "its iterator moves its state"
+
+
 if __name__ == "__main__":
     states_go_on()
     started_reader_without_its_state_is_refused()
     other_type_is_refused()
     refused_state_leaves_a_reader_at_its_beginning()
+    refused_state_leaves_loaders_as_they_are()
     print("all hold")

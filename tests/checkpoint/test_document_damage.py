@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,7 +161,8 @@ def test_forged_texts_are_otherwise_right() -> None:
 def test_a_forged_content_is_refused(rest: str) -> None:
     """G6: the checksum is no signature, so what follows it is trusted no more."""
     message = refusal(forged(rest))
-    assert "was altered: it has a right checksum and a content never written: " in message
+    assert "is whole, and holds what cannot be read here: " in message
+    assert "Remedy: install the versions" in message
     assert len(message) < 1000
 
 
@@ -175,3 +177,18 @@ def test_a_forged_claim_of_a_gigabyte_allocates_nothing() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        '{"$dtype": "float4_of_later"}',
+        '{"$tensor": {"dtype": "float4_of_later", "shape": [1], "data": "AQ=="}}',
+    ],
+)
+def test_a_dtype_that_this_torch_lacks_is_no_damage(form: str) -> None:
+    """E6: another copy of the file would not help."""
+    message = refusal(forged(TIME + f'"states": {{"a": {{"type": null, "state": {form}}}}}'))
+    assert f"'float4_of_later' is no dtype of torch {torch.__version__}" in message
+    assert "altered" not in message
+    assert "install the versions of libraries that its second line names" in message

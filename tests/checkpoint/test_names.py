@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateful_gpu_loader.checkpoint import names
 from stateful_gpu_loader.checkpoint.names import Pattern
 from stateful_gpu_loader.errors import CheckpointError
 
@@ -55,6 +56,8 @@ def test_a_pattern_is_a_format_string(text: str, path: str) -> None:
         ("", "names no file"),
         ("..", "names no file"),
         ("run_\0.json", "is no path"),
+        ("run_\ud800.json", "is no path"),
+        ("run_\ud800_{seq}.json", "is no path"),
         (b"run.json", "is no path"),
         (7, "is no path"),
         (None, "is no path"),
@@ -121,3 +124,35 @@ def test_a_wide_number_is_found_again(tmp_path: Path) -> None:
     pattern = Pattern.of(tmp_path / "run_{seq:020d}.json")
     Path(pattern.path(7)).touch()
     assert list(pattern.files()) == [7]
+
+
+def test_longest_name_of_a_file_has_a_part() -> None:
+    """Letters of four bytes and of one."""
+    for letter in ("\U0001f600", "x"):
+        pattern = Pattern.of(letter * (250 // len(letter.encode())) + "{seq}")
+        part = pattern.part_name(TOKEN)
+        assert len(part.encode()) <= 255
+        assert list(pattern.parts([part])) == [part]
+
+
+def test_parts_of_another_machine_are_nobodys_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of network file systems may hold on one machine only."""
+    pattern = Pattern.of("run_{seq}.json")
+    part = pattern.part_name(TOKEN)
+    monkeypatch.setattr(names, "_machine", lambda: "00000000")
+    assert pattern.part_name(TOKEN) != part
+    assert list(pattern.parts([part, pattern.part_name(TOKEN)])) == [pattern.part_name(TOKEN)]
+
+
+def test_file_that_is_there_is_read_whatever_braces_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "run_{x}_{seq}.json"
+    with pytest.raises(CheckpointError, match=r"\{x\} is no field"):
+        Pattern.to_read(path)
+    path.touch()
+    for same in (path, str(path)):
+        pattern = Pattern.to_read(same)
+        assert (pattern.path(), pattern.is_numbered) == (str(path), False)
+    assert Pattern.to_read(tmp_path / "run_{seq}.json").is_numbered
+    # The number of an open file, too, is a file to the operating system.
+    with path.open() as file, pytest.raises(CheckpointError, match="is no path"):
+        Pattern.to_read(file.fileno())  # type: ignore[arg-type]

@@ -89,6 +89,43 @@ class OnlyTakes:
         return {}
 
 
+def test_schedulers_inside_a_scheduler_go_on_exactly() -> None:
+    """Whose states hold those of the inner ones, with a Counter."""
+
+    def build() -> tuple[torch.optim.SGD, torch.optim.lr_scheduler.SequentialLR]:
+        sgd = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
+        warm = torch.optim.lr_scheduler.LinearLR(sgd, total_iters=3)
+        steps = torch.optim.lr_scheduler.MultiStepLR(sgd, [2, 4, 4], gamma=0.5)
+        return sgd, torch.optim.lr_scheduler.SequentialLR(sgd, [warm, steps], milestones=[3])
+
+    def rates(sgd: Any, scheduler: Any, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            sgd.step()
+            scheduler.step()
+            found.append(sgd.param_groups[0]["lr"])
+        return found
+
+    sgd, scheduler = build()
+    saved = Checkpoint()
+    saved.register(sgd, "sgd")
+    saved.register(scheduler, "scheduler")
+    texts = []
+    for _ in range(10):
+        saved.collect()
+        texts.append(saved.serialize())
+        rates(sgd, scheduler, 1)
+    expected = rates(*build(), 10)
+    assert len(set(expected)) > 4
+    for step, text in enumerate(texts):
+        sgd, scheduler = build()
+        resumed = Checkpoint()
+        resumed.deserialize(text)
+        resumed.register(sgd, "sgd")
+        resumed.register(scheduler, "scheduler")
+        assert rates(sgd, scheduler, 10 - step) == expected[step:], step
+
+
 @pytest.mark.parametrize(
     ("thing", "reason"),
     [
@@ -160,6 +197,29 @@ def test_class_of_the_same_name_elsewhere_is_another(monkeypatch: pytest.MonkeyP
     assert type_name(Thing()) == "pack.inner.Thing"
     package.Thing = Thing  # type: ignore[attr-defined]
     assert type_name(Thing()) == "pack.Thing"
+
+
+def test_class_of_the_main_script_is_that_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved by ``python net.py``, and loaded by another script, which imports net; and back."""
+
+    class Net(Counter):
+        pass
+
+    class Other(Counter):
+        pass
+
+    Net.__qualname__, Other.__qualname__ = "Net", "Other"
+    for saving, loading in (("__main__", "net"), ("net", "__main__"), ("__main__", "__main__")):
+        monkeypatch.setattr(Net, "__module__", saving)
+        saved = Stateful("net", Net()).take()
+        assert saved.type_name == f"{saving}.Net"
+        monkeypatch.setattr(Net, "__module__", loading)
+        Stateful("net", Net()).check(saved)
+        monkeypatch.setattr(Other, "__module__", loading)
+        with pytest.raises(CheckpointError, match=rf"of type {saving}\.Net, .*{loading}\.Other"):
+            Stateful("net", Other()).check(saved)
+    with pytest.raises(CheckpointError, match="is of type"):
+        Stateful("random", random).check(SavedState.of("__main__.module", "x"))
 
 
 def test_tensors_leave_their_graph_and_their_memory() -> None:

@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import RNG, StatefulGPULoader
+from stateful_gpu_loader import RNG, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import CheckpointError, StateMismatch
-from tests.checkpoint.counters import Counter, OtherCounter
+from tests.checkpoint.counters import Counter, OtherCounter, Text
 
 BAD = {"count": -1, "history": ["half changed"]}
 GOOD = {"count": 8, "history": [8]}
@@ -163,7 +163,7 @@ def test_mismatch_of_a_loader_is_named_and_changes_nothing() -> None:
     checkpoint.register(loader, "train")
     checkpoint.deserialize(text)
     before = rng.get_state(), loader.state_dict()
-    with pytest.raises(CheckpointError, match=r"(?s)'train'.*\['rng'\] had been restored"):
+    with pytest.raises(CheckpointError, match=r"(?s)'train'.*unchanged.*\['rng'\] had been res"):
         checkpoint.restore()
     assert (rng.get_state(), loader.state_dict()) == before
 
@@ -192,3 +192,96 @@ def test_registration_of_torchdatas_loader_draws_from_no_generator() -> None:
     checkpoint.register(loader, "loader")
     assert torch.equal(generator.get_state(), state)
     assert list(loader) == expected
+
+
+def numbers(seed: int) -> StatefulGPULoader[int]:
+    return StatefulGPULoader(list(range(40)), batch_size=4, shuffle=True, seed=seed)
+
+
+def test_loader_that_refuses_goes_on_with_its_iterator() -> None:
+    """Else its state would stand still, and the next pass repeat what was delivered."""
+    loader, text = numbers(1), Text("before")
+    batches = iter(loader)
+    next(batches)
+    checkpoint = with_states({"loader": numbers(2).state_dict(), "text": "after"}, {})
+    with pytest.raises(CheckpointError, match=r"(?s)seed differs.*It is unchanged") as caught:
+        checkpoint.register(loader, "loader")
+    assert "begin new ones" not in str(caught.value)
+    next(batches)
+    assert loader.state_dict()["position"] == 8
+
+    checkpoint = with_states({}, {"loader": loader, "text": text})
+    checkpoint.set_state("loader", numbers(2).state_dict())
+    checkpoint.set_state("text", "after")
+    with pytest.raises(CheckpointError, match=r"(?s)\['text'\] had been .*back in \['text'\]"):
+        checkpoint.restore()
+    assert text.text == "before"
+    next(batches)
+    assert loader.state_dict()["position"] == 12
+
+
+def test_loaders_are_put_last_where_others_may_still_refuse() -> None:
+    """A refusal by another object leaves their iterators as they are."""
+    loader = numbers(1)
+    batches = iter(loader)
+    next(batches)
+    objects = {"loader": loader, "counter": Counter(3)}
+    checkpoint = with_states({"loader": loader.state_dict(), "counter": BAD}, objects)
+    with pytest.raises(CheckpointError, match=r"'counter' .*refused") as caught:
+        checkpoint.restore()
+    assert "begin new ones" not in str(caught.value)
+    next(batches)
+    assert loader.state_dict()["position"] == 8
+
+
+@pytest.mark.parametrize("last", [numbers, Shy])
+def test_iterators_that_a_refusal_cut_off_are_named(last: Any) -> None:
+    """Where a loader was put before another object refused; a generator has no iterators."""
+    one, other = numbers(1), last(2)
+    next(iter(one))
+    before = one.state_dict()
+    objects = {"rng": RNG(1), "one": one, "other": other}
+    states = {"rng": RNG(1).state_dict(), "one": numbers(1).state_dict()}
+    bad = numbers(3).state_dict() if last is numbers else BAD
+    with pytest.raises(CheckpointError, match=r"'other' .*refused") as caught:
+        with_states({**states, "other": bad}, objects).restore()
+    text = str(caught.value)
+    assert "The former state is back in ['rng', 'one']" in text
+    assert "Iterators of ['one'] that were under way do not move its state" in text
+    assert "Remedy: begin new ones" in text
+    assert one.state_dict() == before
+
+
+def test_subclass_that_loads_in_its_own_way_gets_its_state_back() -> None:
+    """Only this package's own methods are known to check everything first."""
+
+    class Counted(ShuffledSampler):
+        loads = 0
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            self.loads += 1
+            if self.loads == 1:
+                raise ValueError("too late")
+
+    sampler = Counted(range(8), seed=3)
+    state = {**sampler.state_dict(), "position": 5}
+    with pytest.raises(CheckpointError, match=r"(?s)too late.*back in \['sampler'\]"):
+        with_states({"sampler": state}, {}).register(sampler, "sampler")
+    assert sampler.state_dict()["position"] == 0
+
+
+def test_interrupt_of_what_checks_first_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal leaves it unchanged, an interrupt in the midst need not."""
+    rng, original = RNG(1), RNG.set_state
+    checkpoint = with_states({"rng": RNG(2).state_dict()}, {"rng": rng})
+
+    def set_state(self: RNG, state: str) -> None:
+        original(self, state)
+        monkeypatch.setattr(RNG, "set_state", original)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RNG, "set_state", set_state)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.restore()
+    assert rng.get_state() == RNG(1).get_state()

@@ -12,14 +12,7 @@ import pytest
 
 from stateful_gpu_loader.checkpoint import Checkpoint, document
 from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound, LoaderError
-from tests.checkpoint.counters import Counter, collected, loaded
-
-PATTERN = "run_{seq:04d}.json"
-
-
-def fill(folder: Path, *counts: int) -> list[Path]:
-    """One file for each count, numbered from 0."""
-    return [Path(collected(counter=count).save(folder / PATTERN)) for count in counts]
+from tests.checkpoint.counters import PATTERN, Counter, collected, fill, loaded
 
 
 def truncate(path: Path) -> None:
@@ -175,19 +168,6 @@ def test_no_file_at_all_is_file_not_found(tmp_path: Path, path: str) -> None:
     assert str(tmp_path / path) in str(caught.value)
 
 
-def test_file_removed_by_another_process_meanwhile_is_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(tmp_path, 1)
-    listed: list[list[str]] = [os.listdir(tmp_path)]
-    original = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda folder: listed.pop() if listed else original(folder))
-    stale = listed.pop()
-    collected(counter=2).save(tmp_path / PATTERN, keep=1)
-    listed.append(stale)
-    assert loaded(tmp_path / PATTERN) == 2
-
-
 def test_unreadable_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = fill(tmp_path, 1, 2)
     original = open
@@ -262,22 +242,6 @@ def test_keep_leaves_other_programs_files_of_such_names(tmp_path: Path) -> None:
     for _ in range(3):
         collected(counter=3).save(tmp_path / "{seq}.json", keep=1)
     assert sorted(os.listdir(tmp_path)) == [f"{number}.json" for number in (0, 1, 2, 3, 4, 7)]
-
-
-def test_keep_removes_nothing_newer_than_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process may be ahead."""
-    original = os.link
-
-    def link(part: str, path: str) -> None:
-        original(part, path)
-        monkeypatch.setattr(os, "link", original)
-        fill(tmp_path, 5, 6, 7)
-
-    monkeypatch.setattr(os, "link", link)
-    collected(counter=4).save(tmp_path / PATTERN, keep=1)
-    assert sorted(os.listdir(tmp_path)) == [f"run_000{number}.json" for number in range(4)]
 
 
 def test_old_file_that_cannot_be_removed_is_warned_of(

@@ -44,6 +44,7 @@ def make(root: Path, decoder: str, **changes: Any) -> StatefulGPULoader[Any]:
     )
 
 
+@pytest.mark.filterwarnings("ignore:DALI is live in this process:RuntimeWarning")
 @decoders
 def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
     """DALI, too: it holds no state of ours, and is built anew in each thread and process."""

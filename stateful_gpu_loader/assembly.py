@@ -153,7 +153,7 @@ class Parts:
             num_replicas=loader.num_replicas,
             rank=loader.rank,
         )
-        if division.num_replicas > 1 and self.num_positions is None:
+        if division.num_replicas > 1 and self.is_endless:
             raise ValueError(
                 f"{division.num_replicas} ranks need to know where an epoch ends, so that all end "
                 "at the same step. Remedy: CallableSource(..., length=)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -61,6 +62,18 @@ def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persisten
     assert same(found, expected[0])
     assert loader.state_dict() == states[1, 0]
     assert same([copy_of(batch) for batch in loader], expected[1])
+
+
+def test_workers_that_wait_end_with_their_loader() -> None:
+    """C9: a loader that is never iterated leaves none behind."""
+    loader = make()
+    start_workers(loader)
+    waiting = loader._crew.idle.workers  # type: ignore[union-attr]
+    del loader
+    gc.collect()
+    for worker in waiting:
+        worker.join(timeout=30)
+        assert worker.exitcode is not None
 
 
 def test_nothing_is_drawn_and_the_state_stays() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,18 +28,6 @@ from tests.integrations.dali_readers import (
 pytest.importorskip("nvidia.dali")
 
 SHUFFLED = {"random_shuffle": True, "initial_fill": 4}
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
-    return write_datasets(tmp_path_factory.mktemp("datasets"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
-    yield
-    gc.collect()
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +27,6 @@ modes = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("numbered")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
-    yield
-    gc.collect()
 
 
 def numbered(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,22 +19,9 @@ from tests.integrations.dali_readers import (
     augmented,
     loader,
     numbers,
-    write_datasets,
 )
 
 pytest.importorskip("nvidia.dali")
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
-    return write_datasets(tmp_path_factory.mktemp("datasets"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
-    yield
-    gc.collect()
 
 
 def test_operators_are_compared_before_what_follows_from_them() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gc
 import re
-from collections.abc import Iterator
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -24,7 +22,6 @@ from tests.integrations.dali_readers import (
     augmented,
     loader,
     numbers,
-    write_datasets,
 )
 
 pytest.importorskip("nvidia.dali")
@@ -36,18 +33,6 @@ READING: Arguments = {
     "shard_id": 0,
     "pad_last_batch": True,
 }
-
-
-@pytest.fixture(scope="module")
-def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arguments]:
-    return write_datasets(tmp_path_factory.mktemp("datasets"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
-    yield
-    gc.collect()
 
 
 def make(

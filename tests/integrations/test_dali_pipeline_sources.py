@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,13 +18,6 @@ dali = pytest.importorskip("nvidia.dali")
 
 N = 11
 Source = Callable[[Any], Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _leave_no_pipeline() -> Iterator[None]:
-    """Other tests of this process fork, and a live pipeline's threads would stay behind."""
-    yield
-    gc.collect()
 
 
 def of_sample(info: Any) -> Any:

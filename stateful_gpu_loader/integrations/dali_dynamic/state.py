@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
-from stateful_gpu_loader.integrations.dali_identity import check_header, foreign
+from stateful_gpu_loader.integrations.dali_identity import check_header, digest, foreign
 
 FORMAT = "stateful_gpu_loader DALI reader"
 VERSION = 1
@@ -56,7 +55,7 @@ class ReaderState:
             **asdict(self.place),
             "configuration": json.dumps(self.configuration),
         }
-        return {**state, "digest": _digest(state)}
+        return {**state, "digest": digest(dict(sorted(state.items())))}
 
     @classmethod
     def from_dict(cls, state: Any) -> ReaderState:
@@ -70,9 +69,9 @@ class ReaderState:
         for name, kinds in _TYPES.items():
             if type(state[name]) not in kinds:
                 raise _foreign(name, state[name], " or ".join(kind.__name__ for kind in kinds))
-        digest = _digest({name: state[name] for name in state if name != "digest"})
-        if state["digest"] != digest:
-            raise _foreign("digest", state["digest"], digest)
+        expected = digest({name: state[name] for name in sorted(state) if name != "digest"})
+        if state["digest"] != expected:
+            raise _foreign("digest", state["digest"], expected)
         configuration = json.loads(state["configuration"])
         place = {name: state[name] for name in _TYPES if name != "configuration"}
         return cls(place=Place(**place), configuration=configuration)
@@ -87,8 +86,3 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "reader": (str, type(None)),
     "configuration": (str,),
 }
-
-
-def _digest(state: Mapping[str, Any]) -> str:
-    text = json.dumps(state, sort_keys=True, default=repr)
-    return blake2b(text.encode(), digest_size=8).hexdigest()

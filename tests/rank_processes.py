@@ -1,0 +1,125 @@
+"""Real processes of one torch.distributed group: what each rank returns, or how it failed.
+
+They are forked from a server that has imported torch already, so a group starts in a fraction of
+a second. The group exists before the function is called, and frameworks that find one (Lightning,
+Fabric, Accelerate) use it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+PRELOADED = ["torchvision", "stateful_gpu_loader", "tests.trainer_data"]
+"""Imported once a test process. A group of a heavy framework adds some seconds a rank."""
+
+
+class RankFailed(AssertionError):
+    """A rank raised, or died without being asked to."""
+
+
+def on_ranks(
+    function: Callable[..., Any],
+    num_ranks: int,
+    *arguments: Any,
+    killed: bool = False,
+    timeout: float = 120,
+) -> list[Any]:
+    """``function(rank, *arguments)`` in so many processes of one gloo group; their results.
+
+    Args:
+        function: importable, as the arguments are picklable, and its result, too.
+        num_ranks: the processes, with RANK, WORLD_SIZE and LOCAL_RANK in their environment as
+            torchrun sets them.
+        killed: the function is expected to end every rank with SIGKILL; the results are empty.
+        timeout: seconds after which a group that hangs is ended; a failure.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        receivers, ranks = [], []
+        port = _free_port()
+        for rank in range(num_ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            place = {"folder": folder, "rank": rank, "num_ranks": num_ranks, "port": port}
+            process = context.Process(target=_serve, args=(sender, place, function, arguments))
+            process.start()
+            sender.close()
+            receivers.append(receiver)
+            ranks.append(process)
+        try:
+            return _collect(receivers, ranks, killed=killed, timeout=timeout)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+
+
+def _collect(receivers: list[Any], ranks: list[Any], *, killed: bool, timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    waiting = dict(enumerate(receivers))
+    while waiting:
+        ready = multiprocessing.connection.wait(list(waiting.values()), timeout)
+        if not ready:
+            raise RankFailed(f"ranks {sorted(waiting)} have not answered within {timeout} s")
+        for rank in [rank for rank, receiver in waiting.items() if receiver in ready]:
+            try:
+                failure, results[rank] = waiting.pop(rank).recv()
+            except EOFError:
+                ranks[rank].join()
+                if not (killed and ranks[rank].exitcode == -signal.SIGKILL):
+                    raise RankFailed(f"rank {rank} ended with {ranks[rank].exitcode}") from None
+                continue
+            if failure is not None or killed:
+                raise RankFailed(f"rank {rank}: {failure or 'was not killed'}")
+    return [results[rank] for rank in sorted(results)]
+
+
+def _serve(
+    sender: Any, place: dict[str, Any], function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+
+    rank, num_ranks = place["rank"], place["num_ranks"]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(place["port"]),
+        "TORCHELASTIC_RUN_ID": "tests",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    try:
+        torch.distributed.init_process_group(
+            "gloo",
+            f"file://{place['folder']}/rendezvous",
+            world_size=num_ranks,
+            rank=rank,
+            timeout=timedelta(seconds=60),
+        )
+        answer = None, function(rank, *arguments)
+    except BaseException:
+        answer = traceback.format_exc(), None
+    sender.send(answer)
+    if answer[0] is None and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    """For a framework that opens a store of its own beside the group."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

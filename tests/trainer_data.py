@@ -1,0 +1,73 @@
+"""What the tests of trainers train on, and what they write down of every batch they were given."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards
+from stateful_gpu_loader import transforms as T
+from tests.images import write_photo_folder
+from tests.sources.tar_files import photo_entries, write_tar
+
+Seen: TypeAlias = tuple[tuple[int, ...], str]
+"""Of one batch: the number of each sample, and a digest of its pixels."""
+
+SIDE = 16
+RECIPES = [T.RandomResizedCrop(SIDE), T.RandomHorizontalFlip()]
+
+
+def photos(folder: Path, num_images: int = 24) -> FolderSource:
+    """Real JPEG photographs under ``folder``, each of which is its own class."""
+    paths = write_photo_folder(folder, num_classes=1, per_class=num_images)
+    return FolderSource.from_paths(paths, range(num_images))
+
+
+def tars(folder: Path, lengths: tuple[int, ...] = (5, 8, 3, 8)) -> TarShards:
+    """Shards of JPEG photographs, a lane each; the target is the number of the photograph."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths, first = [], 0
+    for shard, length in enumerate(lengths):
+        entries = photo_entries(first, first + length)
+        numbered = [
+            (name, str(first + place // 3).encode() if name.endswith(".cls") else content)
+            for place, (name, content) in enumerate(entries)
+        ]
+        paths.append(write_tar(folder / f"photos-{shard:03d}.tar", numbered))
+        first += length
+    return TarShards(paths, num_lanes=len(lengths))
+
+
+def image_loader(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
+    """Batches of 4, shuffled, cropped and flipped at random."""
+    given = {"batch_size": 4, "shuffle": True, "seed": 11, "transform": RECIPES, **arguments}
+    return StatefulGPULoader(dataset, **given)
+
+
+def seen(batch: Any) -> Seen:
+    """What ``[images, numbers]`` was: to be compared with what an undisturbed run was given."""
+    images, numbers = batch
+    pixels = images.detach().cpu().contiguous().numpy().tobytes()
+    return tuple(numbers.tolist()), hashlib.blake2b(pixels, digest_size=8).hexdigest()
+
+
+def numbers_of(batches: Iterable[Seen]) -> list[int]:
+    """The numbers of all samples, in order."""
+    return [number for numbers, _ in batches for number in numbers]
+
+
+class Brightness(torch.nn.Module):
+    """A model of a few weights: the images' mean colours, weighted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = torch.nn.Linear(3, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """The mean of the weighted colours: float32 []."""
+        return self.weights(images.to(torch.float32).mean(dim=(2, 3)) / 255).mean()

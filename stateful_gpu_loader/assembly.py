@@ -307,7 +307,7 @@ class Parts:
             use = sampler_use(loader, self.memory)
             feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
         else:
-            num_replicas, rank = key_ranks(None)
+            num_replicas, rank = key_ranks(loader.dataset)
             return TurnStream(
                 place,
                 loads=loads,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import BatchSampler, DistributedSampler, default_collate, default_convert
+from torch.utils.data import BatchSampler, default_collate, default_convert
 
 from stateful_gpu_loader.engine.choice import Workers
 from stateful_gpu_loader.engine.streams.sampler_feed import SamplerUse
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.sources import CallableSource
+from stateful_gpu_loader.state import as_int
 from stateful_gpu_loader.world import size_and_rank
 
 
@@ -79,8 +80,16 @@ def sampler_use(loader: Any, memory: SamplerMemory) -> SamplerUse:
     )
 
 
-def key_ranks(sampler: Any) -> tuple[int, int]:
-    """Ranks draw different augmentations (a user's sampler or dataset divides itself)."""
-    if isinstance(sampler, DistributedSampler):
-        return int(sampler.num_replicas), int(sampler.rank)
-    return size_and_rank()
+def key_ranks(divided: Any) -> tuple[int, int]:
+    """Ranks draw different augmentations: into how many they are divided, and which this one is.
+
+    A user's sampler or iterable dataset divides itself. Its ``num_replicas`` and ``rank`` tell,
+    as DistributedSampler's do, because ranks that work on one batch together (tensor, pipeline
+    parallel) are to see the same pixels; else each process of torch.distributed is a rank.
+    """
+    try:
+        num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
+        rank = as_int("rank", getattr(divided, "rank", None))
+    except TypeError:
+        return size_and_rank()
+    return (num_replicas, rank) if 0 <= rank < num_replicas else size_and_rank()

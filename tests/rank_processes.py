@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import socket
 import tempfile
@@ -73,7 +74,7 @@ def _collect(receivers: list[Any], ranks: list[Any], *, killed: bool, timeout: f
             raise RankFailed(f"ranks {sorted(waiting)} have not answered within {timeout} s")
         for rank in [rank for rank, receiver in waiting.items() if receiver in ready]:
             try:
-                failure, results[rank] = waiting.pop(rank).recv()
+                failure, results[rank] = pickle.loads(waiting.pop(rank).recv_bytes())
             except EOFError:
                 ranks[rank].join()
                 if not (killed and ranks[rank].exitcode == -signal.SIGKILL):
@@ -113,7 +114,8 @@ def _serve(
         answer = None, function(rank, *arguments)
     except BaseException:
         answer = traceback.format_exc(), None
-    sender.send(answer)
+    # As plain bytes: torch would share a tensor's memory, which ends with this process.
+    sender.send_bytes(pickle.dumps(answer))
     if answer[0] is None and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

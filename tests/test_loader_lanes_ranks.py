@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed
-import torch.multiprocessing
 
 from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
 from tests.conformance import copy_of, same, through_json
+from tests.rank_processes import on_ranks
 from tests.shards.datasets import UNEVEN, DamagedShards, Loader, NoisyShards, Numbers, indices_of
 
 State = dict[str, Any]
@@ -196,25 +191,19 @@ def test_own_states_of_another_batch_size_are_refused_where_ranks_end_together()
     free.load_state_dict(Ranks(Numbers(lanes=4), 2).states(1)[0])
 
 
-def serve_rank(rank: int, ranks: int, folder: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.distributed.init_process_group(
-        "gloo", f"file://{folder}/rendezvous", world_size=ranks, rank=rank
-    )
+def serve_rank(rank: int) -> tuple[list[int], dict[str, Any]]:
+    """The samples of its first two batches, and the state of all ranks then."""
     dataset = Numbers(lanes=4, buffer=12)
     loader = StatefulGPULoader(dataset, batch_size=3, seed=3, shuffle=True, num_replicas="auto")
     batches = iter(loader)
     came = indices_of([next(batches), next(batches)])
-    merged = gather_state_dict(loader.state_dict())
-    Path(folder, f"rank{rank}.json").write_text(json.dumps([came, merged]))
-    torch.distributed.destroy_process_group()
+    return came, gather_state_dict(loader.state_dict())
 
 
-def test_gathered_from_real_ranks(tmp_path: Path) -> None:
+def test_gathered_from_real_ranks() -> None:
     """E5: each rank has the same merged state, and one process goes on from it."""
-    torch.multiprocessing.spawn(serve_rank, (2, str(tmp_path)), nprocs=2)
-    records = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    assert records[0][1] == records[1][1]
+    (ours, merged), (theirs, merged_there) = on_ranks(serve_rank, 2)
+    assert merged == merged_there
     dataset = Numbers(lanes=4, buffer=12)
-    rest = Ranks(dataset, 1, records[0][1])
-    assert sorted(records[0][0] + records[1][0] + rest.came()) == dataset.all()
+    rest = Ranks(dataset, 1, merged)
+    assert sorted(ours + theirs + rest.came()) == dataset.all()

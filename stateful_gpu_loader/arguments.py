@@ -191,7 +191,7 @@ def check_own_sampler(
         if sampler.drop_last and not drop_last:
             told.append(("drop_last", drop_last, sampler.drop_last))
     for name, value, of_sampler in told:
-        if value is not None and of_sampler is not None and value != of_sampler:
+        if value not in (None, "auto") and of_sampler is not None and value != of_sampler:
             raise ValueError(
                 f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
                 "give it to the sampler alone, or leave the sampler out"

@@ -262,7 +262,7 @@ class Parts:
     def begin(self, loader: Any, passes: Passes) -> Pass:
         """The next pass of the loader."""
         division, order = self.division(loader), self.order
-        if division is None or order is None or loader.on_epoch_boundary == "empty":
+        if division is None or order is None:
             return passes.begin()
         orders, divided = order, division
 
@@ -271,7 +271,8 @@ class Parts:
             n = orders.of_epoch(0, place.epoch).n  # which no seed changes
             return place.user is None and not divided.num_steps(n - place.position)
 
-        return passes.begin(is_over=is_over)
+        skips = loader.on_epoch_boundary == "next_epoch"
+        return passes.begin(is_over=is_over, skips_empty_rest=skips)
 
     def stream(
         self, loader: Any, current: Pass, *, seed: int, work: Work, has_new_workers: bool

@@ -96,19 +96,23 @@ class MissingDependency(LoaderError, ImportError):
         package: the package's name on PyPI.
         needed_for: what asked for it.
         extra: this package's extra that installs it.
+        remedy: where no extra can.
     """
 
-    def __init__(self, package: str, *, needed_for: str, extra: str) -> None:
+    def __init__(
+        self, package: str, *, needed_for: str, extra: str = "", remedy: str | None = None
+    ) -> None:
         self.package = package
         self.needed_for = needed_for
         self.extra = extra
+        self.remedy = remedy or f"pip install 'stateful_gpu_loader[{extra}]'"
         super().__init__(
             f"{needed_for} needs the package {package!r}, which is not installed. "
-            f"Remedy: pip install 'stateful_gpu_loader[{extra}]'"
+            f"Remedy: {self.remedy}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {"needed_for": self.needed_for, "extra": self.extra}
+        fields = {"needed_for": self.needed_for, "extra": self.extra, "remedy": self.remedy}
         return partial(type(self), self.package, **fields), ()
 
 

@@ -76,6 +76,19 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
             present=f"an epoch of {whole} batches",
             remedy=REMEDY_FOREIGN,
         )
+    # torch.distributed.checkpoint hands each rank of another number its lanes' cursors alone, and
+    # a position that counts the batches of the saved number of ranks.
+    others = {lane: LaneCursor(shard=plan.num_shards(lane)) for lane in range(plan.num_lanes)}
+    left = _num_left(plan, state, division, {**others, **cursors})
+    if left > whole - state.position:
+        raise StateMismatch(
+            "position",
+            saved=f"{state.position} of {whole} batches",
+            present=f"at most {whole - left}: the lanes of rank {division.rank} of "
+            f"{division.num_replicas} have {left} batches left",
+            remedy="another number of ranks needs the cursors of all lanes: load "
+            "merge_state_dicts() of the states of all ranks, or save the loader in a RankedState",
+        )
     return replace(place, lanes=cursors)
 
 

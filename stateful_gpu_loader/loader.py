@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.arguments import (
@@ -30,6 +30,7 @@ from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
+from stateful_gpu_loader.rebuilding import Rebuildable
 from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
 from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.samplers import is_map
@@ -42,7 +43,7 @@ from stateful_gpu_loader.torchdata_states import is_torchdata_state
 _T_co = TypeVar("_T_co", covariant=True)
 
 
-class StatefulGPULoader(TextState, StatefulDataLoader[_T_co]):
+class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     """A DataLoader whose state brings back exactly the stream that was interrupted.
 
     A drop-in for ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader``, whose
@@ -172,6 +173,10 @@ class StatefulGPULoader(TextState, StatefulDataLoader[_T_co]):
                 in_order=True,  # else torchdata warns of a state that it cannot keep
                 snapshot_every_n_steps=snapshot_every_n_steps,
             )
+        if batch_sampler is None and is_map(dataset) and batch_size is not None:
+            # Trainers that rebuild loaders know torch's own class, not torchdata's (law 8).
+            plain = BatchSampler(self.sampler, batch_size, drop_last)
+            self.__dict__["batch_sampler"] = plain
         self.in_order = in_order
         self.shuffle = shuffle
         self.seed = seed

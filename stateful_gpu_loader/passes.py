@@ -79,15 +79,20 @@ class Passes:
         self._last_to_move = 0
         self.generation = 0
 
-    def begin(self, *, is_over: Callable[[Address], bool] | None = None) -> Pass:
+    def begin(
+        self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
+    ) -> Pass:
         """A new pass; nothing counts before it delivers or ends.
 
         Args:
             is_over: whether nothing is left of an epoch from a place; a pass that was loaded
-                there then is one of the next epoch instead of an empty one.
+                there then is one of the next epoch instead of an empty one, if that was asked for
+                with :meth:`request_epoch` or
+            skips_empty_rest: is set.
         """
         start = self._upcoming()
-        if self._loaded and is_over is not None and is_over(start):
+        skips_empty_rest = skips_empty_rest or self._requested == start.epoch + 1
+        if self._loaded and is_over is not None and skips_empty_rest and is_over(start):
             start = Address(start.epoch + 1, 0)
         if self._loaded and self._requested not in (None, start.epoch):
             warnings.warn(

@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from stateful_gpu_loader.bad_samples import BadSamples
 from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.frozen import freeze
 from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor
 from stateful_gpu_loader.state import LoaderState
+from stateful_gpu_loader.typed_json import encode
 
 _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
 
@@ -87,15 +89,26 @@ def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any
     >>> gather_state_dict(state) == state
     True
     """
+    return merge_state_dicts(gathered(state, group))
+
+
+def gathered(thing: Any, group: Any = None) -> list[Any]:
+    """What each rank of a group gives, on every rank; without torch.distributed, this one's alone.
+
+    >>> gathered({"rank": 0})
+    [{'rank': 0}]
+    """
     if not (dist.is_available() and dist.is_initialized()):
-        return merge_state_dicts([state])
-    states: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(states, state, group=group)
-    return merge_state_dicts(states)
+        return [thing]
+    things: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(things, thing, group=group)
+    return things
 
 
 def _check_equal(field: str, one: Any, other: Any) -> None:
-    if one != other:
+    # States of the user's objects may hold tensors, which == compares element by element.
+    differ = comparable(one) != comparable(other) if field == "user" else one != other
+    if differ:
         raise StateMismatch(
             field,
             saved=other,
@@ -104,3 +117,10 @@ def _check_equal(field: str, one: Any, other: Any) -> None:
             if field != "user"
             else "keep a state for each rank: objects of yours have different ones there",
         )
+
+
+def comparable(user: Any) -> Any:
+    try:
+        return encode(user)
+    except TypeError:
+        return freeze(user, "user's object")

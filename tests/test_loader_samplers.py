@@ -188,6 +188,39 @@ def test_a_resumed_pass_keeps_the_samplers_epoch_and_warns_of_another() -> None:
         assert same(list(resumed), rest)
 
 
+@pytest.mark.parametrize("on_epoch_boundary", ["empty", "next_epoch"])
+def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
+    on_epoch_boundary: str,
+) -> None:
+    """F1: trainers that resume at an epoch's last batch tell the next epoch, and iterate."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return make(
+            lambda: {
+                "sampler": DistributedSampler(Indices(N), 2, 0),
+                "on_epoch_boundary": on_epoch_boundary,
+            }
+        )
+
+    loader = build()
+    loader.sampler.set_epoch(5)  # type: ignore[attr-defined]
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    state = loader.state_dict()
+    list(batches)
+    loader.sampler.set_epoch(6)  # type: ignore[attr-defined]
+    expected = list(loader)
+    resumed = build()
+    resumed.load_state_dict(state)
+    resumed.sampler.set_epoch(6)  # type: ignore[attr-defined]
+    with pytest.warns(UserWarning, match="set to epoch 6 after load_state_dict"):
+        first = list(resumed)
+    assert same(first, expected if on_epoch_boundary == "next_epoch" else [])
+    if on_epoch_boundary == "empty":
+        assert same(list(resumed), expected)
+
+
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
     """A12: never wrong in silence, in the middle of an epoch or between two."""
     loader = make(lambda: {"sampler": ShufflingInPlace(N)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
@@ -103,3 +104,101 @@ def test_gathering_without_torch_distributed() -> None:
     """The only rank's state."""
     state = states_of(ranks=1)[0]
     assert gather_state_dict(state) == state
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_rank_s_state_is_missing(ranks: int, counted: bool) -> None:
+    """B7: three of four ranks, merged: refused where the missing lane would be read, before it is,
+    and on all ranks where they need each other's lanes."""
+    dataset = Numbers((9, 4, 7, 8), lanes=4, counted=counted)
+    states = []
+    for rank in range(4):
+        loader = StatefulGPULoader(dataset, batch_size=2, seed=1, num_replicas=4, rank=rank)
+        next(iter(loader))
+        states.append(loader.state_dict())
+    merged = merge_state_dicts(states[:3])
+    for rank in range(ranks):
+        loader = StatefulGPULoader(
+            dataset, batch_size=8 // ranks, seed=1, num_replicas=ranks, rank=rank
+        )
+        before = loader.state_dict()
+        if not counted and 3 not in range(rank, 4, ranks):
+            continue
+        with pytest.raises(StateMismatch, match=r"the (cursors of 3|state has .*of 3) lanes"):
+            loader.load_state_dict(merged)
+        assert loader.state_dict() == before
+
+
+def test_cursors_of_another_number_of_ranks_lose_no_samples() -> None:
+    """B5, B7: as a DCP checkpoint hands them out: own lanes, a position of other ranks."""
+    dataset = Numbers((9, 4, 7, 8), lanes=4, counted=True)
+
+    def build(ranks: int, rank: int) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            dataset, batch_size=4 // ranks, seed=1, shuffle=True, num_replicas=ranks, rank=rank
+        )
+
+    refused: list[tuple[str, bool]] = []
+    for steps in range(1, 7):
+        alone = build(1, 0)
+        batches = iter(alone)
+        came = [number for _ in range(steps) for number in next(batches).tolist()]
+        state = alone.state_dict()
+        for rank in range(4):
+            loader = build(4, rank)
+            own = {key: state[key] for key in loader.state_dict()}
+            try:
+                loader.load_state_dict(own)
+            except StateMismatch as error:
+                refused.append((error.field, "RankedState" in error.remedy))
+                continue
+            came += [number for batch in loader for number in batch.tolist()]
+            wanted = {number for number in dataset.all() if number // 1000 in shards(loader)}
+            assert wanted <= set(came), (steps, rank)
+    assert set(refused) == {("position", True)}
+
+
+def shards(loader: StatefulGPULoader[Any]) -> set[int]:
+    """Of a shard a lane: those that the rank has read in its epoch, which is over."""
+    (key,) = [key for key in loader.state_dict() if key.startswith("lane_")]
+    fresh = StatefulGPULoader(loader.dataset, batch_size=99, seed=1, shuffle=True)
+    lanes = fresh._parts.lanes
+    assert lanes is not None
+    return {int(name) for name in lanes.of_epoch(1, 0).shards_of(int(key[5:]))}
+
+
+def test_tensors_in_states_of_own_objects() -> None:
+    """Compared by their values: equal ones merge, others are refused by name."""
+    states = states_of(ranks=2)
+    for seeds, fits in (((1, 1), True), ((1, 2), False)):
+        for state, seed in zip(states, seeds, strict=True):
+            generator = torch.Generator().manual_seed(seed)
+            state["user"] = {"generator": generator.get_state()}
+        if fits:
+            assert torch.equal(
+                merge_state_dicts(states)["user"]["generator"], states[0]["user"]["generator"]
+            )
+            continue
+        with pytest.raises(StateMismatch) as refused:
+            merge_state_dicts(states)
+        assert refused.value.field == "user"
+
+
+class Opaque:
+    """An object of the user's that has no form in JSON."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_objects_in_states_of_own_objects() -> None:
+    states = states_of(ranks=2)
+    for numbers, fits in (((1, 1), True), ((1, 2), False)):
+        for state, number in zip(states, numbers, strict=True):
+            state["user"] = {"object": Opaque(number)}
+        if fits:
+            merge_state_dicts(states)
+        else:
+            with pytest.raises(StateMismatch, match="user differs"):
+                merge_state_dicts(states)

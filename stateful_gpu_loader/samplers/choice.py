@@ -12,6 +12,7 @@ from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import PositionOrder, SequentialOrder
 from stateful_gpu_loader.samplers.repeated import RepeatedSampler
+from stateful_gpu_loader.samplers.sequential import InOrderSampler
 from stateful_gpu_loader.samplers.sharded import ShardSampler
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 from stateful_gpu_loader.samplers.subset import SubsetSampler
@@ -26,6 +27,7 @@ OWN_SAMPLERS = (
     RepeatedSampler,
     MixtureSampler,
     ShardSampler,
+    InOrderSampler,
 )
 """Samplers whose orders the loader addresses by position."""
 
@@ -47,7 +49,7 @@ def default_sampler(
         return DistributedShuffledSampler(
             dataset, replicas, rank or 0, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-    return ShuffledSampler(dataset, seed=seed) if shuffle else SequentialSampler(dataset)
+    return ShuffledSampler(dataset, seed=seed) if shuffle else InOrderSampler(dataset)
 
 
 def is_map(dataset: Any) -> bool:

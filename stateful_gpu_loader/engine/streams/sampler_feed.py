@@ -51,6 +51,11 @@ _SETTLED_AT_THE_START = (
 latest, and whose passes depend on nothing but those and what :class:`SamplerMemory` keeps."""
 
 
+_DIVIDES = (DistributedSampler, StatefulDistributedSampler)
+"""Samplers, without subclasses, whose indices are known by their arguments: the same digest on all
+ranks, so that any rank's state serves every one (law 3)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplerUse:
     """How a loader uses a sampler."""
@@ -136,10 +141,16 @@ class SamplerFeed:
 
     def count(self, request: Request) -> str | None:
         """A request was delivered: the digest of all indices up to it (B4: however batched)."""
+        self._use.memory.note_delivery()
         if self._has_state:
             return None
-        self._digest.update(_text(request.index_list()))
+        self._digest.update(self._written(request.index_list()))
         return self._digest.hexdigest()
+
+    def _written(self, indices: list[Any]) -> bytes:
+        if type(self._use.sampler) in _DIVIDES:
+            return b"," * len(indices)
+        return _text(indices)
 
     def end_mark(self) -> bytes | None:
         """From where the next pass goes on."""
@@ -173,6 +184,8 @@ class SamplerFeed:
         return freeze({"kind": "replay", "passed": passed, **capture}, "a sampler")
 
     def _begin(self) -> None:
+        if not self._resumed:
+            self._use.memory.tell_the_overruled()
         saved = None if self._place.user is None else self._place.user.sampler
         if saved is None and self._resumed:
             self._put({"attributes": {}, "generators": {}})
@@ -197,6 +210,8 @@ class SamplerFeed:
             if any(self._capture.values()):
                 self._start_mark = self._frozen_capture(self._capture, passed=None)
         self._open()
+        if type(self._use.sampler) in _DIVIDES:
+            self._digest.update(_identity(self._use.sampler))
         if self._resumed and not self._has_state:
             self._skip(self.position, self._place.index_digest, epoch=self._place.epoch)
 
@@ -267,7 +282,7 @@ class SamplerFeed:
             if not indices:
                 raise _not_reproducible(count, f"an end after {skipped}")
             skipped += len(indices)
-            self._digest.update(_text(indices))
+            self._digest.update(self._written(indices))
         if skipped != count or digest not in (None, self._digest.hexdigest()):
             raise _not_reproducible(count, "other indices")
         if not settled:
@@ -327,6 +342,11 @@ def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
 
 def _text(indices: list[Any]) -> bytes:
     return "".join(f"{index!r}," for index in indices).encode()
+
+
+def _identity(sampler: Any) -> bytes:
+    arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch", "total_size"
+    return _text([getattr(sampler, name) for name in arguments])
 
 
 def _not_reproducible(count: int, found: str) -> StateMismatch:

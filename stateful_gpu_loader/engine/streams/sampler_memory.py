@@ -49,6 +49,7 @@ class SamplerMemory:
         self._sampler = sampler
         self._built = self._at_load = dict(self._attributes())
         self._is_put = False
+        self._overruled: dict[str, Any] = {}
 
     def note_load(self) -> None:
         """A state was loaded into the loader: what the sampler's epoch becomes from now on is told
@@ -134,6 +135,7 @@ class SamplerMemory:
     def put_in_the_middle(self, captured: dict[str, Any]) -> None:
         """As :meth:`put`, of a pass that had begun: it keeps its epoch, whatever was told since."""
         told = self.told()
+        self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
         for path, value in captured["attributes"].items():
             if _is_epoch(path) and told.get(path, value) != value:
                 warnings.warn(
@@ -143,6 +145,21 @@ class SamplerMemory:
                     stacklevel=2,
                 )
         self.put(captured)
+        put = dict(self._attributes())
+        self._overruled = {
+            path: value for path, value in self._overruled.items() if put[path] != value
+        }
+        self._at_load |= {path: put[path] for path in self._overruled}
+
+    def note_delivery(self) -> None:
+        """The epoch that was told too early was not meant for the pass behind this one."""
+        self._overruled = {}
+
+    def tell_the_overruled(self) -> None:
+        """Nothing was left of the resumed pass: what was told ahead of it counts for the next."""
+        overruled, self._overruled = self._overruled, {}
+        told = self.told()
+        self.tell({path: value for path, value in overruled.items() if path not in told})
 
     def _built_values_of_changed(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,268 @@
+"""``accelerator.prepare`` for our loaders: they stay what they are, and are saved and restored."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Collection
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader.errors import MissingDependency
+from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
+from stateful_gpu_loader.integrations.shared.dividing import divided
+from stateful_gpu_loader.integrations.shared.every_rank import state_of_all_ranks
+from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
+from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
+
+try:
+    from accelerate.data_loader import DataLoaderShard
+except ImportError as error:
+    raise MissingDependency(
+        "accelerate", needed_for="prepare_loader()", extra="accelerate"
+    ) from error
+
+_with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> PreparedLoader:
+    """In place of ``accelerator.prepare(loader)``, which would build another loader of its dataset.
+
+    ``accelerator.prepare()`` takes the result, too, and leaves it as it is. From now on
+    ``accelerator.save_state()`` writes the place of the loader into loader_state.json, as of the
+    batch in the loop's hands, and ``accelerator.load_state()`` brings it back, on any number of
+    ranks that the loader allows.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``.
+        loader: one that nobody has divided is divided by its own order, as with
+            ``num_replicas="auto"``: ``batch_size`` is that of one process.
+
+    Raises:
+        TypeError: it is no StatefulGPULoader.
+        ValueError: the accelerator is to divide batches in a way in which the loader does not, or
+            each process would get the same samples.
+
+    >>> from accelerate import Accelerator
+    >>> accelerator = Accelerator(cpu=True)
+    >>> loader = prepare_loader(accelerator, StatefulGPULoader(range(6), batch_size=2))
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    if isinstance(loader, PreparedLoader):
+        return loader
+    if not isinstance(loader, StatefulGPULoader):
+        raise TypeError(
+            f"{type(loader).__name__} is no StatefulGPULoader. Remedy: accelerator.prepare() is "
+            "for other loaders"
+        )
+    ranks = {"num_replicas": accelerator.num_processes, "rank": accelerator.process_index}
+    if ranks["num_replicas"] > 1:
+        _check_ways(accelerator)
+        check_iterable(loader, **ranks)
+    prepared = PreparedLoader(accelerator, divided(loader, **ranks))
+    accelerator.prepare_data_loader(prepared)
+    if accelerator not in _with_hooks:
+        _with_hooks.add(accelerator)
+        hooks = _Hooks(accelerator)
+        accelerator.register_save_state_pre_hook(hooks.save)
+        accelerator.register_load_state_pre_hook(hooks.load)
+    return prepared
+
+
+class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
+    """A loader as Accelerate wants it, which :func:`prepare_loader` makes.
+
+    A batch is fetched ahead, so that gradients are synchronized at the last batch of an epoch,
+    however long it is. ``skip_first_batches`` counts from the epoch's beginning and makes nothing
+    twice: what was delivered before a resume is passed over.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``.
+        loader: this process's.
+    """
+
+    def __init__(self, accelerator: Any, loader: StatefulGPULoader[Any]) -> None:
+        self.loader = loader
+        self.feed = BatchFeed(loader)
+        # The generator that Accelerate would synchronize is the order's, which all ranks share.
+        kinds = [kind for kind in accelerator.rng_types if _name(kind) != "generator"]
+        super().__init__(
+            self.feed,
+            device=accelerator.device if accelerator.device_placement else None,
+            rng_types=kinds or None,
+            _drop_last=loader.drop_last,
+            _non_blocking=accelerator.non_blocking,
+            **self.feed.arguments(),
+        )
+        self._last_batch = 0, 0
+        self._is_accelerate_prepared = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("base_dataloader", "loader", "feed"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        ours = name in ("bad_samples", "worker_restarts", "batch_size")
+        return getattr(self.loader if ours else self.base_dataloader, name)
+
+    def __iter__(self) -> Any:
+        self.feed.passed_over = 0
+        self.iteration = self.feed.next_epoch
+        return super().__iter__()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__} cannot be pickled: it belongs to its accelerator. Remedy: "
+            "prepare_loader() in the process that iterates it"
+        )
+
+    def begin(self) -> None:
+        """Called by Accelerate ahead of a pass's first batch."""
+        super().begin()
+        self._last_batch = _last_batch(self.loader, self.feed.next_position)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
+        self.iteration = epoch
+        self.feed.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This process's state behind the last batch that the loop was given."""
+        references = self.gradient_state.dataloader_references
+        if any(getattr(other, "dataset", None) is self.feed for other in references):
+            return self.feed.state_before_the_last()
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
+        """Go on from a state of this loader, of a StatefulGPULoader, or of all ranks.
+
+        Raises:
+            StateMismatch: it does not fit; nothing was changed.
+        """
+        self.feed.load_state_dict(state_dict, accept=accept)
+
+
+class _Hooks:
+    """What an accelerator calls ahead of its own saving and loading."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = weakref.ref(accelerator)
+
+    def save(self, models: Any, weights: Any, output_dir: str) -> None:
+        accelerator, loaders = self._all()
+        states = [state_of_all_ranks(_InHand(loader)) for loader in loaders]
+        on_each_node = accelerator.project_configuration.save_on_each_node
+        writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
+        if loaders and writes:
+            write_states(output_dir, states)
+
+    def load(self, models: Any, input_dir: str) -> None:
+        _, loaders = self._all()
+        if not loaders:
+            return
+        states, _ = read_states(input_dir, len(loaders), saved_by="prepare_loader()")
+        former = [loader.state_dict() for loader in loaders]
+        for i, loader in enumerate(loaders):
+            try:
+                loader.load_state_dict(states[i])
+            except Exception:
+                for other, state in zip(loaders[:i], former[:i], strict=True):
+                    other.load_state_dict(state)
+                raise
+
+    def _all(self) -> tuple[Any, list[PreparedLoader]]:
+        accelerator: Any = self._accelerator()
+        prepared = [one for one in accelerator._dataloaders if type(one) is PreparedLoader]
+        return accelerator, prepared
+
+
+class _InHand:
+    """A loader that is where the loop is, and not where it was read ahead to."""
+
+    def __init__(self, prepared: PreparedLoader) -> None:
+        self._prepared = prepared
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._prepared.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._prepared.state_dict()
+
+
+def check_iterable(loader: Any, *, num_replicas: int, rank: int) -> None:
+    """Accelerate would divide an iterable dataset, which nobody can resume.
+
+    Raises:
+        ValueError: the dataset does not say that it divides itself.
+    """
+    dataset = loader.dataset
+    if not isinstance(dataset, IterableDataset) or isinstance(dataset, ShardedDataset):
+        return
+    if getattr(dataset, "num_replicas", None) is None:
+        raise ValueError(
+            f"{num_replicas} processes, of which each would get all samples of the "
+            f"{type(dataset).__name__}. Remedy: make it a ShardedDataset; or, if it divides itself "
+            "by rank, let it say so: dataset.num_replicas = torch.distributed.get_world_size()"
+        )
+
+
+def _check_ways(accelerator: Any) -> None:
+    """Ways of dividing that are asked for, and that the loader does not have."""
+    asked = {
+        "split_batches": (accelerator.split_batches, "give the batch size of one process"),
+        "dispatch_batches": (accelerator.dispatch_batches, "let each process read its own share"),
+    }
+    for name, (value, remedy) in asked.items():
+        if value:
+            raise ValueError(
+                f"DataLoaderConfiguration({name}={value}), and this loader delivers to each "
+                f"process batches of its own. Remedy: {name}=False, and {remedy}"
+            )
+    if not accelerator.even_batches:
+        raise ValueError(
+            "DataLoaderConfiguration(even_batches=False), and this loader gives every process as "
+            "many samples in every step. Remedy: even_batches=True; drop_last=True repeats nothing"
+        )
+
+
+def _last_batch(loader: Any, position: int) -> tuple[int, int]:
+    """Of the last batch of all ranks: its own samples, or 0 if it is whole, and those repeated.
+
+    The ranks take turns in the order, and in the last turn those without a sample of their own
+    repeat one.
+    """
+    division, length = loader._parts.division(loader), loader._parts.num_positions
+    if division is None or length is None or division.drop_last:
+        return 0, 0
+    rest: int = (length - position) % division.global_batch_size
+    return rest, -rest % division.num_replicas
+
+
+def _get_remainder(prepared: PreparedLoader) -> int:
+    """What ``gather_for_metrics`` keeps of the last batch; 0 is all of it.
+
+    It cuts off the end, where one repeated sample lies, but not where several do.
+    """
+    own, repeated = prepared._last_batch
+    if repeated > 1:
+        warnings.warn(
+            f"the last batch of all ranks has {own} samples and {repeated} that are repeated, "
+            "between the others: gather_for_metrics() keeps them all. Remedy: evaluate as many "
+            "samples as the number of processes divides, or drop_last=True",
+            stacklevel=3,
+        )
+        return 0
+    return own
+
+
+def _set_remainder(prepared: PreparedLoader, value: int) -> None:
+    """Accelerate sets it where it counts by itself."""
+
+
+# Behind the class: Accelerate writes a number over what the class itself has of that name.
+PreparedLoader.remainder = property(_get_remainder, _set_remainder)
+
+
+def _name(kind: Any) -> str:
+    return str(getattr(kind, "value", kind))

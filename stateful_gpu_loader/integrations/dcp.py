@@ -1,0 +1,186 @@
+"""RankedState: the states of all data-parallel ranks as one value of a distributed checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.rank_states import gathered, merge_state_dicts
+from stateful_gpu_loader.typed_json import bounded, decode, encode
+
+WORLD_SIZE = "world_size"
+RANKS = "dp_ranks"
+
+_REMEDY_FOREIGN = "load what the state_dict() of this class returned, unchanged"
+
+
+class RankedState:
+    """Wraps a loader for ``torch.distributed.checkpoint`` where its ranks have different states.
+
+    DCP keeps one value for a key that several ranks have, takes nested values apart, and loads the
+    keys of the loading side. So the state is two keys that are the same on every rank: the number
+    of ranks, and one JSON text with the state of each of them. A loader of map-style data without
+    states of your own objects needs none of this: ``dcp.save({"loader": loader})``.
+
+    On the saved number of ranks each rank gets its own state back; on another one, the merged
+    state of all.
+
+    Args:
+        loader: the loader of this rank, or anything with torch's two methods of state; that goes
+            on on as many ranks only.
+        group: the data-parallel group, ``mesh["dp"].get_group()``; None is the default one.
+        dp_rank, dp_world_size: the data-parallel rank and their number, where ``group`` has other
+            ranks in it, too: those of tensor or pipeline parallelism, whose loaders deliver the
+            same. None are the group's.
+
+    Raises:
+        ValueError: only one of ``dp_rank`` and ``dp_world_size`` is given, or they are no rank.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> state = RankedState(StatefulGPULoader([1, 2, 3], seed=1)).state_dict()
+    >>> sorted(state), state["world_size"]
+    (['dp_ranks', 'world_size'], 1)
+    >>> RankedState(StatefulGPULoader([1, 2, 3], seed=1)).load_state_dict(state)
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        group: Any = None,
+        *,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+    ) -> None:
+        if dp_rank is not None or dp_world_size is not None:
+            _check_rank(dp_rank, dp_world_size)
+        self.loader = loader
+        self.group = group
+        self.dp_rank = dp_rank
+        self.dp_world_size = dp_world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks, on every rank: a collective call, as ``dcp.save`` is.
+
+        Raises:
+            ValueError: the data-parallel ranks of the group are not all ranks, each once.
+            StateMismatch: ranks that should deliver the same have different states.
+            TypeError: a state holds an object of yours that has no form in JSON.
+        """
+        rank, size = self._place()
+        found = gathered((rank, size, self.loader.state_dict()), self.group)
+        ranks: dict[str, Any] = {}
+        for other, _, state in sorted(found, key=lambda one: int(one[0])):
+            encoded = encode(state)
+            if ranks.setdefault(_key(other), encoded) != encoded:
+                raise StateMismatch(
+                    f"state of {_key(other)}",
+                    saved=encoded,
+                    present=ranks[_key(other)],
+                    remedy="let all processes of one data-parallel rank take the same steps",
+                )
+        sizes = {size for _, size, _ in found}
+        if len(sizes) > 1 or list(ranks) != [_key(n) for n in range(size)]:
+            raise ValueError(
+                f"the group has the ranks {[*ranks]}, and a number of ranks of {sorted(sizes)}. "
+                "Remedy: give a group in which each data-parallel rank is, with its dp_rank and "
+                "the dp_world_size of all"
+            )
+        return {WORLD_SIZE: size, RANKS: bounded.write(ranks)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from the state of this rank, or, on another number of ranks, of all.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned; an empty one changes nothing.
+
+        Raises:
+            StateMismatch: it is no such state, does not fit the loader, or its ranks' states
+                belong to their number of ranks. The loader is unchanged.
+        """
+        if not state_dict:
+            return
+        saved_size, ranks = _checked(state_dict)
+        rank, size = self._place()
+        refused: StateMismatch | None = None
+        if size == saved_size:
+            try:
+                self.loader.load_state_dict(_decoded(ranks[_key(rank)]))
+            except StateMismatch as error:
+                # A rank alone cannot tell where another batch size goes on; all together can.
+                refused = error
+            if refused is None:
+                return
+            if refused.field != "global_batch_size":
+                raise refused
+        states = [_decoded(state) for state in ranks.values()]
+        try:
+            merged = merge_state_dicts(states)
+        except StateMismatch as error:
+            raise refused or StateMismatch(
+                WORLD_SIZE,
+                saved=saved_size,
+                present=size,
+                remedy=f"resume on {saved_size} data-parallel ranks: their states cannot be "
+                f"merged, {error.field!r} is another on each",
+            ) from error
+        self.loader.load_state_dict(merged)
+
+    def _place(self) -> tuple[int, int]:
+        """The data-parallel rank of this process, and their number."""
+        if self.dp_rank is not None and self.dp_world_size is not None:
+            return self.dp_rank, self.dp_world_size
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(self.group), dist.get_world_size(self.group)
+        return 0, 1
+
+
+def _key(rank: int) -> str:
+    return f"dp_rank_{rank}"
+
+
+def _check_rank(dp_rank: int | None, dp_world_size: int | None) -> None:
+    if dp_rank is None or dp_world_size is None or not 0 <= dp_rank < dp_world_size:
+        raise ValueError(
+            f"{dp_rank = } of {dp_world_size = } is no rank. Remedy: give both, as "
+            'mesh["dp"].get_local_rank() and mesh["dp"].size(), or neither'
+        )
+
+
+def _checked(state: Any) -> tuple[int, dict[str, Any]]:
+    """The number of ranks and the encoded state of each.
+
+    Raises:
+        StateMismatch: it is no state of all ranks.
+    """
+    if not isinstance(state, Mapping) or set(state) != {WORLD_SIZE, RANKS}:
+        keys = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise StateMismatch("keys", saved=keys, present=[RANKS, WORLD_SIZE], remedy=_REMEDY_FOREIGN)
+    size, text = state[WORLD_SIZE], state[RANKS]
+    if type(size) is not int or size < 1:
+        raise StateMismatch(
+            WORLD_SIZE, saved=size, present="an int above 0", remedy=_REMEDY_FOREIGN
+        )
+    try:
+        ranks = bounded.parse(text.encode())
+    except (AttributeError, ValueError) as error:
+        raise StateMismatch(
+            RANKS, saved=text, present=f"JSON ({error})", remedy=_REMEDY_FOREIGN
+        ) from error
+    found = len(ranks) if isinstance(ranks, dict) else type(ranks).__name__
+    if found != size or set(ranks) != {_key(rank) for rank in range(size)}:
+        raise StateMismatch(
+            RANKS, saved=f"{found} states", present=f"{size}, one a rank", remedy=_REMEDY_FOREIGN
+        )
+    return size, ranks
+
+
+def _decoded(encoded: Any) -> Any:
+    try:
+        return decode(encoded)
+    except ValueError as error:
+        raise StateMismatch(
+            RANKS, saved=encoded, present=f"a state ({error})", remedy=_REMEDY_FOREIGN
+        ) from error

@@ -1,0 +1,150 @@
+"""``fabric.setup_dataloaders`` for our loaders: exact in every epoch and on any number of ranks.
+
+Nothing of Lightning is imported: a Fabric object is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from stateful_gpu_loader.integrations.shared.dividing import divided
+from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
+from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.samplers import OWN_SAMPLERS
+
+
+def setup_dataloaders(
+    fabric: Any,
+    *dataloaders: StatefulGPULoader[Any],
+    use_distributed_sampler: bool = True,
+    move_to_device: bool = True,
+) -> Any:
+    """In place of ``fabric.setup_dataloaders(*dataloaders)``, with the same arguments.
+
+    Fabric's own way counts epochs from 0 in every process, divides an undivided loader by
+    torch's DistributedSampler, and saves rank 0's state alone.
+
+    Args:
+        fabric: a launched ``lightning.fabric.Fabric``.
+        dataloaders: one or more.
+        use_distributed_sampler: divide loaders that nobody has divided, by their own order, among
+            the ranks that Fabric's strategy tells apart: any number of them then delivers the
+            same global batches. ``False`` leaves the loaders as they are.
+        move_to_device: move batches to ``fabric.device``.
+
+    Returns:
+        A :class:`FabricLoader`, or a list of them for several loaders.
+
+    Raises:
+        TypeError: one of them is no StatefulGPULoader.
+        ValueError: none is given, or a sampler of yours would give every rank the same samples.
+        RuntimeError: ``fabric.launch()`` was not called.
+
+    >>> from lightning.fabric import Fabric
+    >>> fabric = Fabric(accelerator="cpu", devices=1)
+    >>> loader = setup_dataloaders(fabric, StatefulGPULoader(range(6), batch_size=2))
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    if not dataloaders:
+        raise ValueError("no loader was given. Remedy: setup_dataloaders(fabric, loader)")
+    for loader in dataloaders:
+        if not isinstance(loader, StatefulGPULoader):
+            raise TypeError(
+                f"{type(loader).__name__} is no StatefulGPULoader. Remedy: give the loader itself, "
+                "before Fabric or this function has wrapped it; "
+                "fabric.setup_dataloaders() is for others"
+            )
+    if fabric.world_size > 1 and not dist.is_initialized():
+        raise RuntimeError(
+            f"{fabric.world_size = }, and the processes have not joined. Remedy: call "
+            "fabric.launch() first"
+        )
+    ranks = getattr(fabric.strategy, "distributed_sampler_kwargs", None)
+    set_up = [
+        FabricLoader(
+            fabric,
+            loader
+            if ranks is None or not use_distributed_sampler
+            else divided(loader, num_replicas=ranks["num_replicas"], rank=ranks["rank"]),
+            move_to_device=move_to_device,
+        )
+        for loader in dataloaders
+    ]
+    return set_up[0] if len(set_up) == 1 else set_up
+
+
+class FabricLoader:
+    """A loader in Fabric's hands, as :func:`setup_dataloaders` makes it.
+
+    Iterate it, and put it into the dictionary for ``fabric.save`` and ``fabric.load``. Sharded
+    checkpoints (a folder, of FSDP and ModelParallelStrategy) give it its state back as a value
+    only: ``loader.load_state_dict(state["loader"])`` behind ``fabric.load``. The loader's other
+    attributes are those of the loader.
+
+    Args:
+        fabric: a ``lightning.fabric.Fabric``.
+        loader: this rank's.
+        move_to_device: whether batches are moved to ``fabric.device``.
+    """
+
+    def __init__(
+        self, fabric: Any, loader: StatefulGPULoader[Any], *, move_to_device: bool
+    ) -> None:
+        self._fabric = fabric
+        self._loader = loader
+        self._moves = move_to_device
+        self._next_epoch = 0
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """A new pass; a sampler of the user's is told its epoch, as Fabric does."""
+        for sampler in _samplers_of(self._loader):
+            sampler.set_epoch(self._next_epoch)
+        self._next_epoch += 1
+        for batch in self._loader:
+            yield self._fabric.to_device(batch) if self._moves else batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+        self._next_epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all ranks behind the last delivered batch: a collective call.
+
+        Raises:
+            StateMismatch: the ranks are not at the same step.
+        """
+        return state_of_all_ranks(self._loader)
+
+    def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
+        """Go on from a state, on any number of ranks, in its epoch.
+
+        Args:
+            state_dict: of a FabricLoader or a StatefulGPULoader.
+            accept: as :meth:`StatefulGPULoader.load_state_dict`.
+
+        Raises:
+            StateMismatch: the state is damaged, or belongs to another loader; nothing was changed.
+        """
+        load_own_state(self._loader, state_dict, accept=accept)
+        self._next_epoch = int(self._loader.state_dict()["epoch"])
+
+
+def _samplers_of(loader: Any) -> list[Any]:
+    """Those that have to be told the epoch: the loader counts its own."""
+    given = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    found = {id(sampler): sampler for sampler in given if hasattr(sampler, "set_epoch")}
+    return [sampler for sampler in found.values() if not isinstance(sampler, OWN_SAMPLERS)]

@@ -1,0 +1,1 @@
+"""What the adapters of several trainers share; none of it imports a trainer."""

@@ -1,0 +1,53 @@
+"""ParallelAwareLoader: our loader in the place of torchtitan's ParallelAwareDataloader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stateful_gpu_loader.integrations.dcp import RankedState
+
+
+class ParallelAwareLoader(RankedState):
+    """What torchtitan iterates and gives to its checkpoints as the dataloader.
+
+    As ``ParallelAwareDataloader`` it keeps a state for each data-parallel rank, which the ranks of
+    tensor and pipeline parallelism share, and takes an empty state for none. Unlike it, the state
+    goes on on another data-parallel degree, or is refused with both numbers; and a rank whose
+    state is missing is an error, not a warning. Nothing is pickled.
+
+    torchtitan iterates a loader once and has no epochs: give the loader a sampler as long as the
+    run, ``ShuffledSampler(dataset, num_samples=steps * global_batch_size)``.
+
+    Args:
+        loader: built with ``rank=dp_rank, num_replicas=dp_world_size``.
+        dp_rank, dp_world_size: as torchtitan hands them to what builds its dataloader.
+        group: for the exchange of states; None is all processes. A smaller one is enough if each
+            data-parallel rank is in it: ``mesh["dp"].get_group()``.
+
+    Raises:
+        ValueError: ``dp_rank`` is no rank.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> def build_dataloader(dp_world_size, dp_rank):
+    ...     loader = StatefulGPULoader(
+    ...         range(8), batch_size=4, seed=1, rank=dp_rank, num_replicas=dp_world_size
+    ...     )
+    ...     return ParallelAwareLoader(loader, dp_rank, dp_world_size)
+    >>> dataloader = build_dataloader(dp_world_size=1, dp_rank=0)
+    >>> next(iter(dataloader)).tolist()
+    [0, 1, 2, 3]
+    >>> resumed = build_dataloader(dp_world_size=1, dp_rank=0)
+    >>> resumed.load_state_dict(dataloader.state_dict())
+    >>> next(iter(resumed)).tolist()
+    [4, 5, 6, 7]
+    """
+
+    def __init__(self, loader: Any, dp_rank: int, dp_world_size: int, *, group: Any = None) -> None:
+        super().__init__(loader, group, dp_rank=dp_rank, dp_world_size=dp_world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)

@@ -1,0 +1,50 @@
+"""What frameworks that build loaders anew, by reflection, are told of a loader (law 8)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from stateful_gpu_loader.errors import LoaderError
+
+
+class Rebuildable:
+    """Names the arguments of subclasses, and refuses to be rebuilt as another class.
+
+    Lightning reads off the signature which attributes to build a loader from: what a subclass takes
+    as ``**kwargs`` and passes on is named there, too. Accelerate builds torch's DataLoader.
+
+    >>> class Base(Rebuildable):
+    ...     def __init__(self, size=1, *, seed=None): ...
+    >>> class Derived(Base):
+    ...     def __init__(self, label, **kwargs): ...
+    >>> inspect.signature(Derived)
+    <Signature (label, *, size=1, seed=None, **kwargs)>
+    """
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        init: Any = cls.__dict__.get("__init__")
+        if init is None:
+            return
+        own = dict(inspect.signature(init).parameters)
+        rest = [name for name, each in own.items() if each.kind is each.VAR_KEYWORD]
+        base: Any = cls.__mro__[1]
+        if not rest or not issubclass(base, Rebuildable):
+            return
+        last = own.pop(rest[0])
+        passed_on = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, each in inspect.signature(base).parameters.items()
+            if name not in own and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        ]
+        init.__signature__ = inspect.Signature([*own.values(), *passed_on, last])
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate reads it first of all; nothing else does."""
+        raise LoaderError(
+            "accelerator.prepare() would build a DataLoader of this loader's dataset, without "
+            "its decoded images, its transforms and its state. Remedy: loader = "
+            "stateful_gpu_loader.integrations.accelerate.prepare_loader(accelerator, loader)"
+        )

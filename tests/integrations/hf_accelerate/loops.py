@@ -1,0 +1,153 @@
+"""A training loop as Accelerate's documentation shows it, broken off and gone on with."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.integrations.accelerate import prepare_loader
+from tests.trainer_data import Brightness, Seen, image_loader, photos, seen, tars
+
+EPOCHS = 2
+
+
+@dataclass
+class Trained:
+    """What a loop was given, and what became of it."""
+
+    batches: list[list[Seen]] = field(default_factory=list)
+    """Of each epoch."""
+    syncs: list[bool] = field(default_factory=list)
+    """Of each batch: whether the optimizer made a step."""
+    weights: list[float] = field(default_factory=list)
+    """At the end."""
+
+    @property
+    def all_batches(self) -> list[Seen]:
+        return [batch for epoch in self.batches for batch in epoch]
+
+
+class Progress:
+    """The epoch, as a user keeps it."""
+
+    epoch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+def new_accelerator(**arguments: Any) -> Accelerator:
+    """As in a new process, but for the group of ranks, if there is one."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **arguments)
+
+
+def train(
+    make_loader: Callable[[], StatefulGPULoader[Any]],
+    *,
+    accumulated: int = 1,
+    save: tuple[int, Path] | None = None,
+    behind_epoch: bool = False,
+    resume: Path | None = None,
+    epochs: int = EPOCHS,
+    skip: Callable[[Accelerator, Any, int], Any] | None = None,
+    record: Callable[[Any], Any] = seen,
+    killed: bool = False,
+) -> Trained:
+    """Train; save behind so many batches of the job, or behind so many epochs, and break off."""
+    accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
+    model = Brightness()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = prepare_loader(accelerator, make_loader())
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    progress, trained, step = Progress(), Trained(), 0
+    accelerator.register_for_checkpointing(progress)
+    if resume is not None:
+        accelerator.load_state(str(resume))
+    for epoch in range(progress.epoch, epochs):
+        progress.epoch = epoch
+        loader.set_epoch(epoch)
+        trained.batches.append([])
+        batches = loader if skip is None else skip(accelerator, loader, epoch)
+        for images, numbers in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(images))
+                optimizer.step()
+                optimizer.zero_grad()
+            trained.batches[-1].append(record([images, numbers]))
+            trained.syncs.append(accelerator.sync_gradients)
+            step += 1
+            if save is not None and not behind_epoch and step == save[0]:
+                _save(accelerator, save[1])
+                if killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return trained
+        progress.epoch = epoch + 1
+        if save is not None and behind_epoch and epoch + 1 == save[0]:
+            _save(accelerator, save[1])
+            return trained
+    trained.weights = [
+        value.item() for one in model.parameters() for value in one.detach().flatten()
+    ]
+    accelerator.free_memory()
+    return trained
+
+
+def each_sample(batch: Any) -> list[Seen]:
+    """A batch sample by sample, for batches of several ranks to be put together."""
+    images, numbers = batch
+    return [seen([images[i : i + 1], numbers[i : i + 1]]) for i in range(len(numbers))]
+
+
+def together(ranks: list[Trained]) -> list[list[Seen]]:
+    """The global batches: of each step, the samples of all ranks."""
+    return [
+        sorted(sample for batch in batches for sample in batch)
+        for batches in zip(*(one.all_batches for one in ranks), strict=True)
+    ]
+
+
+def _save(accelerator: Accelerator, folder: Path) -> None:
+    accelerator.save_state(str(folder))
+    accelerator.wait_for_everyone()
+
+
+class Endless(IterableDataset[Any]):
+    """Photographs of which nobody knows how many there are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.samples = list(image_loader(photos(folder, 14), batch_size=None, shuffle=False))
+
+    def __iter__(self) -> Any:
+        return iter(self.samples)
+
+
+def dataset_of(kind: str, folder: Path) -> Any:
+    """Photographs: of a known number, in lanes (of as many each, or not), or of an iterable."""
+    if kind == "iterable":
+        return Endless(folder)
+    if kind.endswith("lanes"):
+        return tars(folder, (8, 8, 8, 8) if kind == "even lanes" else (5, 8, 3, 8))
+    return photos(folder, 32 if kind == "even map" else 26)
+
+
+def loader_of(kind: str, folder: Path, **arguments: Any) -> Callable[[], StatefulGPULoader[Any]]:
+    """A new loader with each call."""
+    dataset = dataset_of(kind, folder)
+    if kind == "iterable":
+        return lambda: StatefulGPULoader(dataset, batch_size=4, seed=1)
+    return lambda: image_loader(dataset, **arguments)

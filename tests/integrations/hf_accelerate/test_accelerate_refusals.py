@@ -1,0 +1,84 @@
+"""States that do not fit are refused ahead of everything, and nothing was changed (F2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from stateful_gpu_loader import CheckpointError, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.errors import CheckpointNotFound
+from stateful_gpu_loader.integrations.accelerate import PreparedLoader, prepare_loader
+from tests.integrations.hf_accelerate.loops import new_accelerator
+
+
+def job(*loaders: StatefulGPULoader[Any]) -> tuple[Accelerator, torch.nn.Module, list[Any]]:
+    accelerator = new_accelerator()
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    prepared = [prepare_loader(accelerator, loader) for loader in loaders]
+    for loader in prepared:
+        next(iter(loader))
+    return accelerator, model, prepared
+
+
+def numbers(drop_last: bool = False, length: int = 10) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(range(length), batch_size=3, seed=1, drop_last=drop_last)
+
+
+def assert_nothing_changes(
+    folder: Path, loaders: list[StatefulGPULoader[Any]], error: type[Exception], text: str
+) -> None:
+    accelerator, model, prepared = job(*loaders)
+    before = [loader.state_dict() for loader in prepared]
+    weights = model.weight.detach().clone()
+    with pytest.raises(error, match=text):
+        accelerator.load_state(str(folder))
+    assert [loader.state_dict() for loader in prepared] == before
+    assert torch.equal(model.weight, weights)
+
+
+def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
+    """F2: another number of loaders, other loaders, the second of two, and files that are damaged
+    or missing."""
+    accelerator, _, loaders = job(numbers(), numbers(drop_last=True))
+    for loader in loaders:
+        assert len(list(loader)) == len(loader)
+    accelerator.save_state(str(tmp_path))
+    assert_nothing_changes(
+        tmp_path, [numbers()], StateMismatch, "number of loaders .* has 2, expected was 1"
+    )
+    both = [numbers(drop_last=True), numbers()]
+    assert_nothing_changes(tmp_path, both, StateMismatch, "drop_last differs")
+    second = [numbers(), numbers(drop_last=True, length=11)]
+    assert_nothing_changes(tmp_path, second, StateMismatch, "length differs")
+    file = tmp_path / "loader_state.json"
+    file.write_text(file.read_text()[:-20])
+    fitting = [numbers(), numbers(drop_last=True)]
+    assert_nothing_changes(tmp_path, fitting, CheckpointError, "loader_state.json")
+    file.unlink()
+    assert_nothing_changes(
+        tmp_path, fitting, CheckpointNotFound, r"no loader_state.json.*Remedy.*prepare_loader"
+    )
+
+
+def test_a_save_that_dies_leaves_no_half_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: what was saved before is what is loaded."""
+    accelerator, _, (loader,) = job(numbers())
+    accelerator.save_state(str(tmp_path))
+    monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(CheckpointError):
+        accelerator.save_state(str(tmp_path))
+    monkeypatch.undo()
+    accelerator.load_state(str(tmp_path))
+    assert isinstance(loader, PreparedLoader)
+
+
+def test_what_is_no_loader_of_ours_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"DataLoader is no StatefulGPULoader.*accelerator.prepare"):
+        prepare_loader(new_accelerator(), DataLoader(range(3)))  # type: ignore[arg-type]

@@ -1,0 +1,122 @@
+"""A Trainer's run of a few steps, ended by what ends runs, and what it was given."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from transformers import TrainerCallback, TrainingArguments
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.integrations.transformers import LoaderTrainer
+from tests.trainer_data import Brightness, image_loader, photos, seen, tars
+
+EPOCHS = 2
+
+
+class Broken(Exception):
+    """The job is over, in the middle of a step."""
+
+
+def named(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a model of transformers takes."""
+    return {"pixel_values": batch[0], "labels": batch[1]}
+
+
+class Model(torch.nn.Module):
+    """Returns its loss, as models of transformers do, and has a dropout that draws."""
+
+    def __init__(
+        self, breaks_at: int | None = None, *, each_sample: bool = False, killed: bool = False
+    ) -> None:
+        super().__init__()
+        self.each_sample, self.killed = each_sample, killed
+        self.brightness = Brightness()
+        self.dropout = torch.nn.Dropout(0.5)
+        self.batches: list[Any] = []
+        self.breaks_at = breaks_at
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        """The loss: float32 []."""
+        if self.training:
+            places = range(len(labels))
+            self.batches.append(
+                [seen([pixel_values[i : i + 1], labels[i : i + 1]]) for i in places]
+                if self.each_sample
+                else seen([pixel_values, labels])
+            )
+            if len(self.batches) == self.breaks_at:
+                if self.killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise Broken
+        return {"loss": self.dropout(self.brightness(pixel_values).reshape(1)).sum()}
+
+
+@dataclass
+class Fitted:
+    """What a Trainer was given, and what became of it."""
+
+    batches: list[Any] = field(default_factory=list)
+    steps: int = 0
+    weights: list[float] = field(default_factory=list)
+    epoch: float | None = None
+
+
+def arguments(folder: Path, **given: Any) -> TrainingArguments:
+    """Of a run on the CPU that reports to nobody."""
+    quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no"}
+    chosen = {
+        "use_cpu": True,
+        "num_train_epochs": EPOCHS,
+        "learning_rate": 0.1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **quiet,
+        **given,
+    }
+    return TrainingArguments(str(folder), **chosen)
+
+
+def fit(
+    loader: StatefulGPULoader[Any],
+    folder: Path,
+    *,
+    resume: bool | str | None = None,
+    breaks_at: int | None = None,
+    callbacks: tuple[TrainerCallback, ...] = (),
+    eval_dataset: Any = None,
+    each_sample: bool = False,
+    killed: bool = False,
+    **given: Any,
+) -> Fitted:
+    """Train until the end, or until a batch breaks the run."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    model = Model(breaks_at, each_sample=each_sample, killed=killed)
+    trainer = LoaderTrainer(
+        model=model,
+        args=arguments(folder, **given),
+        train_loader=loader,
+        eval_dataset=eval_dataset,
+        callbacks=list(callbacks),
+    )
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except Broken:
+        return Fitted(model.batches[:-1], trainer.state.global_step)
+    with torch.no_grad():
+        weights = [float(value) for one in model.parameters() for value in one.flatten()]
+    return Fitted(model.batches, trainer.state.global_step, weights, trainer.state.epoch)
+
+
+def loader_of(kind: str, folder: Path, **given: Any) -> Callable[[], StatefulGPULoader[Any]]:
+    """A new loader of its kind with each call: of 7 batches an epoch, or in lanes of 6."""
+    given = {"batch_transform": named, **given}
+    dataset: Any = tars(folder) if kind == "lanes" else photos(folder, 26)
+    return lambda: image_loader(dataset, **given)

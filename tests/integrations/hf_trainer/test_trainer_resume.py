@@ -1,0 +1,130 @@
+"""The Trainer of transformers: what is resumed is what an undisturbed run would have done (F3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from stateful_gpu_loader import StatefulGPULoader
+from tests.integrations.hf_trainer.fits import EPOCHS, fit, loader_of
+from tests.trainer_data import seen
+
+
+def checkpoint(folder: Path, step: int) -> str:
+    return str(folder / f"checkpoint-{step}")
+
+
+@pytest.mark.parametrize("accumulated", [1, 2, 3])
+def test_checkpoints_resume(accumulated: int, tmp_path: Path) -> None:
+    """F3: in an epoch and at its end, with a last step of fewer batches than the others; the same
+    numbers, pixels and weights, with a dropout that draws from torch's generator."""
+    make = loader_of("map", tmp_path / "data")
+    given = {"gradient_accumulation_steps": accumulated}
+    whole = fit(make(), tmp_path / "run", **given)
+    assert len(whole.batches) == 14
+    assert whole.batches == delivered(make(), EPOCHS)
+    per_epoch = -(-7 // accumulated)
+    for step in {1, per_epoch - 1, per_epoch, per_epoch + 1, whole.steps - 1}:
+        rest = fit(
+            make(),
+            tmp_path / "other",
+            resume=checkpoint(tmp_path / "run", step),
+            save_strategy="no",
+            **given,
+        )
+        done = step // per_epoch * 7 + step % per_epoch * accumulated
+        assert rest.batches == whole.batches[done:]
+        assert (rest.weights, rest.steps, rest.epoch) == (whole.weights, whole.steps, whole.epoch)
+
+
+def delivered(loader: StatefulGPULoader[Any], epochs: int) -> list[Any]:
+    """By the loader alone."""
+    return [
+        seen([batch["pixel_values"], batch["labels"]]) for _ in range(epochs) for batch in loader
+    ]
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
+def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> None:
+    """F3: by max_steps, in the second epoch, too; a rest of an epoch that is too small for a step
+    is accumulated with the next epoch's, as the Trainer does."""
+    make = loader_of("lanes", tmp_path / "data")
+    given = {"gradient_accumulation_steps": accumulated, "max_steps": 8 // accumulated + 1}
+    whole = fit(make(), tmp_path / "run", **given)
+    for step in {1, 6 // accumulated, whole.steps - 1}:
+        rest = fit(
+            make(),
+            tmp_path / "other",
+            resume=checkpoint(tmp_path / "run", step),
+            save_strategy="no",
+            **given,
+        )
+        assert rest.batches == whole.batches[len(whole.batches) - len(rest.batches) :]
+        assert (rest.weights, rest.steps) == (whole.weights, whole.steps)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_in_a_step(num_workers: int, tmp_path: Path) -> None:
+    """F3: the run that broke goes on from its last checkpoint; twice."""
+    make = loader_of("map", tmp_path / "data", num_workers=num_workers)
+    whole = fit(make(), tmp_path / "whole", save_strategy="no")
+    first = fit(make(), tmp_path / "run", breaks_at=6, save_steps=2)
+    assert first.batches == whole.batches[:5]
+    second = fit(make(), tmp_path / "run", resume=True, breaks_at=6, save_steps=2)
+    assert second.batches == whole.batches[4:9]
+    third = fit(make(), tmp_path / "run", resume=True, save_steps=2)
+    assert (third.batches, third.weights) == (whole.batches[8:], whole.weights)
+
+
+class Stopping(TrainerCallback):
+    """Ends a run as a person or a time limit does: after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step == self.step
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_a_run_that_was_stopped(strategy: str, tmp_path: Path) -> None:
+    """F3: by a callback, at the last step of an epoch."""
+    make = loader_of("map", tmp_path / "data")
+    whole = fit(make(), tmp_path / "whole", save_strategy="no")
+    fit(make(), tmp_path / "run", callbacks=(Stopping(7),), save_strategy=strategy)
+    rest = fit(make(), tmp_path / "run", resume=True, save_strategy="no")
+    assert (rest.batches, rest.weights) == (whole.batches[7:], whole.weights)
+
+
+def test_more_epochs_than_before(tmp_path: Path) -> None:
+    """F3: a finished run goes on to a later end."""
+    make = loader_of("map", tmp_path / "data")
+    given = {"lr_scheduler_type": "constant", "save_strategy": "epoch"}
+    whole = fit(make(), tmp_path / "whole", num_train_epochs=3, **given)
+    fit(make(), tmp_path / "run", num_train_epochs=1, **given)
+    rest = fit(make(), tmp_path / "run", resume=True, num_train_epochs=3, **given)
+    assert (rest.batches, rest.weights) == (whole.batches[7:], whole.weights)
+
+
+def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
+    """F3: between the steps, of a dataset of its own; it moves nothing of the training's."""
+    make = loader_of("map", tmp_path / "data")
+    whole = fit(make(), tmp_path / "whole", save_strategy="no")
+
+    gray = {"pixel_values": torch.full((3, 8, 8), 127), "labels": torch.tensor(0)}
+    given = {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": [gray] * 6}
+    evaluated = fit(make(), tmp_path / "run", **given)
+    assert evaluated.batches == whole.batches
+    rest = fit(make(), tmp_path / "run", resume=checkpoint(tmp_path / "run", 3), **given)
+    assert (rest.batches, rest.weights) == (whole.batches[3:], evaluated.weights)
+
+
+def test_the_file_lies_in_the_checkpoint_alone(tmp_path: Path) -> None:
+    """F3: save_model() of the user's is no checkpoint."""
+    fit(loader_of("map", tmp_path / "data")(), tmp_path / "run", max_steps=2)
+    found = sorted(path.parent.name for path in (tmp_path / "run").rglob("loader_state.json"))
+    assert found == ["checkpoint-1", "checkpoint-2"]

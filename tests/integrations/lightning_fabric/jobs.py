@@ -1,0 +1,260 @@
+"""What each rank of a group does in the tests of Fabric on several ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, StateMismatch, TarShards
+from stateful_gpu_loader.integrations.fabric import setup_dataloaders
+from tests.integrations.lightning_fabric.training import (
+    END,
+    ImagesOfRank,
+    Record,
+    adapted,
+    built_in,
+    interrupted_and_resumed,
+    on_all_ranks,
+    samples_of,
+    train,
+)
+from tests.trainer_data import image_loader
+
+GLOBAL_BATCH = 4
+MIDDLE, END_OF_PASS, BETWEEN = (1, 3), (1, 6), (1, END)
+"""Moments of epochs of six steps; those of the first epoch are exact without any adapter."""
+
+
+def dataset_of(folder: Path) -> FolderSource:
+    paths = sorted((folder / "class_00").iterdir())
+    return FolderSource.from_paths(paths, range(len(paths)))
+
+
+def map_style(folder: Path, num_ranks: int, **arguments: Any) -> StatefulGPULoader[Any]:
+    return image_loader(dataset_of(folder), batch_size=GLOBAL_BATCH // num_ranks, **arguments)
+
+
+def in_lanes(folder: Path, num_ranks: int, **arguments: Any) -> StatefulGPULoader[Any]:
+    shards = TarShards(sorted((folder / "tars").iterdir()), num_lanes=4)
+    return image_loader(shards, batch_size=GLOBAL_BATCH // num_ranks, **arguments)
+
+
+def under_torchs_sampler(folder: Path, num_ranks: int, rank: int) -> StatefulGPULoader[Any]:
+    dataset = dataset_of(folder)
+    sampler = DistributedSampler(dataset, num_ranks, rank, seed=3)
+    batch_size = GLOBAL_BATCH // num_ranks
+    return image_loader(dataset, batch_size=batch_size, shuffle=None, sampler=sampler)
+
+
+def divided_by_itself(num_ranks: int, rank: int) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(ImagesOfRank(24, rank, num_ranks), batch_size=2, seed=1)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A job, and the moments at which it is interrupted."""
+
+    set_up: Any
+    make: Callable[[], Any]
+    moments: tuple[tuple[int, int], ...] = (MIDDLE, BETWEEN)
+    accumulate: int = 1
+
+
+def compare(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
+    """Each situation of as many ranks: whether each resumed run is the undisturbed one."""
+    whole = partial(map_style, folder, num_ranks)
+    auto = partial(whole, num_replicas="auto")
+    in_order = partial(whole, shuffle=False)
+    every = ((0, 2), MIDDLE, END_OF_PASS, BETWEEN)
+    of_torch = partial(under_torchs_sampler, folder, num_ranks, rank)
+    by_itself = partial(divided_by_itself, num_ranks, rank)
+    situations = {
+        "adapter, divided by it": Situation(adapted, whole, every),
+        "adapter, auto": Situation(adapted, auto, (MIDDLE,)),
+        "adapter, lanes": Situation(adapted, partial(in_lanes, folder, num_ranks), every),
+        "adapter, torch's sampler": Situation(adapted, of_torch),
+        "adapter, divided by itself": Situation(adapted, by_itself, (MIDDLE,)),
+        "adapter, several batches a step": Situation(adapted, whole, ((1, 4),), accumulate=4),
+        "built in, auto": Situation(built_in, auto, ((0, 2), MIDDLE)),
+        "built in, auto, in order": Situation(built_in, partial(in_order, num_replicas="auto")),
+        "built in, divided by Fabric": Situation(built_in, whole, ((0, 2), MIDDLE)),
+        "built in, divided by Fabric, in order": Situation(built_in, in_order),
+    }
+    found: dict[str, Any] = {
+        name: _outcome(partial(on_all_ranks, num_ranks), situation, folder / name)
+        for name, situation in situations.items()
+    }
+    found["built in, lanes"] = _loads_rank_0s_lanes(num_ranks, folder)
+    return found
+
+
+def _outcome(make_fabric: Callable[[], Any], situation: Situation, path: Path) -> dict[str, Any]:
+    set_up, make, accumulate = situation.set_up, situation.make, situation.accumulate
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        undisturbed = train(make_fabric(), set_up, make(), accumulate=accumulate)
+        exact = [
+            interrupted_and_resumed(make_fabric, set_up, make, path, stop, accumulate=accumulate)
+            == undisturbed
+            for stop in situation.moments
+        ]
+    texts = {str(one.message) for one in caught if "epoch" in str(one.message)}
+    return {"undisturbed": undisturbed, "exact": all(exact), "each": exact, "warned": bool(texts)}
+
+
+def _loads_rank_0s_lanes(num_ranks: int, folder: Path) -> str:
+    fabric, path = on_all_ranks(num_ranks), folder / "rank 0's lanes"
+    loader = built_in(fabric, in_lanes(folder, num_ranks, num_replicas="auto"))
+    fabric.save(path, {"loader": loader})
+    said = _said(fabric, path, loader)
+    if said != "loaded":
+        fabric.barrier()  # at which the ranks that have loaded wait
+    return said
+
+
+def train_and_be_killed(rank: int, num_ranks: int, folder: Path) -> None:
+    """Save in the second epoch, write down what was consumed, and end without a word."""
+
+    def end(record: Record, *, name: str, last: bool) -> None:
+        (folder / f"{name}-{rank}.json").write_text(json.dumps(record.batches))
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for name, make in KILLED.items():
+        train(
+            on_all_ranks(num_ranks),
+            adapted,
+            make(folder, num_ranks),
+            save_to=folder / name,
+            stop=(1, 2),
+            after_saving=partial(end, name=name, last=name == list(KILLED)[-1]),
+        )
+
+
+KILLED: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
+    "map-style": map_style,
+    "lanes": in_lanes,
+}
+
+
+def resume_killed(rank: int, num_ranks: int, folder: Path) -> dict[str, Record]:
+    """On any number of ranks."""
+    return {
+        name: train(
+            on_all_ranks(num_ranks, "ddp" if num_ranks > 1 else "auto"),
+            adapted,
+            make(folder, num_ranks),
+            resume_from=folder / name,
+        )
+        for name, make in KILLED.items()
+    }
+
+
+def resume_and_go_on(rank: int, num_ranks: int, folder: Path) -> dict[str, Any]:
+    """What was killed, refusals on another number of ranks, and a mesh."""
+    return {
+        "killed": resume_killed(rank, num_ranks, folder),
+        "refused": refusals(rank, num_ranks, folder),
+        "mesh": on_a_mesh(folder),
+    }
+
+
+def _undivided(fabric: Any, folder: Path) -> str:
+    loader = image_loader(dataset_of(folder), shuffle=None, sampler=RandomSampler(range(24)))
+    try:
+        adapted(fabric, loader)
+    except ValueError as error:
+        return str(error)
+    return "set up"
+
+
+def refusals(rank: int, num_ranks: int, folder: Path) -> dict[str, str]:
+    """What a checkpoint of two ranks says on another number."""
+    fabric = on_all_ranks(num_ranks)
+    loader = adapted(fabric, divided_by_itself(num_ranks, rank))
+    before = loader.state_dict()
+    said = {"per rank": _said(fabric, folder / "adapter, divided by itself", loader)}
+    if loader.state_dict() != before:
+        said["per rank"] = "changed"
+    lanes = adapted(fabric, in_lanes(folder, num_ranks))
+    said["steps"] = _said_of_steps(lanes, rank)
+    said["undivided"] = _undivided(fabric, folder)
+    whole = setup_dataloaders(fabric, map_style(folder, 1), use_distributed_sampler=False)
+    said["left as it was"] = f"{whole.num_replicas}, {len(whole)} batches"
+    return said
+
+
+def on_a_mesh(folder: Path) -> dict[str, Any]:
+    """Two data-parallel groups of two tensor-parallel ranks each; the checkpoint is a folder."""
+
+    def strategy() -> ModelParallelStrategy:
+        return ModelParallelStrategy(
+            lambda model, mesh: fully_shard(model, mesh=mesh["data_parallel"]),
+            data_parallel_size=2,
+            tensor_parallel_size=2,
+        )
+
+    found: dict[str, Any] = {}
+    for name, make in KILLED.items():
+        for division in (None, "auto"):
+            fabric = on_all_ranks(4, strategy())
+            undisturbed = _on_mesh(fabric, make(folder, 2, num_replicas=division))
+            path = folder / f"mesh-{name}-{division}"
+            before = _on_mesh(fabric, make(folder, 2, num_replicas=division), save_to=path)
+            after = _on_mesh(fabric, make(folder, 2, num_replicas=division), resume_from=path)
+            exact = before + after == undisturbed
+            found[f"{name}, {division}"] = {"undisturbed": undisturbed, "exact": exact}
+    return found
+
+
+def _on_mesh(
+    fabric: Any, loader: Any, save_to: Path | None = None, resume_from: Path | None = None
+) -> list[Any]:
+    model = fabric.setup(nn.Linear(2, 2))
+    batches = adapted(fabric, loader)
+    state = {"model": model, "loader": batches}
+    epochs = 2
+    if resume_from is not None:
+        fabric.load(resume_from, state)
+        batches.load_state_dict(state["loader"])
+        epochs = 1
+    consumed = []
+    for epoch in range(epochs):
+        for number, batch in enumerate(batches):
+            consumed.append(samples_of(batch))
+            if save_to is not None and (epoch, number) == (1, 2):
+                fabric.save(save_to, state)
+                return consumed
+    return consumed
+
+
+def _said(fabric: Any, path: Path, loader: Any) -> str:
+    try:
+        fabric.load(path, {"loader": loader}, strict=True)
+    except StateMismatch as error:
+        return str(error)
+    return "loaded"
+
+
+def _said_of_steps(loader: Any, rank: int) -> str:
+    """The ranks are at different steps when they save."""
+    batches = iter(loader)
+    for _ in range(1 + rank % 2):
+        next(batches)
+    try:
+        loader.state_dict()
+    except StateMismatch as error:
+        return str(error)
+    return "merged"

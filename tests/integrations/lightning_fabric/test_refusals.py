@@ -1,0 +1,106 @@
+"""What is refused in Fabric's hands, before training starts and with nothing half-changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.integrations.fabric import setup_dataloaders
+from tests.integrations.lightning_fabric.training import adapted, one_process
+from tests.trainer_data import image_loader, tars
+
+
+def numbers(length: int = 24) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(range(length), batch_size=4, shuffle=True, seed=1)
+
+
+def begun(length: int = 24) -> Any:
+    """A loader in Fabric's hands, one batch into its epoch."""
+    loader = adapted(one_process(), numbers(length))
+    next(iter(loader))
+    return loader
+
+
+def test_other_objects_are_refused_by_their_names() -> None:
+    """F4: nothing, torch's own loader, and one that Fabric has wrapped already."""
+    fabric = one_process()
+    with pytest.raises(ValueError, match="no loader was given"):
+        setup_dataloaders(fabric)
+    with pytest.raises(TypeError, match="DataLoader is no StatefulGPULoader"):
+        setup_dataloaders(fabric, DataLoader(range(4)))
+    with pytest.raises(TypeError, match="_FabricDataLoader is no StatefulGPULoader"):
+        setup_dataloaders(fabric, fabric.setup_dataloaders(numbers()))
+    with pytest.raises(TypeError, match="FabricLoader is no StatefulGPULoader"):
+        setup_dataloaders(fabric, setup_dataloaders(fabric, numbers()))
+
+
+def test_fabric_that_was_not_launched_is_refused() -> None:
+    """F4: its ranks are not known yet."""
+    unlaunched = SimpleNamespace(world_size=2, strategy=None)
+    with pytest.raises(RuntimeError, match=r"fabric\.world_size = 2.*fabric\.launch\(\) first"):
+        setup_dataloaders(unlaunched, numbers())
+
+
+def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
+    """F4: training and validation exchanged; the lengths are named, and no loader has moved."""
+    fabric = one_process()
+    fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
+    train, valid = begun(24), begun(20)
+    before = train.state_dict(), valid.state_dict()
+    with pytest.raises(StateMismatch, match="length differs: the state has 24, expected was 20"):
+        fabric.load(tmp_path / "state", {"train": valid, "valid": train})
+    assert (train.state_dict(), valid.state_dict()) == before
+
+
+def test_checkpoint_of_fewer_loaders_is_refused_by_fabric(tmp_path: Path) -> None:
+    """F4: with ``strict=True``, its default, before any object is changed."""
+    fabric = one_process()
+    fabric.save(tmp_path / "state", {"train": begun()})
+    train, valid = adapted(fabric, numbers()), adapted(fabric, numbers())
+    before = train.state_dict()
+    with pytest.raises(KeyError, match="'valid' that does not exist in the loaded checkpoint"):
+        fabric.load(tmp_path / "state", {"train": train, "valid": valid})
+    assert train.state_dict() == before
+
+
+def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None:
+    """F4: Fabric loads in the order of the dictionary: with the loaders first, all or nothing."""
+    fabric, trained = one_process(), torch.nn.Linear(1, 1)
+    fabric.save(tmp_path / "state", {"loader": begun(24), "model": trained})
+    model = torch.nn.Linear(1, 1)
+    before = model.weight.item()
+    assert trained.weight.item() != before
+    with pytest.raises(StateMismatch, match="length"):
+        fabric.load(tmp_path / "state", {"loader": begun(20), "model": model})
+    assert model.weight.item() == before
+
+
+def test_state_without_a_lane_is_refused(tmp_path: Path) -> None:
+    """F4: a rank's part is missing."""
+    shards = tars(tmp_path / "tars")
+    loader = adapted(one_process(), image_loader(shards))
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["lane_00003"]
+    resumed = adapted(one_process(), image_loader(shards))
+    before = resumed.state_dict()
+    with pytest.raises(StateMismatch, match=r"lanes differs: .* of 3 lanes: \[0, 1, 2\]"):
+        resumed.load_state_dict(state)
+    assert resumed.state_dict() == before
+
+
+def test_change_that_is_meant_is_accepted() -> None:
+    """F4: ``accept`` reaches the loader, whose epoch then counts."""
+    loader = begun()
+    state = {**loader.state_dict(), "epoch": 4}
+    other = adapted(one_process(), StatefulGPULoader(range(24), batch_size=4, shuffle=True, seed=2))
+    with pytest.raises(StateMismatch, match="seed"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, accept={"seed"})
+    assert other.state_dict()["epoch"] == 4

@@ -1,0 +1,215 @@
+"""Fabric's DDP on 2 ranks, killed and resumed on 2, 1 and 4; tensor-parallel groups."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.lightning_fabric.jobs import (
+    KILLED,
+    compare,
+    map_style,
+    resume_and_go_on,
+    resume_killed,
+    train_and_be_killed,
+)
+from tests.integrations.lightning_fabric.training import (
+    Record,
+    adapted,
+    one_process,
+    together,
+    train,
+)
+from tests.rank_processes import on_ranks
+from tests.trainer_data import photos, tars
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photographs")
+    photos(folder, 24)
+    tars(folder / "tars", lengths=(6, 6, 6, 6))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> list[dict[str, Any]]:
+    return on_ranks(compare, 2, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> dict[str, list[list[Any]]]:
+    """What each of two ranks had consumed when they were killed."""
+    on_ranks(train_and_be_killed, 2, 2, folder, killed=True)
+    return {
+        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in (0, 1)]
+        for name in KILLED
+    }
+
+
+@pytest.fixture(scope="module")
+def two_ranks_again(folder: Path, killed: dict[str, Any]) -> list[dict[str, Record]]:
+    return on_ranks(resume_killed, 2, 2, folder)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(
+    folder: Path, two_ranks: list[dict[str, Any]], killed: dict[str, Any]
+) -> list[dict[str, Any]]:
+    return on_ranks(resume_and_go_on, 4, 4, folder)
+
+
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "adapter, divided by it",
+        "adapter, auto",
+        "adapter, lanes",
+        "adapter, torch's sampler",
+        "adapter, divided by itself",
+        "adapter, several batches a step",
+        "built in, divided by Fabric, in order",
+    ],
+)
+def test_two_ranks_consume_what_they_do_undisturbed(
+    situation: str, two_ranks: list[dict[str, Any]]
+) -> None:
+    """F4, F6: samples, pixels and final weights of both, without a warning of ours."""
+    for rank in two_ranks:
+        assert rank[situation]["exact"], rank[situation]["each"]
+        assert not rank[situation]["warned"]
+        assert len(rank[situation]["undisturbed"].batches) == 18
+
+
+@pytest.mark.parametrize("situation", ["adapter, divided by it", "adapter, auto", "adapter, lanes"])
+def test_each_sample_goes_to_one_rank(situation: str, two_ranks: list[dict[str, Any]]) -> None:
+    """F4: an undivided loader is divided, as Fabric divides one."""
+    records = [rank[situation]["undisturbed"] for rank in two_ranks]
+    for epoch in range(3):
+        numbers = [number for step in together(records, epoch) for number, _ in step]
+        assert sorted(numbers) == list(range(24))
+
+
+def test_global_batches_are_those_of_one_process(
+    two_ranks: list[dict[str, Any]], folder: Path
+) -> None:
+    """B3: by the loader's own order, whoever divides it; Fabric's own division has another."""
+    alone = train(one_process(), adapted, map_style(folder, 1))
+    for situation in ("adapter, divided by it", "adapter, auto", "built in, auto"):
+        records = [rank[situation]["undisturbed"] for rank in two_ranks]
+        for epoch in range(3):
+            assert together(records, epoch) == together([alone], epoch), situation
+    by_fabric = [rank["built in, divided by Fabric"]["undisturbed"] for rank in two_ranks]
+    assert together(by_fabric, 0) != together([alone], 0)
+
+
+@pytest.mark.parametrize("situation", ["built in, auto", "built in, divided by Fabric"])
+def test_built_in_way_is_exact_on_two_ranks_in_the_first_epoch_alone(
+    situation: str, two_ranks: list[dict[str, Any]]
+) -> None:
+    """F4: later, Fabric sets the sampler to the epochs of a new process; of ours it is warned."""
+    for rank in two_ranks:
+        assert rank[situation]["each"] == [True, False]
+        assert rank[situation]["warned"] == (situation == "built in, auto")
+
+
+def test_built_in_way_draws_other_augmentations_in_a_later_epoch(
+    two_ranks: list[dict[str, Any]],
+) -> None:
+    """F4: also in order, where our sampler divides: the pass behind the resumed one is another."""
+    for rank in two_ranks:
+        assert rank["built in, auto, in order"]["each"] == [False, True]
+
+
+def test_built_in_way_saves_the_lanes_of_rank_0_alone(two_ranks: list[dict[str, Any]]) -> None:
+    """F4: the other rank refuses them, with the numbers, when it loads."""
+    assert two_ranks[0]["built in, lanes"] == "loaded"
+    assert "the cursors of 2 lanes: [0, 2]" in two_ranks[1]["built in, lanes"]
+    assert "which serves lanes [1, 3] of 4" in two_ranks[1]["built in, lanes"]
+
+
+@pytest.mark.parametrize("name", list(KILLED))
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_killed_run_goes_on_on_another_number_of_ranks(
+    name: str,
+    num_ranks: int,
+    folder: Path,
+    killed: dict[str, Any],
+    two_ranks: list[dict[str, Any]],
+    request: pytest.FixtureRequest,
+) -> None:
+    """F4, B3, B5: at the same global batch; of lanes each sample comes once, with its pixels."""
+    if num_ranks == 1:
+        after = [resume_killed(0, 1, folder)[name]]
+    elif num_ranks == 2:
+        after = [rank[name] for rank in request.getfixturevalue("two_ranks_again")]
+    else:
+        after = [rank["killed"][name] for rank in request.getfixturevalue("four_ranks")]
+    before = [Record([(epoch, samples) for epoch, samples in rank]) for rank in killed[name]]
+    situation = "adapter, lanes" if name == "lanes" else "adapter, divided by it"
+    undisturbed = [rank[situation]["undisturbed"] for rank in two_ranks]
+    for epoch in range(3):
+        wanted = together(undisturbed, epoch)
+        found = (
+            together(before, epoch) + together(after, epoch)
+            if epoch == 1
+            else together(before if epoch == 0 else after, epoch)
+        )
+        found = [sorted(map(tuple, step)) for step in found]
+        if name == "lanes" and num_ranks != 2:
+            assert sorted(chain(*found)) == sorted(chain(*wanted)), epoch
+        else:
+            assert found == wanted, epoch
+    if num_ranks == 2:
+        assert [rank.weights for rank in after] == [rank.weights for rank in undisturbed]
+
+
+def test_tensor_parallel_ranks_consume_the_same_batches(
+    four_ranks: list[dict[str, Any]],
+) -> None:
+    """B6: under Fabric's ModelParallelStrategy, resumed from a folder, map-style and lanes."""
+    for situation in ("map-style, None", "map-style, auto", "lanes, None", "lanes, auto"):
+        of_rank = [rank["mesh"][situation] for rank in four_ranks]
+        assert all(rank["exact"] for rank in of_rank), situation
+        consumed = [rank["undisturbed"] for rank in of_rank]
+        assert consumed[0] == consumed[1], situation
+        assert consumed[2] == consumed[3], situation
+        numbers = [number for rank in (0, 2) for batch in consumed[rank][:6] for number, _ in batch]
+        assert sorted(numbers) == list(range(24)), situation
+
+
+def test_states_of_each_rank_are_refused_on_another_number(
+    four_ranks: list[dict[str, Any]],
+) -> None:
+    """F4: with both numbers, on every rank, and nothing is changed."""
+    for rank in four_ranks:
+        assert (
+            "number of ranks differs: the state has 2, expected was 4"
+            in rank["refused"]["per rank"]
+        )
+
+
+def test_ranks_at_different_steps_are_refused_when_they_save(
+    four_ranks: list[dict[str, Any]],
+) -> None:
+    """E5, F4: with both positions, on every rank."""
+    for rank in four_ranks:
+        assert 'position differs: the state has 2, expected was "1, ' in rank["refused"]["steps"]
+
+
+def test_sampler_that_would_give_all_ranks_the_same_is_refused(
+    four_ranks: list[dict[str, Any]],
+) -> None:
+    """F4: before anything is trained on twice."""
+    for rank in four_ranks:
+        assert "num_replicas = 4, and the loader's RandomSampler" in rank["refused"]["undivided"]
+
+
+def test_loader_is_left_as_it_was_where_that_is_asked_for(four_ranks: list[dict[str, Any]]) -> None:
+    """F4: ``use_distributed_sampler=False``."""
+    for rank in four_ranks:
+        assert rank["refused"]["left as it was"] == "None, 6 batches"

@@ -1,0 +1,193 @@
+"""A training loop as Fabric's documentation has it, which writes down what it consumes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from lightning.fabric import Fabric
+from torch.utils.data import IterableDataset, get_worker_info
+
+from stateful_gpu_loader.integrations.fabric import setup_dataloaders
+from tests.trainer_data import Brightness
+
+EPOCHS = 3
+END = -1
+"""In place of a number of batches: behind the epoch's loop."""
+
+Samples: TypeAlias = tuple[tuple[int, str], ...]
+"""Of one batch: each sample's number and a digest of its pixels."""
+SetUp: TypeAlias = Callable[..., Any]
+
+
+class Interrupted(Exception):
+    """The job ends here."""
+
+
+@dataclass
+class Record:
+    """What a run consumed, and where it came to."""
+
+    batches: list[tuple[int, Samples]] = field(default_factory=list)
+    """With the epoch of the training loop."""
+    weights: list[float] = field(default_factory=list)
+
+    def steps(self, epoch: int) -> list[Samples]:
+        return [samples for of_epoch, samples in self.batches if of_epoch == epoch]
+
+
+def built_in(fabric: Fabric, loader: Any) -> Any:
+    return fabric.setup_dataloaders(loader)
+
+
+def adapted(fabric: Fabric, loader: Any) -> Any:
+    return setup_dataloaders(fabric, loader)
+
+
+def one_process() -> Fabric:
+    return Fabric(accelerator="cpu", devices=1)
+
+
+def on_all_ranks(num_ranks: int, strategy: Any = "ddp") -> Fabric:
+    """The process group exists already."""
+    fabric = Fabric(accelerator="cpu", devices=num_ranks, strategy=strategy)
+    fabric.launch()
+    return fabric
+
+
+def train(
+    fabric: Fabric,
+    set_up: SetUp,
+    loader: Any,
+    *,
+    save_to: Path | None = None,
+    stop: tuple[int, int] | None = None,
+    resume_from: Path | None = None,
+    accumulate: int = 1,
+    epochs: int = EPOCHS,
+    after_saving: Callable[[Record], None] | None = None,
+) -> Record:
+    """Train, from a checkpoint or from the beginning, to the end or to where it is interrupted.
+
+    Args:
+        stop: an epoch and the number of its batches after which the run saves and breaks down.
+        accumulate: batches of one optimizer step; an epoch's last step may have fewer.
+        after_saving: in place of the exception.
+    """
+    record = Record()
+    model, optimizer = fabric.setup(*_model())
+    batches = set_up(fabric, loader)
+    state = {"loader": batches, "model": model, "optimizer": optimizer, "epoch": 0, "batch": 0}
+    if resume_from is not None:
+        fabric.load(resume_from, state)
+
+    def save_and_stop() -> None:
+        fabric.save(save_to, state)
+        if after_saving is not None:
+            after_saving(record)
+        raise Interrupted
+
+    try:
+        for epoch in range(state["epoch"], epochs):
+            for number, batch in enumerate(batches, start=state["batch"] + 1):
+                record.batches.append((epoch, samples_of(batch)))
+                is_last = _has_len(batches) and number == len(batches)
+                accumulating = bool(number % accumulate) and not is_last
+                with fabric.no_backward_sync(model, enabled=accumulating):
+                    fabric.backward(model(batch[0]))
+                if not accumulating:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                state["batch"] = number
+                if stop == (epoch, number):
+                    save_and_stop()
+            state["epoch"], state["batch"] = epoch + 1, 0
+            if stop == (epoch, END):
+                save_and_stop()
+    except Interrupted:
+        return record
+    record.weights = [
+        value for part in model.parameters() for value in part.detach().flatten().tolist()
+    ]
+    return record
+
+
+def interrupted_and_resumed(
+    make_fabric: Callable[[], Fabric],
+    set_up: SetUp,
+    make_loader: Callable[[], Any],
+    path: Path,
+    stop: tuple[int, int],
+    **arguments: Any,
+) -> Record:
+    """Two runs, each of objects of its own, as one."""
+    first = train(make_fabric(), set_up, make_loader(), save_to=path, stop=stop, **arguments)
+    second = train(make_fabric(), set_up, make_loader(), resume_from=path, **arguments)
+    return Record(first.batches + second.batches, second.weights)
+
+
+def samples_of(batch: Any) -> Samples:
+    images, numbers = batch
+    return tuple(
+        (number, hashlib.blake2b(image.contiguous().numpy().tobytes(), digest_size=8).hexdigest())
+        for image, number in zip(images.detach().cpu(), numbers.tolist(), strict=True)
+    )
+
+
+def together(records: list[Record], epoch: int) -> list[list[tuple[int, str]]]:
+    """The global batches of an epoch, in no order within a batch."""
+    steps = zip(*(record.steps(epoch) for record in records), strict=True)
+    return [sorted(sample for samples in step for sample in samples) for step in steps]
+
+
+class NoisyImages(IterableDataset[Any]):
+    """Numbered images of noise, dealt out to workers, without a length."""
+
+    def __init__(self, num_images: int) -> None:
+        self.num_images = num_images
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number in range(first, self.num_images, step):
+            yield torch.rand(3, 4, 4), number
+
+
+class ImagesOfRank(IterableDataset[Any]):
+    """Numbered images of one rank, with a state of their own."""
+
+    def __init__(self, num_images: int, rank: int, num_ranks: int) -> None:
+        self.numbers = list(range(rank, num_images, num_ranks))
+        self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next < len(self.numbers):
+            number = self.numbers[self.next]
+            self.next += 1
+            yield torch.full((3, 4, 4), float(number)), number
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next, "first": self.numbers[0]}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        if state["first"] != self.numbers[0]:
+            raise ValueError(f"the state of another rank: {state}")
+        self.next = state["next"]
+
+
+def _model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = Brightness()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _has_len(loader: Any) -> bool:
+    try:
+        len(loader)
+    except TypeError:
+        return False
+    return True

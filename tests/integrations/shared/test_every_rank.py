@@ -1,0 +1,139 @@
+"""The states of each rank in one: refusals, and what a loader without it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
+from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
+from tests.rank_processes import on_ranks
+
+
+def loader_of(epoch: int = 0) -> StatefulGPULoader[Any]:
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(range(8), batch_size=2, seed=1)
+    loader.set_epoch(epoch)
+    next(iter(loader))
+    return loader
+
+
+def of_ranks(*ranks: int, num_ranks: int = 1, **changes: Any) -> dict[str, Any]:
+    states = {f"rank_{rank:05d}": loader_of(epoch=3).state_dict() for rank in ranks}
+    return {
+        "format": "stateful_gpu_loader of each rank",
+        "version": 1,
+        "num_ranks": num_ranks,
+        **states,
+        **changes,
+    }
+
+
+def test_state_of_each_rank_gives_each_its_own() -> None:
+    """F4: and it survives JSON."""
+    loader = loader_of()
+    load_own_state(loader, json.loads(json.dumps(of_ranks(0))))
+    assert loader.state_dict()["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (of_ranks(0, 1, num_ranks=2), "number of ranks differs: the state has 2, expected was 1"),
+        (of_ranks(), "rank_00000 differs: the state has .*expected was 'the state of rank 0 of 1'"),
+        (of_ranks(0, version=2), "version differs: the state has 2, expected was 1"),
+        ({**of_ranks(0), "rank_00000": 3}, "format differs: the state has 'int'"),
+        (None, "format differs: the state has 'NoneType'"),
+    ],
+)
+def test_damaged_state_of_each_rank_is_refused(state: Any, message: str) -> None:
+    """F4: with the numbers, and nothing is changed."""
+    loader = loader_of()
+    before = loader.state_dict()
+    with pytest.raises(StateMismatch, match=message):
+        load_own_state(loader, state)
+    assert loader.state_dict() == before
+
+
+def test_loader_alone_refuses_the_state_of_each_rank() -> None:
+    """F4: it says whose states they are."""
+    with pytest.raises(StateMismatch, match="'stateful_gpu_loader of each rank'"):
+        loader_of().load_state_dict(of_ranks(0))
+
+
+def test_ranks_of_one_data_parallel_rank_count_once() -> None:
+    """B6, E5: and differ by nothing but the record of bad samples."""
+    equal, apart = zip(*on_ranks(_gather_twice, 2), strict=True)
+    assert all(state["position"] == 2 for state in equal)
+    assert all(
+        "position differs: the state has 4, expected was '2, as another process of data-parallel "
+        "rank 0'" in said
+        for said in apart
+    )
+
+
+def test_records_and_order_of_arrival_may_differ_from_rank_to_rank() -> None:
+    """F4: the records of bad samples are united; without an order each rank keeps its state."""
+    for united, unordered in on_ranks(_gather_others, 2):
+        assert BadSamples.from_text(united["bad_samples"]).total == 2
+        assert unordered["num_ranks"] == 2
+
+
+def _gather_others(rank: int) -> list[dict[str, Any]]:
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(_WithTensor(torch.arange(3)), seed=1)
+    loader.bad_samples.add((FoundBad(index=rank, position=rank, epoch=0, reason="no label"),))
+    unordered: StatefulGPULoader[Any] = StatefulGPULoader(
+        range(8), seed=1, num_replicas=2, rank=rank, in_order=False
+    )
+    batches = iter(unordered)
+    for _ in range(1 + rank):
+        next(batches)
+    return [state_of_all_ranks(loader), state_of_all_ranks(unordered)]
+
+
+def test_states_that_hold_tensors_are_compared_as_a_whole() -> None:
+    """A3, F4: of the user's objects; equal ones are one state, others one for each rank."""
+    for equal, other in on_ranks(_gather_tensors, 2):
+        assert equal["format"] == "stateful_gpu_loader"
+        assert other["num_ranks"] == 2
+
+
+class _WithTensor(IterableDataset[int]):
+    def __init__(self, kept: torch.Tensor) -> None:
+        self.kept = kept
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
+def _gather_tensors(rank: int) -> list[dict[str, Any]]:
+    kept = torch.arange(3), torch.arange(3) + rank
+    return [state_of_all_ranks(StatefulGPULoader(_WithTensor(tensor), seed=1)) for tensor in kept]
+
+
+def _gather_twice(rank: int) -> tuple[dict[str, Any], str]:
+    """Two processes with the samples of one data-parallel rank; then one is a step ahead."""
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        range(8), batch_size=2, seed=1, num_replicas=1, rank=0
+    )
+    batches = iter(loader)
+    next(batches)
+    equal = state_of_all_ranks(loader)
+    for _ in range(rank):
+        next(batches)
+    try:
+        state_of_all_ranks(loader)
+    except StateMismatch as error:
+        return equal, str(error)
+    return equal, "merged"

@@ -1,0 +1,148 @@
+"""torch.distributed.checkpoint with a loader as a value, on 1, 2, 4 and 1 processes (B5, E5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from torch.distributed.checkpoint.stateful import Stateful
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.integrations.dcp import RankedState
+from tests.integrations.dcp_jobs import Job, Samples, datasets, run_all
+from tests.integrations.torchrun.samples import sorted_samples
+from tests.rank_processes import on_ranks
+
+SIZES = (1, 2, 4, 1)
+STEPS = (1, 2, 1, None)
+WAYS = {
+    "map": ("value", "app", "dict", "async", "ranked"),
+    "lanes": ("value", "async", "ranked"),
+    "counted lanes": ("ranked",),
+}
+"""Lanes that know their number of samples deliver as many batches on each rank; to go on on
+another number of ranks, they need the states of all."""
+Run: TypeAlias = list[Samples]
+"""What each rank delivered."""
+Chains: TypeAlias = dict[tuple[str, str], list[Run]]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return datasets(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def everything(
+    data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Samples], Chains]:
+    """One process undisturbed, and what the ranks of each number of processes delivered, one
+    number after the other."""
+    folder = tmp_path_factory.mktemp("chains")
+    whole = [Job(data=name, dataset=data[name]) for name in WAYS]
+    kinds = [(name, way) for name, ways in WAYS.items() for way in ways]
+    undisturbed: dict[str, Samples] = {}
+    chains: Chains = {kind: [] for kind in kinds}
+    for stage, (size, steps) in enumerate(zip(SIZES, STEPS, strict=True)):
+        jobs = [
+            Job(
+                data=name,
+                dataset=data[name],
+                way=way,
+                load=folder / f"{name}-{way}-{stage}" if stage else None,
+                steps=steps,
+                save=folder / f"{name}-{way}-{stage + 1}",
+            )
+            for name, way in kinds
+        ]
+        ranks = on_ranks(run_all, size, jobs + (whole if stage == 0 else []))
+        for number, kind in enumerate(kinds):
+            chains[kind].append([rank[number] for rank in ranks])
+        if stage == 0:
+            undisturbed = dict(zip(WAYS, ranks[0][len(kinds) :], strict=True))
+    return undisturbed, chains
+
+
+@pytest.fixture(scope="module")
+def undisturbed(everything: tuple[dict[str, Samples], Chains]) -> dict[str, Samples]:
+    return everything[0]
+
+
+@pytest.fixture(scope="module")
+def chains(everything: tuple[dict[str, Samples], Chains]) -> Chains:
+    return everything[1]
+
+
+def global_batches(run: Run) -> Samples:
+    """All ranks' samples of each step."""
+    return [sorted_samples(parts) for parts in zip(*run, strict=True)]
+
+
+def flat(runs: list[Run]) -> list[tuple[int, str]]:
+    return [sample for run in runs for rank in run for batch in rank for sample in batch]
+
+
+def test_a_loader_is_a_stateful_of_torch() -> None:
+    """E5: DCP calls its two methods by itself."""
+    loader = StatefulGPULoader(range(4))
+    assert isinstance(loader, Stateful)
+    assert isinstance(RankedState(loader), Stateful)
+
+
+@pytest.mark.parametrize("way", WAYS["map"])
+def test_map_style_keeps_its_global_batches(
+    way: str, chains: Chains, undisturbed: dict[str, Samples]
+) -> None:
+    """B3, E5: numbers and pixels, on 1, 2, 4 and 1 processes, and in the next epoch."""
+    found = [batch for run in chains["map", way] for batch in global_batches(run)]
+    assert found == [sorted(batch) for batch in undisturbed["map"]]
+    assert [len(run) for run in chains["map", way]] == list(SIZES)
+
+
+@pytest.mark.parametrize("way", WAYS["lanes"])
+def test_lanes_deliver_every_sample_once(
+    way: str, chains: Chains, undisturbed: dict[str, Samples]
+) -> None:
+    """B5, E5: with the pixels of one process; and the next epoch is the same."""
+    *runs, last = chains["lanes", way]
+    (rest,) = last
+    one_epoch = len(undisturbed["lanes"]) // 2
+    of_epoch, next_epoch = rest[:-one_epoch], rest[-one_epoch:]
+    assert next_epoch == undisturbed["lanes"][one_epoch:]
+    came = flat([*runs, [of_epoch]])
+    assert sorted(came) == sorted_samples(undisturbed["lanes"][:one_epoch])
+    assert len(came) == 24
+
+
+def test_lanes_of_known_length_deliver_every_sample(
+    chains: Chains, undisturbed: dict[str, Samples]
+) -> None:
+    """B5: ranks that deliver as many batches need the states of all to go on."""
+    *runs, last = chains["counted lanes", "ranked"]
+    (rest,) = last
+    one_epoch = len(undisturbed["counted lanes"]) // 2
+    came = flat([*runs, [rest[:-one_epoch]]])
+    assert sorted(came) == sorted_samples(undisturbed["counted lanes"][:one_epoch])
+
+
+def test_ranks_of_as_many_processes_go_on_each_by_itself(
+    data: dict[str, Any], tmp_path: Path
+) -> None:
+    """B5, G4: lanes that end before others, records of bad samples, states of objects of mine."""
+    names = ("lanes that end alone", "bad samples", "states")
+    jobs = [Job(data=name, dataset=data[name]) for name in names]
+    whole = on_ranks(run_all, 2, jobs)
+    for steps in (1, 5):
+        first = [
+            Job(data=name, dataset=data[name], way="ranked", steps=steps, save=tmp_path / name)
+            for name in names
+        ]
+        rest = [
+            Job(data=name, dataset=data[name], way="ranked", load=tmp_path / name) for name in names
+        ]
+        began, ended = on_ranks(run_all, 2, first), on_ranks(run_all, 2, rest)
+        for rank in range(2):
+            for i, name in enumerate(names):
+                found = began[rank][i] + ended[rank][i]
+                assert found == whole[rank][i], (rank, name, steps)

@@ -1,0 +1,197 @@
+"""A training loop for Ray's workers as docs/trainers.md has it, and what its steps were given.
+
+Each step takes a batch of photographs and one of lanes, so that one run shows both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray.train
+import ray.train.torch
+import torch
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from torch.utils.data import DataLoader, Dataset
+
+from stateful_gpu_loader import StatefulGPULoader, gather_state_dict
+from tests.trainer_data import Brightness, image_loader, seen
+
+KINDS = ("photographs", "lanes")
+NUM_EPOCHS, NUM_IMAGES = 2, 32
+GLOBAL_BATCH = 8
+
+Step: TypeAlias = dict[str, list[list[Any]]]
+"""By kind, what each rank was given: numbers and a digest of each image."""
+
+
+def loaders_of(data: dict[str, Any], num_workers: int) -> dict[str, StatefulGPULoader[Any]]:
+    return {
+        kind: image_loader(data[kind], batch_size=GLOBAL_BATCH // num_workers, num_replicas="auto")
+        for kind in KINDS
+    }
+
+
+def train(config: dict[str, Any]) -> list[Any]:
+    """Two epochs with a checkpoint after every second step; the weights at the end."""
+    context = ray.train.get_context()
+    loaders = loaders_of(config["data"], context.get_world_size())
+    model = ray.train.torch.prepare_model(Brightness())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first_epoch = step = 0
+
+    checkpoint = ray.train.get_checkpoint() or config.get("checkpoint")
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            saved = torch.load(Path(folder, "state.pt"), weights_only=True)
+        _bare(model).load_state_dict(saved["model"])
+        first_epoch, step = saved["epoch"], saved["step"]
+        for kind, loader in loaders.items():
+            loader.load_state_dict(saved["loaders"][kind])
+
+    for epoch in range(first_epoch, NUM_EPOCHS):
+        for batches in zip(*loaders.values(), strict=True):
+            _kill_here(config, step, context.get_world_rank())
+            loss = sum(model(images) for images, _ in batches)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            _write(config, step, context.get_world_rank(), batches)
+            step += 1
+            if step % 2:
+                continue
+            states = {kind: gather_state_dict(each.state_dict()) for kind, each in loaders.items()}
+            with tempfile.TemporaryDirectory() as folder:
+                if context.get_world_rank() == 0:
+                    torch.save(
+                        {
+                            "model": _bare(model).state_dict(),
+                            "loaders": states,
+                            "epoch": epoch,
+                            "step": step,
+                        },
+                        Path(folder, "state.pt"),
+                    )
+                reported = Checkpoint(folder) if context.get_world_rank() == 0 else None
+                ray.train.report({"step": step}, checkpoint=reported)
+    return [weight.tolist() for weight in model.parameters()]
+
+
+def trained(name: str, folder: Path, data: dict[str, Any], num_workers: int, **config: Any) -> Any:
+    """Ray's result of one job; what its steps were given lies in its own folder."""
+    (folder / name).mkdir()
+    given = {"data": data, "written": str(folder / name), **config}
+    return trainer_of(train, given, num_workers, folder / "ray", name).fit()
+
+
+def trainer_of(
+    loop: Any, config: dict[str, Any], num_workers: int, storage: Path, name: str
+) -> ray.train.torch.TorchTrainer:
+    return ray.train.torch.TorchTrainer(
+        loop,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=RunConfig(
+            name=name,
+            storage_path=str(storage),
+            checkpoint_config=CheckpointConfig(num_to_keep=None),
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    )
+
+
+def steps_in(folder: Path) -> dict[int, dict[int, list[dict[str, Any]]]]:
+    """By step and rank, what was written, once for each time that the step was made."""
+    steps: dict[int, dict[int, list[dict[str, Any]]]] = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        for line in path.read_text().splitlines():
+            made = json.loads(line)
+            steps.setdefault(made["step"], {}).setdefault(made["rank"], []).append(made["given"])
+    return steps
+
+
+def of_ranks(steps: dict[int, dict[int, Any]], step: int, kind: str) -> list[Any]:
+    """The global batch of a step as it was made last: numbers and digests of all ranks."""
+    return sorted(pair for given in steps[step].values() for pair in given[-1][kind])
+
+
+def what_prepare_makes(config: dict[str, Any]) -> dict[str, Any]:
+    """Ray's own rebuild, and the loader's batches before and after it."""
+    num_workers = ray.train.get_context().get_world_size()
+    data, prepare = config["data"], ray.train.torch.prepare_data_loader
+    found: dict[str, Any] = {}
+    for kind, loader in loaders_of(data, num_workers).items():
+        found[f"{kind} untouched"] = prepare(loader, move_to_device=False) is loader
+        expected = [seen(batch) for batch in loaders_of(data, num_workers)[kind]]
+        wrapped = prepare(loader)
+        found[f"{kind} inside"] = wrapped._dataloader is loader
+        found[f"{kind} same"] = [seen(batch) for batch in wrapped] == expected
+
+    ahead = loaders_of(data, num_workers)["photographs"]
+    states = [ahead.state_dict()]
+    states += [ahead.state_dict() for _ in ahead]
+    ahead = loaders_of(data, num_workers)["photographs"]
+    found["ahead"] = [
+        (states.index(ahead.state_dict()), states.index(ahead.state_dict(batches_ago=1)))
+        for _ in prepare(ahead)
+        if ahead.state_dict() in states
+    ]
+    found["behind the last"] = ahead.state_dict()["epoch"], ahead.state_dict()["position"]
+
+    class Own(StatefulGPULoader[Any]):
+        pass
+
+    own = Own(Numbers(), batch_size=2, num_replicas="auto")
+    found["subclass untouched"] = prepare(own, move_to_device=False) is own
+    undivided = StatefulGPULoader(Numbers(), batch_size=2, shuffle=True, seed=1)
+    rebuilt = prepare(undivided, move_to_device=False)
+    found["undivided"] = type(rebuilt).__name__, type(rebuilt.sampler).__name__
+    found["undivided has a state"] = hasattr(rebuilt, "state_dict")
+    found["undivided is a plain loader"] = type(rebuilt) is DataLoader
+    try:
+        found["undivided photographs"] = type(
+            next(iter(prepare(image_loader(data["photographs"]), move_to_device=False)))
+        ).__name__
+    except Exception as error:
+        found["undivided photographs"] = f"{type(error).__name__}: {error}"
+    lanes = image_loader(data["lanes"])
+    found["undivided lanes untouched"] = prepare(lanes, move_to_device=False) is lanes
+    return found
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _bare(model: torch.nn.Module) -> torch.nn.Module:
+    return getattr(model, "module", model)
+
+
+def _kill_here(config: dict[str, Any], step: int, rank: int) -> None:
+    """Once, rank 1 does what the kernel does to a job without memory."""
+    mark = Path(config["written"], "killed")
+    if (step, rank) == (config.get("kill_at"), 1) and not mark.exists():
+        ray.train.get_all_reported_checkpoints()  # which waits until Ray has taken the last one
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write(config: dict[str, Any], step: int, rank: int, batches: Any) -> None:
+    given = {
+        kind: [
+            [number, seen((images[i : i + 1], numbers[i : i + 1]))[1]]
+            for i, number in enumerate(numbers.tolist())
+        ]
+        for kind, (images, numbers) in zip(KINDS, batches, strict=True)
+    }
+    line = json.dumps({"step": step, "rank": rank, "given": given})
+    with Path(config["written"], f"rank-{rank}.jsonl").open("a") as file:
+        file.write(line + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 from stateful_gpu_loader.assembly import Parts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.passes import Address
-from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor
+from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor, epoch_and_cursor, lane_text
 from stateful_gpu_loader.shards.lanes import MOST_SAMPLES, LaneDivision, LanePlan
 from stateful_gpu_loader.state import REMEDY_FOREIGN, LoaderState, lane_key
 
@@ -21,7 +21,7 @@ def lane_texts(loader: Any, parts: Parts, address: Address) -> dict[int, str] | 
         return None
     known = address.lanes or {}
     lanes = parts.lane_division(loader).lanes(plan.num_lanes)
-    return {lane: known.get(lane, LaneCursor()).to_text() for lane in lanes}
+    return {lane: lane_text(address.epoch, known.get(lane, LaneCursor())) for lane in lanes}
 
 
 def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) -> Address:
@@ -50,7 +50,7 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
             f"rank {division.rank} of {division.num_replicas}, which serves lanes "
             f"{list(own)[:8]} of {plan.num_lanes}",
         )
-    cursors = {lane: _cursor(plan, lane, text) for lane, text in saved.items()}
+    cursors = {lane: _cursor(plan, lane, text, state.epoch) for lane, text in saved.items()}
     whole = plan.num_steps(state.seed, state.epoch, division)
     same_size = state.global_batch_size == parts.global_batch_size(loader)
     if whole is None or (division.num_replicas == 1 and same_size):
@@ -114,18 +114,26 @@ def _unfit(state: LoaderState, present: str) -> StateMismatch:
     )
 
 
-def _cursor(plan: LanePlan, lane: int, text: str) -> LaneCursor:
+def _cursor(plan: LanePlan, lane: int, text: str, epoch: int) -> LaneCursor:
     """A lane's cursor; what lies outside its lane would go wrong only later.
 
     Raises:
-        StateMismatch: it is none, or no lane can stand there.
+        StateMismatch: it is none, of another epoch than the state's, or no lane can stand there.
     """
     try:
-        cursor = LaneCursor.from_text(text)
+        own_epoch, cursor = epoch_and_cursor(text)
     except ValueError as error:
         raise StateMismatch(
             lane_key(lane), saved=text, present=str(error), remedy=REMEDY_FOREIGN
         ) from None
+    if own_epoch != epoch:
+        raise StateMismatch(
+            lane_key(lane),
+            saved=f"{text}, of epoch {own_epoch}",
+            present=f"epoch {epoch}, as the rest of the state",
+            remedy="ranks of which one has ended its epoch have different states: save "
+            "gather_state_dict(), or, with torch.distributed.checkpoint, a RankedState",
+        )
     num_shards = plan.num_shards(lane)
     if cursor.shard == ENDED:
         return replace(cursor, shard=num_shards)

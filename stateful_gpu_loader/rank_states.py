@@ -11,8 +11,9 @@ import torch.distributed as dist
 from stateful_gpu_loader.bad_samples import BadSamples
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze
-from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor
-from stateful_gpu_loader.state import LoaderState
+from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor, lane_text
+from stateful_gpu_loader.shards.lanes import LanePlan
+from stateful_gpu_loader.state import Fingerprint, LoaderState
 from stateful_gpu_loader.typed_json import encode
 
 _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
@@ -30,8 +31,8 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         states: of all ranks, in any order.
 
     Raises:
-        StateMismatch: they are of different loaders or steps, or hold states of objects of yours
-            that differ from rank to rank.
+        StateMismatch: they are of different loaders or steps, a rank's is missing or given twice,
+            or they hold states of objects of yours that differ from rank to rank.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> ranks = [StatefulGPULoader([1, 2, 3, 4], num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -59,7 +60,7 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for state in present:
         lanes |= state.lanes or {}
     for state in ahead:
-        lanes |= dict.fromkeys(state.lanes or {}, LaneCursor(shard=ENDED).to_text())
+        lanes |= dict.fromkeys(state.lanes or {}, lane_text(epoch, LaneCursor(shard=ENDED)))
     served = sum(len(state.lanes or {}) for state in given)
     if len(lanes) < served:
         raise StateMismatch(
@@ -67,6 +68,15 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             saved=f"{served} cursors in all",
             present=f"{len(lanes)} different lanes",
             remedy="give each rank's own state once",
+        )
+    wanted = LanePlan.num_lanes_of(Fingerprint.from_text(first.fingerprint).order)
+    missing = sorted(set(range(wanted or 0)) - set(lanes))
+    if missing:
+        raise StateMismatch(
+            "lanes",
+            saved=f"{len(lanes)} of {wanted} lanes, in the states of {len(given)} ranks",
+            present=f"all of them: {missing[:8]} are missing",
+            remedy="give the state of every rank",
         )
     records = [BadSamples.from_text(state.bad_samples) for state in given]
     bad_samples = BadSamples.union(records).to_text()

@@ -82,17 +82,20 @@ def test_encoded_shards_yield_encoded_samples() -> None:
     ("key", "text"),
     [
         ("lane_00000", ""),
-        ("lane_00001", "1:2:3"),
-        ("lane_00001", "1:2:0:0:-1"),
-        ("lane_00002", "1:2:0:0:3"),  # more taken than came
-        ("lane_00002", "1:9:0:0:3"),  # a window has 3
-        ("lane_00000", "1:2:3:0:0"),  # the lane has 2 shards
-        ("lane_00000", "1:2:2:7:0"),  # behind the last
-        ("lane_00000", "1:2:2:0:2"),
-        ("lane_00002", "1:2:2:0:0"),  # this one has 1
-        ("lane_00000", f"{1 << 41}:2:0:0:0"),
-        ("lane_00000", f"1:{1 << 41}:0:0:0"),
-        ("lane_00000", f"1:2:{1 << 62}9:0:0"),
+        ("lane_00001", "0/1:2:3"),
+        ("lane_00001", "1:2:0:0:0"),  # no epoch
+        ("lane_00001", "1/1:2:0:0:0"),  # another one
+        ("lane_00001", "00/1:2:0:0:0"),
+        ("lane_00001", "0/1:2:0:0:-1"),
+        ("lane_00002", "0/1:2:0:0:3"),  # more taken than came
+        ("lane_00002", "0/1:9:0:0:3"),  # a window has 3
+        ("lane_00000", "0/1:2:3:0:0"),  # the lane has 2 shards
+        ("lane_00000", "0/1:2:2:7:0"),  # behind the last
+        ("lane_00000", "0/1:2:2:0:2"),
+        ("lane_00002", "0/1:2:2:0:0"),  # this one has 1
+        ("lane_00000", f"0/{1 << 41}:2:0:0:0"),
+        ("lane_00000", f"0/1:{1 << 41}:0:0:0"),
+        ("lane_00000", f"0/1:2:{1 << 62}9:0:0"),
         ("lane_00000", "garbage"),
     ],
 )
@@ -115,7 +118,7 @@ def test_lanes_that_are_missing_or_too_many() -> None:
         loader.load_state_dict(state)
     assert refused.value.field == "lanes"
     with pytest.raises(StateMismatch, match="the cursors of 4 lanes"):
-        loader.load_state_dict({**state_in_the_middle(), "lane_00003": "0:0:0:0:0"})
+        loader.load_state_dict({**state_in_the_middle(), "lane_00003": "0/0:0:0:0:0"})
     with pytest.raises(StateMismatch, match="lane_00001"):
         loader.load_state_dict({**state_in_the_middle(), "lane_00001": 7})
 

@@ -42,12 +42,17 @@ def test_a_rank_that_has_ended_its_epoch() -> None:
     """It is one epoch ahead; its lanes have nothing left."""
     states = states_of()
     (over,) = (
-        {**state, "epoch": 1, "position": 0, **{key: "0:0:0:0:0" for key in state if "lane" in key}}
+        {
+            **state,
+            "epoch": 1,
+            "position": 0,
+            **{key: "1/0:0:0:0:0" for key in state if "lane" in key},
+        }
         for state in states[1:]
     )
     merged = merge_state_dicts([states[0], over])
     assert (merged["epoch"], merged["position"]) == (0, 2)
-    assert merged["lane_00001"] == f"0:0:{1 << 62}:0:0"
+    assert merged["lane_00001"] == f"0/0:0:{1 << 62}:0:0"
     rest = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=50, seed=1)
     rest.load_state_dict(merged)
     (batch,) = rest
@@ -63,7 +68,7 @@ def test_a_rank_that_has_ended_its_epoch() -> None:
         ({"epoch": 1, "position": 1}, "epoch"),
         ({"epoch": 2, "position": 0}, "epoch"),
         ({"user": {"a": 1}}, "user"),
-        ({"lane_00000": "0:0:0:0:0"}, "lanes"),
+        ({"lane_00000": "0/0:0:0:0:0"}, "lanes"),
         ({"format": "another"}, "format"),
     ],
 )
@@ -87,6 +92,29 @@ def test_one_state_twice() -> None:
         merge_state_dicts([first, first])
 
 
+def test_a_rank_that_is_missing() -> None:
+    """B7: before anything is loaded, with the numbers."""
+    states = states_of(ranks=4)
+    with pytest.raises(StateMismatch, match=r"3 of 4 lanes, in the states of 3 ranks") as refused:
+        merge_state_dicts([states[0], states[1], states[3]])
+    assert "[2] are missing" in str(refused.value)
+
+
+def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_others() -> None:
+    """E5: as torch.distributed.checkpoint hands them to another number of ranks: one rank's epoch
+    and position, and every rank's lanes."""
+    behind = states_of(steps=5, ranks=1)[0]
+    ahead = {**behind, "epoch": 1, "position": 0}
+    lanes = {key: f"1/{text.partition('/')[2]}" for key, text in behind.items() if "lane" in key}
+    for mixed in ({**behind, **dict([lanes.popitem()])}, {**ahead, "lane_00000": "1/0:0:0:0:0"}):
+        loader = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=2, seed=1)
+        before = loader.state_dict()
+        with pytest.raises(StateMismatch, match="RankedState") as refused:
+            loader.load_state_dict(mixed)
+        assert refused.value.field.startswith("lane_")
+        assert loader.state_dict() == before
+
+
 def test_records_of_bad_samples_are_united() -> None:
     """G4: of map-style data, too."""
     ranks = []
@@ -108,16 +136,17 @@ def test_gathering_without_torch_distributed() -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_rank_s_state_is_missing(ranks: int, counted: bool) -> None:
-    """B7: three of four ranks, merged: refused where the missing lane would be read, before it is,
-    and on all ranks where they need each other's lanes."""
+def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
+    """B7: the lanes of three of four ranks: refused where the missing lane would be read, before it
+    is, and on all ranks where they need each other's lanes."""
     dataset = Numbers((9, 4, 7, 8), lanes=4, counted=counted)
     states = []
     for rank in range(4):
         loader = StatefulGPULoader(dataset, batch_size=2, seed=1, num_replicas=4, rank=rank)
         next(iter(loader))
         states.append(loader.state_dict())
-    merged = merge_state_dicts(states[:3])
+    merged = merge_state_dicts(states)
+    del merged["lane_00003"]
     for rank in range(ranks):
         loader = StatefulGPULoader(
             dataset, batch_size=8 // ranks, seed=1, num_replicas=ranks, rank=rank

@@ -7,6 +7,7 @@ no number of workers or ranks, and a lane can be taken up by anybody, from its c
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,6 +108,16 @@ class LanePlan:
             else hashlib.blake2b(np.array(counts, dtype="<i8").tobytes(), digest_size=8).hexdigest()
         )
         return f"{ALGORITHM}, {self.num_lanes} lanes{windows}, numbers of samples {sizes}"
+
+    @staticmethod
+    def num_lanes_of(algorithm: str) -> int | None:
+        """How many lanes :attr:`algorithm` speaks of; None where it is another order.
+
+        >>> LanePlan.num_lanes_of("lanes-1, 12 lanes, numbers of samples unknown")
+        12
+        """
+        found = re.match(rf"{ALGORITHM}, (\d+) lanes\b", algorithm)
+        return None if found is None else int(found[1])
 
     def num_shards(self, lane: int) -> int:
         """Of one lane, in every epoch."""

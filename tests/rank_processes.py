@@ -20,8 +20,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-PRELOADED = ["torchvision", "stateful_gpu_loader", "tests.trainer_data"]
-"""Imported once a test process. A group of a heavy framework adds some seconds a rank."""
+PRELOADED = ["lightning.pytorch", "accelerate", "stateful_gpu_loader", "tests.trainer_data"]
+"""Imported once a test process, and not in each rank; what is not installed is left out."""
 
 
 class RankFailed(AssertionError):

@@ -7,15 +7,12 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
 from stateful_gpu_loader.errors import MissingDependency
 from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
-from stateful_gpu_loader.integrations.shared.dividing import divided
+from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
 from stateful_gpu_loader.integrations.shared.every_rank import state_of_all_ranks
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 
 try:
     from accelerate.data_loader import DataLoaderShard
@@ -61,7 +58,7 @@ def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> Prepared
     ranks = {"num_replicas": accelerator.num_processes, "rank": accelerator.process_index}
     if ranks["num_replicas"] > 1:
         _check_ways(accelerator)
-        check_iterable(loader, **ranks)
+        check_divides_itself(loader, ranks["num_replicas"])
     prepared = PreparedLoader(accelerator, divided(loader, **ranks))
     accelerator.prepare_data_loader(prepared)
     if accelerator not in _with_hooks:
@@ -188,23 +185,6 @@ class _InHand:
 
     def state_dict(self) -> dict[str, Any]:
         return self._prepared.state_dict()
-
-
-def check_iterable(loader: Any, *, num_replicas: int, rank: int) -> None:
-    """Accelerate would divide an iterable dataset, which nobody can resume.
-
-    Raises:
-        ValueError: the dataset does not say that it divides itself.
-    """
-    dataset = loader.dataset
-    if not isinstance(dataset, IterableDataset) or isinstance(dataset, ShardedDataset):
-        return
-    if getattr(dataset, "num_replicas", None) is None:
-        raise ValueError(
-            f"{num_replicas} processes, of which each would get all samples of the "
-            f"{type(dataset).__name__}. Remedy: make it a ShardedDataset; or, if it divides itself "
-            "by rank, let it say so: dataset.num_replicas = torch.distributed.get_world_size()"
-        )
 
 
 def _check_ways(accelerator: Any) -> None:

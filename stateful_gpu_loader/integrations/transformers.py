@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
 from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
-from stateful_gpu_loader.integrations.shared.dividing import divided
+from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
 from stateful_gpu_loader.integrations.shared.every_rank import state_of_all_ranks
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
@@ -50,7 +50,8 @@ class TrainLoaderMixin:
 
     Raises:
         TypeError: it is no StatefulGPULoader.
-        ValueError: an argument of the Trainer cannot be kept with a loader.
+        ValueError: an argument of the Trainer cannot be kept with a loader, or each process would
+            get the same samples.
     """
 
     def __init__(self, *args: Any, train_loader: StatefulGPULoader[Any], **kwargs: Any) -> None:
@@ -63,6 +64,7 @@ class TrainLoaderMixin:
         given: Any = self
         _check_arguments(given.args, train_loader)
         ranks = {"num_replicas": given.args.world_size, "rank": given.args.process_index}
+        check_divides_itself(train_loader, ranks["num_replicas"])
         self.train_loader = divided(train_loader, **ranks)
         self._feed = BatchFeed(self.train_loader)
 

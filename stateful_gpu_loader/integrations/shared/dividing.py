@@ -44,7 +44,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
         raise ValueError(
             f"{num_replicas = }, and the loader's {name} would give each rank the same samples. "
             "Remedy: a DistributedSampler, or a sampler of this package; or, if it divides "
-            "itself, use_distributed_sampler=False"
+            "itself, use_distributed_sampler=False, where the trainer has that"
         )
     arguments = _arguments_of(loader)
     # A sampler that stands in for a missing one is left out, for there to be one for these ranks.
@@ -57,6 +57,26 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
         "rank": rank,
     }
     return type(loader)(**arguments)
+
+
+def check_divides_itself(loader: Any, num_replicas: int) -> None:
+    """An iterable dataset that several processes read must say that it divides itself: the trainer
+    would divide it otherwise, which nobody can resume.
+
+    Raises:
+        ValueError: it does not say so.
+
+    >>> check_divides_itself(StatefulGPULoader(range(8)), num_replicas=2)
+    """
+    dataset = loader.dataset
+    if num_replicas == 1 or is_map(dataset) or isinstance(dataset, ShardedDataset):
+        return
+    if getattr(dataset, "num_replicas", None) is None:
+        raise ValueError(
+            f"{num_replicas} processes, of which each would get all samples of the "
+            f"{type(dataset).__name__}. Remedy: make it a ShardedDataset; or, if it divides itself "
+            "by rank, let it say so: dataset.num_replicas and dataset.rank"
+        )
 
 
 def _is_divided_by_its_sampler(loader: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
-from stateful_gpu_loader import CheckpointError, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import CheckpointError, LoaderError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.errors import CheckpointNotFound
 from stateful_gpu_loader.integrations.accelerate import PreparedLoader, prepare_loader
 from tests.integrations.hf_accelerate.loops import new_accelerator
@@ -39,6 +39,15 @@ def assert_nothing_changes(
         accelerator.load_state(str(folder))
     assert [loader.state_dict() for loader in prepared] == before
     assert torch.equal(model.weight, weights)
+
+
+def test_accelerates_own_prepare_is_refused() -> None:
+    """A1: it would build a DataLoader of the dataset, and lose images, transforms and state."""
+    accelerator = new_accelerator()
+    for prepare in (accelerator.prepare, accelerator.prepare_data_loader):
+        with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
+            prepare(numbers())
+    assert accelerator._dataloaders == []
 
 
 def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stateful_gpu_loader import (
     StatefulGPULoader,
     WeightedSampler,
 )
-from stateful_gpu_loader.integrations.shared.dividing import divided
+from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
 from tests.trainer_data import image_loader, photos, seen, tars
 
 
@@ -124,3 +124,14 @@ def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, A
     name = type(next(iter(arguments.values()))).__name__
     with pytest.raises(ValueError, match=f"num_replicas = 2, and the loader's {name}.*Remedy"):
         divided(loader, num_replicas=2, rank=0)
+
+
+def test_an_iterable_must_say_that_it_divides_itself() -> None:
+    """A1: else each process would get all of it."""
+
+    loader = StatefulGPULoader(Numbers(), batch_size=2)
+    check_divides_itself(loader, 1)
+    with pytest.raises(ValueError, match="each would get all samples of the Numbers"):
+        check_divides_itself(loader, 2)
+    loader.dataset.num_replicas = 2
+    check_divides_itself(loader, 2)

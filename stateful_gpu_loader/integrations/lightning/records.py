@@ -1,0 +1,133 @@
+"""What the callback writes into a checkpoint: where each loader stands in the trainer's epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateful_gpu_loader.errors import StateMismatch
+
+FORMAT = "stateful_gpu_loader.lightning"
+VERSION = 1
+NONE, DUE, DONE = "none", "due", "done"
+_REMEDY_FOREIGN = "resume from a checkpoint that LoaderStateCallback wrote, unchanged"
+_REMEDY_SAME = "give the trainer the loaders that the checkpoint was saved with, in the same places"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Where one loader stands in an epoch of the trainer's (training, or a validation run)."""
+
+    state: dict[str, Any]
+    """Of the loader, or of the loaders of all ranks, after the last batch that was used."""
+    batches: int = 0
+    """That were used of the pass under way; 0 before its first one."""
+    ended: bool = False
+    """Whether the loader has come to its end in this epoch, and perhaps begun again."""
+    replay: bool = False
+    """Whether the state is one batch behind the end of what was used of a pass that is over: the
+    next pass begins behind that batch, with what the user's own objects hold then."""
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the epoch has used nothing of the loader."""
+        return not (self.batches or self.ended or self.replay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """All loaders of a trainer, and where it stood."""
+
+    epoch: int
+    """Of the trainer, whose training batches come next."""
+    batches: int
+    """Training batches of that epoch that were used."""
+    validated: int
+    """Batches of the validation run under way that were used; 0 where there is none."""
+    validation: str = NONE
+    """``"due"``: one has to be gone through, or the rest of it; ``"done"``: it is at its end."""
+    train: Mapping[str, Record] = field(default_factory=dict)
+    val: Mapping[str, Record] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only: a trainer loads its checkpoints with ``weights_only=True``."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "validated": self.validated,
+            "validation": self.validation,
+            "train": {name: dict(vars(record)) for name, record in self.train.items()},
+            "val": {name: dict(vars(record)) for name, record in self.val.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> Saved:
+        """Read back :meth:`to_dict`.
+
+        Raises:
+            StateMismatch: it is none.
+
+        >>> saved = Saved(epoch=1, batches=0, validated=0, train={"0": Record(state={})})
+        >>> Saved.from_dict(saved.to_dict()) == saved
+        True
+        """
+        wanted = cls(epoch=0, batches=0, validated=0).to_dict()
+        _check("the callback's state", saved, wanted)
+        for key in ("format", "version"):
+            if saved[key] != wanted[key]:
+                raise _foreign(key, saved[key], wanted[key])
+        return cls(
+            epoch=saved["epoch"],
+            batches=saved["batches"],
+            validated=saved["validated"],
+            validation=saved["validation"],
+            train=_records("train", saved["train"]),
+            val=_records("val", saved["val"]),
+        )
+
+
+def check_names(stage: str, saved: Mapping[str, Record], present: Mapping[str, Any]) -> None:
+    """Whether these are the loaders that the checkpoint was saved with.
+
+    Raises:
+        StateMismatch: they are more, fewer, or have other names.
+    """
+    if len(saved) != len(present):
+        raise StateMismatch(
+            f"number of {stage} loaders",
+            saved=f"{len(saved)}: {sorted(saved)}",
+            present=f"{len(present)}: {sorted(present)}",
+            remedy=_REMEDY_SAME,
+        )
+    if set(saved) != set(present):
+        raise StateMismatch(
+            f"names of the {stage} loaders",
+            saved=sorted(saved),
+            present=sorted(present),
+            remedy=_REMEDY_SAME,
+        )
+
+
+def _records(stage: str, saved: Mapping[Any, Any]) -> dict[str, Record]:
+    records = {}
+    for name, fields in saved.items():
+        _check(f"{stage} loader {name!r}", fields, vars(Record(state={})))
+        records[str(name)] = Record(**fields)
+    return records
+
+
+def _check(name: str, value: Any, like: Mapping[str, Any]) -> None:
+    if not isinstance(value, Mapping) or set(value) != set(like):
+        keys = sorted(map(str, value)) if isinstance(value, Mapping) else value
+        raise _foreign(name, keys, f"a dict of {sorted(like)}")
+    for key, example in like.items():
+        kind, found = type(example), value[key]
+        if type(found) is not kind or (kind is int and found < 0):
+            raise _foreign(f"{name}'s {key}", found, f"a {kind.__name__}, not negative")
+
+
+def _foreign(field_name: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(field_name, saved=saved, present=present, remedy=_REMEDY_FOREIGN)

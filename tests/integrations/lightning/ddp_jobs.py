@@ -1,0 +1,182 @@
+"""Fits that a rank of a real process group runs, with its own part of the data (F1, B3)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from lightning.pytorch import Callback
+
+from stateful_gpu_loader import DistributedShuffledSampler, TarShards
+from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
+from stateful_gpu_loader.world import size_and_rank
+from tests.integrations.lightning.recorded_fits import Recorder, every_step, silent_trainer
+from tests.rank_processes import on_ranks
+from tests.trainer_data import image_loader, photos, seen
+
+GLOBAL_BATCH_SIZE = 8
+LENGTHS = (6, 6, 6, 6)
+"""Samples of the shards: 2 and 4 ranks have as many each, so nothing is repeated."""
+
+Sample: TypeAlias = tuple[int, str]
+"""Its number, and a digest of its pixels."""
+Batches: TypeAlias = list[tuple[Sample, ...]]
+"""Of one rank, or of all together."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """A kind of loader, and what Lightning is told to do with it."""
+
+    kind: str
+    """"divided": ``num_replicas="auto"``; "default": not divided; "given": our distributed sampler;
+    "torch": torch's; "lanes": shards, divided."""
+    use_distributed_sampler: bool = True
+
+    def loader(self, folder: Path, num_ranks: int) -> Any:
+        """The loader of a rank, over the files in ``folder``."""
+        batch_size = GLOBAL_BATCH_SIZE // num_ranks
+        given: dict[str, Any] = {"batch_size": batch_size, "on_epoch_boundary": "next_epoch"}
+        if self.kind == "lanes":
+            shards = TarShards(sorted(folder.glob("*.tar")), num_lanes=4, counts=LENGTHS)
+            return image_loader(shards, num_replicas="auto", **given)
+        data = photos(folder)
+        if self.kind == "divided":
+            return image_loader(data, num_replicas="auto", **given)
+        if self.kind == "given":
+            sampler: Any = DistributedShuffledSampler(data, *size_and_rank(), seed=11)
+            return image_loader(data, shuffle=None, sampler=sampler, **given)
+        if self.kind == "torch":
+            sampler = torch.utils.data.DistributedSampler(data, *size_and_rank())
+            return image_loader(data, shuffle=None, sampler=sampler, **given)
+        return image_loader(data, **given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One fit: of epochs of three global batches."""
+
+    loading: Loading
+    save: Path | None = None
+    """Where a checkpoint is written after every step."""
+    resume: Path | None = None
+    callbacks: Callable[[], list[Callback]] = list
+    """Made anew in each rank."""
+    epochs: int = 3
+    killed_at: int | None = None
+    """Number of the batch in whose step every rank ends itself with SIGKILL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a rank saw."""
+
+    seen: Batches
+    """Trained on by this rank in this run."""
+    is_same_loader: bool
+    """Whether Lightning kept the loader it was given."""
+    public: dict[str, Any] = field(default_factory=dict)
+    """Of the loader that was trained on: some arguments, and the class of the sampler inside."""
+
+
+class RankRecorder(Recorder):
+    """Begins with an empty record: what is in the checkpoint is that of rank 0."""
+
+    killed_at: int | None = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """As the others, or the end of the process."""
+        if len(self.seen) == self.killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        images, numbers = batch
+        loss: torch.Tensor = self.model(images)
+        pairs = zip(images, numbers, strict=True)
+        samples = [seen((image, number[None])) for image, number in pairs]
+        self.seen.append(tuple((number, pixels) for (number,), pixels in samples))
+        return loss
+
+
+def fit_all(rank: int, folder: Path, runs: list[Run], notes: Path | None = None) -> list[Found]:
+    """The runs, one after the other, in this rank.
+
+    Args:
+        rank: of the process.
+        folder: of the photographs and the shards.
+        runs: of which the last may end in SIGKILL.
+        notes: where each rank writes down what it found until then.
+    """
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    found: list[Found] = []
+    for run in runs:
+        found.append(_fit(folder, run))
+        if notes is not None:
+            (notes / f"rank-{rank}").write_bytes(pickle.dumps(found))
+    return found
+
+
+def _fit(folder: Path, run: Run) -> Found:
+    num_ranks, _ = size_and_rank()
+    loader = run.loading.loader(folder, num_ranks)
+    model = RankRecorder()
+    model.killed_at = run.killed_at
+    saves = [] if run.save is None else [every_step(run.save)]
+    trainer = silent_trainer(
+        *saves,
+        *run.callbacks(),
+        max_epochs=run.epochs,
+        strategy="ddp" if num_ranks > 1 else "auto",
+        devices=num_ranks,
+        num_nodes=1,
+        use_distributed_sampler=run.loading.use_distributed_sampler,
+    )
+    trainer.fit(model, loader, ckpt_path=run.resume, weights_only=True)
+    used: Any = trainer.train_dataloader
+    public = {name: getattr(used, name) for name in ("seed", "num_workers", "on_epoch_boundary")}
+    return Found(
+        seen=model.seen,
+        is_same_loader=used is loader,
+        public={
+            **public,
+            "class": type(used).__name__,
+            "sampler": type(getattr(used.batch_sampler, "sampler", None)).__name__,
+            "has_transform": used.transform is loader.transform,
+        },
+    )
+
+
+def global_batches(ranks: list[Batches]) -> Batches:
+    """What all ranks together have trained on: rank r's i-th sample is the global i * R + r-th."""
+    return [
+        tuple(sample for samples in zip(*parts, strict=True) for sample in samples)
+        for parts in zip(*ranks, strict=True)
+    ]
+
+
+def fits(folder: Path, num_ranks: int, runs: dict[str, Run]) -> dict[str, list[Found]]:
+    """What each rank found in each of the runs, which share one group; one rank needs none."""
+    given = folder, list(runs.values())
+    ranks = [fit_all(0, *given)] if num_ranks == 1 else on_ranks(fit_all, num_ranks, *given)
+    return {name: [found[place] for found in ranks] for place, name in enumerate(runs)}
+
+
+def trained_on(found: list[Found]) -> Batches:
+    """The global batches of a run."""
+    return global_batches([rank.seen for rank in found])
+
+
+def state_callback() -> list[Callback]:
+    """The callback that keeps loaders' states, alone."""
+    return [LoaderStateCallback()]

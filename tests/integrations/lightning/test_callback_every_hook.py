@@ -1,0 +1,180 @@
+"""LoaderStateCallback: checkpoints of every hook resume exactly (F1)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from tests.integrations.lightning.every_hook import (
+    OF_LIGHTNING,
+    Witness,
+    assert_exact_from_every_hook,
+    fit,
+    saved_everywhere,
+)
+from tests.integrations.lightning.streams import (
+    SizedStream,
+    Telling,
+    called,
+    distributed,
+    noisy,
+    stream,
+)
+from tests.trainer_data import image_loader, photos, tars
+
+READS_AGAIN = "ignore:.* samples of the iterable dataset are read again"
+"""The loader's word on streams without a state, whose beginning has to be gone through."""
+pytestmark = [pytest.mark.filterwarnings(text) for text in (*OF_LIGHTNING, READS_AGAIN)]
+
+LOADERS = {
+    "sized": noisy,
+    "sized, two workers": partial(noisy, num_workers=2),
+    "unsized": stream,
+    "unsized, two workers": partial(stream, num_workers=2),
+    "unsized, with state": partial(stream, kind=Telling),
+    "sized stream": partial(stream, kind=SizedStream),
+    "function without length": called,
+    "torch's DistributedSampler": distributed,
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_every_loader(loader: str, tmp_path: Path) -> None:
+    every = {"sized": 1, "unsized": 1, "unsized, with state": 1}.get(loader, 5)
+    every = 13 if "workers" in loader else every
+    assert_exact_from_every_hook(tmp_path, LOADERS[loader], every=every)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["photographs", "lanes"])
+def test_pixels(kind: str, num_workers: int, tmp_path: Path) -> None:
+    data = photos(tmp_path) if kind == "photographs" else tars(tmp_path / "tars")
+    make = partial(image_loader, data, num_workers=num_workers)
+    assert_exact_from_every_hook(tmp_path, make, every=5 if num_workers else 3, max_epochs=2)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_estimated_stepping_batches_in_configure_optimizers(loader: str, tmp_path: Path) -> None:
+    """Lightning asks for the loaders, and fetches ahead, before it restores anything."""
+    assert_exact_from_every_hook(tmp_path, LOADERS[loader], asks_for_steps=True, every=17)
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_max_steps(loader: str, tmp_path: Path) -> None:
+    """A fit of so many steps restarts its loops in another way than one of so many epochs."""
+    arguments: dict[str, Any] = {"max_steps": 13, "max_epochs": -1}
+    every = 17 if "workers" in loader else 5
+    assert_exact_from_every_hook(tmp_path, LOADERS[loader], every=every, **arguments)
+
+
+@pytest.mark.parametrize("loader", ["sized", "unsized", "unsized, with state"])
+def test_limit_train_batches(loader: str, tmp_path: Path) -> None:
+    """The rest of an epoch that is cut short never comes, before a resume and after it."""
+    assert_exact_from_every_hook(tmp_path, LOADERS[loader], limit_train_batches=3, every=2)
+
+
+COLLECTIONS: dict[str, Any] = {
+    "max_size_cycle": lambda: {"a": noisy(), "b": noisy(8, seed=9)},
+    "max_size_cycle, unsized": lambda: {"a": stream(), "b": [noisy(8, seed=9)]},
+    "max_size_cycle, all kinds": lambda: [stream(8), stream(20, Telling), noisy(8), called()],
+    "max_size": lambda: CombinedLoader({"a": stream(), "b": noisy(8)}, "max_size"),
+    "max_size, sized": lambda: CombinedLoader([noisy(), noisy(8)], "max_size"),
+    "min_size": lambda: CombinedLoader([stream(), stream(14, Telling)], "min_size"),
+    "beside a plain loader": lambda: [noisy(), DataLoader(list(range(25)), batch_size=5)],
+}
+
+
+@pytest.mark.parametrize("collection", COLLECTIONS)
+def test_several_train_loaders(collection: str, tmp_path: Path) -> None:
+    if collection == "beside a plain loader":
+        # It begins anew at a resume, as without the callback; ours goes on.
+        undisturbed = fit(COLLECTIONS[collection])
+        for path in saved_everywhere(tmp_path, COLLECTIONS[collection])[::5]:
+            resumed = fit(COLLECTIONS[collection], resume=path)
+            assert ours(resumed) == ours(undisturbed), path.name
+    else:
+        assert_exact_from_every_hook(tmp_path, COLLECTIONS[collection], every=3)
+
+
+VALIDATIONS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "in order": (lambda: noisy(12, shuffle=False), {}),
+    "shuffled, twice an epoch": (lambda: noisy(12), {"val_check_interval": 2}),
+    "unsized, twice an epoch": (lambda: stream(10), {"val_check_interval": 2}),
+    "with state": (lambda: stream(10, Telling), {}),
+    "every second epoch": (lambda: noisy(12), {"check_val_every_n_epoch": 2, "max_epochs": 4}),
+    "two, limited": (lambda: [noisy(12, shuffle=False), stream(10)], {"limit_val_batches": 2}),
+    "two by name": (lambda: {"a": noisy(12, shuffle=False), "b": noisy(8)}, {}),
+    "two at once": (lambda: CombinedLoader([noisy(12), stream(6)], "max_size"), {}),
+    "by steps": (lambda: noisy(12), {"max_steps": 9, "max_epochs": -1}),
+    "two workers": (lambda: noisy(8, num_workers=2), {"max_epochs": 2}),
+}
+
+
+@pytest.mark.parametrize("validation", VALIDATIONS)
+@pytest.mark.parametrize("kind", ["sized", "unsized"])
+def test_validation(kind: str, validation: str, tmp_path: Path) -> None:
+    """Between its batches, too; and the sanity check takes nothing from it."""
+    make, arguments = VALIDATIONS[validation]
+    assert_exact_from_every_hook(
+        tmp_path,
+        partial(noisy, 16) if kind == "sized" else partial(stream, 14),
+        validation=make,
+        num_sanity_val_steps=2,
+        every=17 if "workers" in validation else 7,
+        **arguments,
+    )
+
+
+def ours(witness: Witness) -> list[Any]:
+    """What the first of several loaders gave."""
+    return [batch[0] for _, _, batch in witness.trained]
+
+
+def test_validation_by_time(tmp_path: Path) -> None:
+    """The rest of one that was broken off is left out, as Lightning does; the next ones are whole.
+
+    An interval of no time has passed after every step.
+    """
+    arguments: dict[str, Any] = {"val_check_interval": timedelta(0), "max_epochs": 1}
+    undisturbed = fit(noisy, validation=partial(stream, 10), **arguments)
+    assert len(undisturbed.validated) == 5 * 3
+    paths = saved_everywhere(tmp_path, noisy, validation=partial(stream, 10), **arguments)
+    for path in [path for path in paths if "validation" in path.name]:
+        saved = len(torch.load(path, weights_only=True)["trained"])
+        resumed = fit(noisy, validation=partial(stream, 10), resume=path, **arguments)
+        assert resumed.trained == undisturbed.trained, path.name
+        numbers = [[batch[0] for *_, batch in since(run, saved)] for run in (resumed, undisturbed)]
+        assert numbers[0] == numbers[1], path.name
+
+
+def since(witness: Witness, trained: int) -> list[Any]:
+    """Validation batches behind later training batches."""
+    return [one for one in witness.validated if one[0] > trained]
+
+
+class Asking(Witness):
+    """Its step asks for the batch itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+        """As a witness."""
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument in the `training_step`")
+@pytest.mark.parametrize("loader", ["sized", "unsized, with state"])
+def test_dataloader_iter(loader: str, tmp_path: Path) -> None:
+    """Steps that ask for one batch each."""
+    assert_exact_from_every_hook(tmp_path, LOADERS[loader], kind=Asking, every=3)
+
+
+def test_gradient_accumulation(tmp_path: Path) -> None:
+    """The batches are the same; the gradients of a broken accumulation are not in a checkpoint."""
+    assert_exact_from_every_hook(tmp_path, partial(noisy, 18), accumulate_grad_batches=2, every=2)

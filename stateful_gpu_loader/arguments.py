@@ -20,6 +20,7 @@ from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.sources import CallableSource
 from stateful_gpu_loader.state import ACCEPTABLE, as_int, describe
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.world import size_and_rank
 
 BOUNDARIES = ("empty", "next_epoch")
 """What ``on_epoch_boundary`` can be."""
@@ -191,7 +192,10 @@ def check_own_sampler(
         if sampler.drop_last and not drop_last:
             told.append(("drop_last", drop_last, sampler.drop_last))
     for name, value, of_sampler in told:
-        if value not in (None, "auto") and of_sampler is not None and value != of_sampler:
+        if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
+            # The loader's own, which stood in for a missing one, in a loader that was rebuilt.
+            continue
+        if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(
                 f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
                 "give it to the sampler alone, or leave the sampler out"

@@ -90,6 +90,7 @@ def key_ranks(divided: Any) -> tuple[int, int]:
     try:
         num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
         rank = as_int("rank", getattr(divided, "rank", None))
-    except TypeError:
+    except (TypeError, RuntimeError):
+        # Nobody has told, or nobody can tell yet: a property that asks torch.distributed.
         return size_and_rank()
     return (num_replicas, rank) if 0 <= rank < num_replicas else size_and_rank()

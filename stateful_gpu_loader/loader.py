@@ -20,7 +20,7 @@ from stateful_gpu_loader.arguments import (
     sampling_of,
 )
 from stateful_gpu_loader.assembly import Parts
-from stateful_gpu_loader.attributes import workers_of
+from stateful_gpu_loader.attributes import own_sampler_of, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
 from stateful_gpu_loader.engine.choice import Work, check_worker_type
@@ -258,8 +258,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             ValueError: the epoch is no int from 0 to 2**32 - 2.
         """
         epoch = as_epoch(epoch)
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        for sampler in {
+            id(each): each for each in (self.sampler, own_sampler_of(self)[0])
+        }.values():
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
         self._passes.request_epoch(epoch)
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 from stateful_gpu_loader.errors import LoaderError
@@ -25,24 +26,28 @@ class Rebuildable:
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         init: Any = cls.__dict__.get("__init__")
-        if init is None:
+        if not inspect.isfunction(init):
             return
         own = dict(inspect.signature(init).parameters)
         rest = [name for name, each in own.items() if each.kind is each.VAR_KEYWORD]
-        base: Any = cls.__mro__[1]
-        if not rest or not issubclass(base, Rebuildable):
+        if not rest:
             return
+        base = next(one for one in cls.__mro__[1:] if issubclass(one, Rebuildable))
         last = own.pop(rest[0])
         passed_on = [
             each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, each in inspect.signature(base).parameters.items()
             if name not in own and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         ]
-        init.__signature__ = inspect.Signature([*own.values(), *passed_on, last])
+        signature = inspect.Signature([*own.values(), *passed_on, last])
+        init.__dict__["__signature__"] = signature
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate reads it first of all; nothing else does."""
+        """Accelerate reads it first of all; others that look at all attributes are let alone."""
+        asks = sys._getframe(1).f_globals.get("__name__", "")
+        if asks.partition(".")[0] != "accelerate":
+            return False
         raise LoaderError(
             "accelerator.prepare() would build a DataLoader of this loader's dataset, without "
             "its decoded images, its transforms and its state. Remedy: loader = "

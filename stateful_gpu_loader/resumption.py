@@ -107,7 +107,7 @@ def put_sampler(memory: SamplerMemory, place: Address) -> None:
     mark = {"attributes": {}, "generators": {}} if saved is None else thaw(saved)
     if place.position == 0 and mark.get("passed") is None:
         memory.put(mark)
-    memory.note_load()
+    memory.note_load(mark["attributes"])
 
 
 def _state_if_any(thing: Any) -> Any:

@@ -103,3 +103,20 @@ def test_names_that_are_no_ranks_count_as_none(ranks: tuple[Any, Any]) -> None:
     """A1: an attribute of that name may mean something else."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Whole(*ranks))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
+
+
+class Joining(Whole):
+    """Its rank is that of a process group which does not exist yet."""
+
+    @property
+    def num_replicas(self) -> int:
+        raise RuntimeError("the process group is not initialized")
+
+    @num_replicas.setter
+    def num_replicas(self, value: int) -> None: ...
+
+
+def test_a_rank_that_cannot_be_told_yet_counts_as_none() -> None:
+    """A1: reading it must not fail a loader that works."""
+    loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Joining(1, 0))
+    assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])

@@ -221,6 +221,63 @@ def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
         assert same(list(resumed), expected)
 
 
+def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
+    """F1: the sampler has the next epoch already when the state behind the last one is loaded."""
+
+    def epochs_of(loader: StatefulGPULoader[Any], numbers: range) -> list[Any]:
+        found = []
+        for number in numbers:
+            loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
+            found.append(list(loader))
+        return found
+
+    arguments = {"sampler": DistributedSampler(Indices(N), 2, 0), "on_epoch_boundary": "next_epoch"}
+    expected = epochs_of(make(lambda: arguments), range(4))
+    loader = make(lambda: {**arguments, "sampler": DistributedSampler(Indices(N), 2, 0)})
+    epochs_of(loader, range(1))
+    loader.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    state = loader.state_dict()
+    list(batches)
+    loader.sampler.set_epoch(2)  # type: ignore[attr-defined]
+    next(iter(loader))
+    loader.load_state_dict(state)
+    with pytest.warns(UserWarning, match="set to epoch 2 after load_state_dict"):
+        assert same(epochs_of(loader, range(2, 4)), expected[2:])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dataset": Indices(N + 1)}, {"num_replicas": 3}, {"seed": 1}, {"shuffle": False}]
+)
+def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict[str, Any]) -> None:
+    """B7: of another length of the dataset, too, that is padded to the same number."""
+
+    def build(**arguments: Any) -> StatefulGPULoader[Any]:
+        given = {"dataset": Indices(N), "num_replicas": 2, "rank": 0, **arguments}
+        return make(lambda: {"sampler": DistributedSampler(**given)})
+
+    loader = build()
+    batches = iter(loader)
+    next(batches)
+    resumed = build(**changes)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatch, match=r"'num_replicas': \d, 'shuffle'"):
+        next(iter(resumed))
+    other = make(lambda: {"sampler": DistributedSampler(Indices(N), 2, 1)})
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == len(loader) - 1
+
+
+def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
+    """A12: an epoch of the loader is one of its sampler."""
+    inner = DistributedSampler(Indices(N), 2, 0)
+    loader = make(lambda: {"batch_sampler": BatchSampler(inner, 4, drop_last=False)})
+    loader.set_epoch(3)
+    assert inner.epoch == 3
+
+
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
     """A12: never wrong in silence, in the middle of an epoch or between two."""
     loader = make(lambda: {"sampler": ShufflingInPlace(N)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import random
+import struct
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
@@ -20,6 +21,16 @@ from tests.typed_values import TENSOR_NAMES, identical, values
 
 def through_text(value: Any) -> Any:
     return decode(bounded.parse(bounded.write(encode(value)).encode()))
+
+
+def test_sets_may_hold_nan_more_than_once() -> None:
+    """E1: two NaN are two items, whatever their bits."""
+    alike, other = (
+        [float("nan"), float("nan")],
+        struct.unpack("d", struct.pack("Q", 0x7FF8 << 48 | 1)),
+    )
+    for value in ({*alike}, {*alike, *other}, [{frozenset({*alike, *other}): None}]):
+        assert identical(through_text(value), value)
 
 
 @given(values)

@@ -34,10 +34,21 @@ def identical(one: Any, other: Any) -> bool:
         attributes = [getattr(value, "_metadata", None) for value in (one, other)]
         return _identical_items(one.items(), other.items()) and identical(*attributes)
     if isinstance(one, (set, frozenset)):
-        return _identical_items(sorted(one, key=repr), sorted(other, key=repr))
+        return _identical_items(sorted(one, key=_text), sorted(other, key=_text))
     if isinstance(one, (list, tuple)):
         return _identical_items(one, other)
     return bool(one == other)
+
+
+def _text(value: Any) -> str:
+    """Another one for NaN with other bits, of which a set may hold several."""
+    if isinstance(value, float):
+        return struct.pack("d", value).hex()
+    if isinstance(value, (tuple, frozenset)):
+        return str(
+            sorted(map(_text, value)) if isinstance(value, frozenset) else [*map(_text, value)]
+        )
+    return repr(value)
 
 
 def _identical_items(one: Any, other: Any) -> bool:

@@ -9,8 +9,15 @@ from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency
 from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
-from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
-from stateful_gpu_loader.integrations.shared.every_rank import state_of_all_ranks
+from stateful_gpu_loader.integrations.shared.dividing import (
+    check_divides_itself,
+    divided,
+    was_loaded,
+)
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    is_same_on_all_ranks,
+    state_of_all_ranks,
+)
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -84,6 +91,8 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
     def __init__(self, accelerator: Any, loader: StatefulGPULoader[Any]) -> None:
         self.loader = loader
         self.feed = BatchFeed(loader)
+        if was_loaded(loader):
+            self.feed.load_state_dict(loader.state_dict())
         # The generator that Accelerate would synchronize is the order's, which all ranks share.
         kinds = [kind for kind in accelerator.rng_types if _name(kind) != "generator"]
         super().__init__(
@@ -105,7 +114,6 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     def __iter__(self) -> Any:
         self.feed.passed_over = 0
-        self.iteration = self.feed.next_epoch
         return super().__iter__()
 
     def __reduce__(self) -> Any:
@@ -121,8 +129,16 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch, as :meth:`StatefulGPULoader.set_epoch`."""
-        self.iteration = epoch
         self.feed.set_epoch(epoch)
+
+    @property
+    def iteration(self) -> int:
+        """The epoch that Accelerate asks for, here and in what ``skip_first_batches`` makes."""
+        return self.feed.next_epoch
+
+    @iteration.setter
+    def iteration(self, value: int) -> None:
+        """Accelerate counts passes; the loader knows."""
 
     def state_dict(self) -> dict[str, Any]:
         """This process's state behind the last batch that the loop was given."""
@@ -148,7 +164,7 @@ class _Hooks:
 
     def save(self, models: Any, weights: Any, output_dir: str) -> None:
         accelerator, loaders = self._all()
-        states = [state_of_all_ranks(_InHand(loader)) for loader in loaders]
+        states = [_state_of(_InHand(loader)) for loader in loaders]
         on_each_node = accelerator.project_configuration.save_on_each_node
         writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if loaders and writes:
@@ -185,6 +201,14 @@ class _InHand:
 
     def state_dict(self) -> dict[str, Any]:
         return self._prepared.state_dict()
+
+
+def _state_of(loader: Any) -> dict[str, Any]:
+    """Nobody is asked where all ranks say the same: scripts save on the main process alone, too."""
+    if is_same_on_all_ranks(loader):
+        state: dict[str, Any] = loader.state_dict()
+        return state
+    return state_of_all_ranks(loader)
 
 
 def _check_ways(accelerator: Any) -> None:

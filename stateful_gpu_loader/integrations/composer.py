@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
@@ -74,7 +75,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         self._state: State | None = None
         self._loaded: dict[str, Any] | None = None
         self._trained: StatefulGPULoader[Any] | None = None
-        self._fetched_at: int | None = None
+        self._before_fetch: _Moment | None = None
         self._rng: Any = None
         self._whole_epoch: int | None = None
 
@@ -83,20 +84,24 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the loaders, of all ranks: a collective call, as Composer makes it."""
+        if self._loaded is not None:
+            # The loaders take these at fit(), and the timestamp is theirs already.
+            return dict(self._loaded)
         if self._state is None:
             return {}
-        batch = int(self._state.timestamp.batch)
-        is_mid_epoch = int(self._state.timestamp.batch_in_epoch) > 0
+        rng = self._rng
+        if rng is None and int(self._state.timestamp.batch_in_epoch) > 0:
+            rng = reproducibility.get_rng_state()
         return {
             "loaders": {
                 name: state_of_all_ranks(
                     # A batch in flight comes again: its step has not been made.
                     loader,
-                    batches_ago=int(name == TRAIN and self._fetched_at == batch),
+                    batches_ago=int(name == TRAIN and self._is_in_flight(loader, self._state)),
                 )
                 for name, loader in _loaders_of(self._state).items()
             },
-            "rng": reproducibility.get_rng_state() if is_mid_epoch else None,
+            "rng": rng,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,7 +126,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
                 state.dataset_resumption[TRAIN] = True
                 self._resume(loader, state, was_loaded=loaded is not None)
         self._trained = loaders.get(TRAIN)
-        self._fetched_at = None
+        self._before_fetch = None
 
     def epoch_start(self, state: State, logger: Logger) -> None:
         if self._trained is not None:
@@ -134,9 +139,20 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         if self._rng is not None:
             rng, self._rng = self._rng, None
             reproducibility.load_rng_state(rng)
+        if self._trained is not None:
+            self._before_fetch = _Moment.of(self._trained, state)
 
-    def after_dataloader(self, state: State, logger: Logger) -> None:
-        self._fetched_at = int(state.timestamp.batch)
+    def _is_in_flight(self, loader: StatefulGPULoader[Any], state: State) -> bool:
+        """Whether the loader's last batch has had no step.
+
+        What fails between the fetch and AFTER_DATALOADER is seen, too: transforms of the batch,
+        its way to the device, and callbacks that were given before this one.
+        """
+        before, now = self._before_fetch, _Moment.of(loader, state)
+        if before is None or before.steps != now.steps or before.place == now.place:
+            return False
+        # The end of a pass moves the place, too, to the beginning of an epoch.
+        return now.place != (now.place[0], 0, None)
 
     def _resume(self, loader: StatefulGPULoader[Any], state: State, *, was_loaded: bool) -> None:
         place, done = loader.state_dict(), int(state.timestamp.batch_in_epoch)
@@ -146,14 +162,30 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
                 _leave_epoch(loader)
             return
         if not was_loaded:
-            in_flight = self._fetched_at == int(state.timestamp.batch)
-            loader.load_state_dict(loader.state_dict(int(in_flight)))
+            loader.load_state_dict(loader.state_dict(int(self._is_in_flight(loader, state))))
         length = state.dataloader_len
         if length is not None and int(length) < _length_of(loader):
             # Of an epoch that train_subset_num_batches cuts short, the rest is shorter, too.
             self._whole_epoch, state.dataloader_len = int(length), int(length) - done
             if int(length) == done:
                 _leave_epoch(loader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """Where the loader is, and how much the trainer has made of it."""
+
+    place: tuple[int, int, str | None]
+    steps: tuple[int, int]
+
+    @classmethod
+    def of(cls, loader: StatefulGPULoader[Any], state: State) -> _Moment:
+        place, timestamp = loader.state_dict(), state.timestamp
+        return cls(
+            (place["epoch"], place["position"], place["ahead"]),
+            # An epoch may end on a batch that other ranks have no counterpart of.
+            (int(timestamp.epoch), int(timestamp.batch)),
+        )
 
 
 def _loaders_of(state: State) -> Loaders:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import warnings
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from stateful_gpu_loader.errors import MissingDependency, StateMismatch
+from stateful_gpu_loader.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    MissingDependency,
+    StateMismatch,
+)
 from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
 from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
-from stateful_gpu_loader.integrations.shared.every_rank import state_of_all_ranks
+from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -31,6 +38,7 @@ _LEFT_TO_THE_LOADER = {
     "dataloader_drop_last": "drop_last",
     "dataloader_prefetch_factor": "prefetch_factor",
     "dataloader_persistent_workers": "persistent_workers",
+    "data_seed": "seed",
 }
 
 
@@ -39,10 +47,11 @@ class TrainLoaderMixin:
 
     Each checkpoint folder gets a loader_state.json, written whole before the Trainer's own
     trainer_state.json. A resume seeks: the Trainer is told to skip what was trained on before,
-    and nothing of it is read. Evaluation is left to the Trainer.
+    and nothing of it is read. A checkpoint in the middle of a step has the place of the last step
+    that was counted. Evaluation is left to the Trainer, with ``data_collator``.
 
     Args:
-        train_loader: in place of ``train_dataset`` and ``data_collator``; its batches are what the
+        train_loader: in place of ``train_dataset`` and its collator; its batches are what the
             model takes, ``{"pixel_values": ..., "labels": ...}`` by a ``batch_transform``. One
             that nobody has divided is divided among the processes by its own order, as with
             ``num_replicas="auto"``.
@@ -54,6 +63,11 @@ class TrainLoaderMixin:
             get the same samples.
     """
 
+    _feed: BatchFeed
+    _trained: _Trained | None
+    _iterator: weakref.ref[Any] | None
+    _whole_epochs: bool
+
     def __init__(self, *args: Any, train_loader: StatefulGPULoader[Any], **kwargs: Any) -> None:
         if not isinstance(train_loader, StatefulGPULoader):
             raise TypeError(
@@ -62,11 +76,19 @@ class TrainLoaderMixin:
             )
         super().__init__(*args, **kwargs)
         given: Any = self
+        if given.train_dataset is not None:
+            raise ValueError(
+                f"train_dataset ({type(given.train_dataset).__name__}) together with train_loader. "
+                "Remedy: leave it out; the training is on the loader's dataset"
+            )
         _check_arguments(given.args, train_loader)
+        collator = kwargs.get("data_collator", next(iter(args[2:3]), None))
+        if collator is not None and given.eval_dataset is None:
+            _warn("data_collator", type(collator).__name__, "collate_fn", train_loader, level=3)
         ranks = {"num_replicas": given.args.world_size, "rank": given.args.process_index}
         check_divides_itself(train_loader, ranks["num_replicas"])
         self.train_loader = divided(train_loader, **ranks)
-        self._feed = BatchFeed(self.train_loader)
+        self._begin()
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -74,12 +96,12 @@ class TrainLoaderMixin:
         """Train, as :meth:`transformers.Trainer.train`; the loader's place is checked first.
 
         Raises:
-            StateMismatch: the checkpoint does not fit the loader or the training arguments;
-                nothing was changed.
-            CheckpointError: the checkpoint has no whole loader_state.json.
+            StateMismatch: the checkpoint does not fit the loader or the training arguments, or
+                the Trainer would count another place than the loader's; nothing was changed.
+            CheckpointError: the checkpoint has no whole loader_state.json or trainer_state.json.
         """
         arguments: TrainingArguments = self.args  # type: ignore[attr-defined]
-        self._feed = BatchFeed(self.train_loader)
+        self._begin()
         folder: Any = resume_from_checkpoint
         if folder is True:
             folder = get_last_checkpoint(arguments.output_dir)
@@ -93,18 +115,48 @@ class TrainLoaderMixin:
         """The loader, as a DataLoader that the Trainer can build anew."""
         return DataLoader(self._feed, **self._feed.arguments())
 
+    def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        """The batches of a step, as Trainer; what was trained on before them is kept in mind."""
+        last = None if self._iterator is None else self._iterator()
+        if self._iterator is not None and last is not epoch_iterator:
+            length = self._feed.numbers.length
+            self._whole_epochs &= length is None or self._feed.num_batches == length
+        self._iterator = weakref.ref(epoch_iterator)
+        return super().get_batch_samples(  # type: ignore[misc]
+            self._fetched(epoch_iterator), *args, **kwargs
+        )
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and into a checkpoint folder the loader's place: a collective call."""
         super().save_model(output_dir, _internal_call=_internal_call)  # type: ignore[misc]
         if not _internal_call or output_dir is None:
             return
-        arguments: TrainingArguments = self.args  # type: ignore[attr-defined]
-        length = self._feed.numbers.length
-        if length is not None and self._feed.num_batches == length:
-            self._feed.finish()
-        state = state_of_all_ranks(self.train_loader)
-        if arguments.should_save:
-            write_states(output_dir, [state], {**_steps(arguments), "length": length})
+        given: Any = self
+        trained, length = self._trained, self._feed.numbers.length
+        ends_early = given.control.should_epoch_stop and self._feed.num_batches != length
+        if trained is not None and trained.step == given.state.global_step:
+            state = state_of_all_ranks(trained)
+        else:
+            if self._feed.num_batches == length:
+                self._feed.finish()
+            state = state_of_all_ranks(self.train_loader)
+        if given.args.should_save:
+            facts = {"length": length, "whole_epochs": self._whole_epochs and not ends_early}
+            write_states(output_dir, [state], {**_steps(given.args), **facts})
+
+    def _fetched(self, iterator: Any) -> Iterator[Any]:
+        step = self.state.global_step  # type: ignore[attr-defined]
+        for batch in iterator:
+            if self._trained is None or self._trained.step != step:
+                state = self._feed.state_before_the_last()
+                self._trained = _Trained(self.train_loader, state, step)
+            yield batch
+
+    def _begin(self) -> None:
+        self._feed = BatchFeed(self.train_loader)
+        self._trained = None
+        self._whole_epochs = True
+        self._iterator = None
 
     def _resume(self, folder: str) -> None:
         arguments: TrainingArguments = self.args  # type: ignore[attr-defined]
@@ -125,14 +177,46 @@ class TrainLoaderMixin:
                     remedy="the Trainer counts its place in steps: keep the global batch and the "
                     "accumulation that the checkpoint was saved with",
                 )
-        with open(os.path.join(folder, _STATE_FILE), encoding="utf-8") as file:
-            steps = int(json.load(file)["global_step"])
+        if facts.get("whole_epochs") is False:
+            raise StateMismatch(
+                "epochs",
+                saved="one that ended early, by should_epoch_stop or a dataset's wrong length",
+                present="whole ones, as the Trainer counts",
+                remedy="resume from a checkpoint that was saved before, and end no epoch early",
+            )
+        accumulated, steps = arguments.gradient_accumulation_steps, _global_step(folder)
+        before = self.train_loader.state_dict()
         self._feed.load_state_dict(state)
         self._feed.numbers.length = length
-        accumulated = arguments.gradient_accumulation_steps
-        per_epoch = max(arguments.max_steps, 1) if length is None else -(-length // accumulated)
-        # What the Trainer will skip; of a loader without length it counts over all epochs.
-        self._feed.passed_over = steps % max(per_epoch, 1) * accumulated
+        if length is None:
+            # What the Trainer will skip: it counts over all epochs.
+            self._feed.passed_over = steps % max(arguments.max_steps, 1) * accumulated
+            return
+        skipped = steps % max(-(-length // accumulated), 1) * accumulated
+        if self._feed.passed_over != skipped:
+            load_own_state(self.train_loader, before)
+            raise StateMismatch(
+                "batches of the epoch before the checkpoint",
+                saved=self._feed.passed_over,
+                present=skipped,
+                remedy=f"the Trainer counts {skipped} by its {steps} steps of epochs of {length} "
+                "batches, and would skip as many: let train() begin with a loader at an epoch's "
+                "start, whose dataset has as many samples as its len() says",
+            )
+
+
+class _Trained:
+    """A loader as it was when a step was counted, while the next step's batches are fetched."""
+
+    def __init__(self, loader: Any, state: dict[str, Any], step: int) -> None:
+        self.step = step
+        self._loader, self._state = loader, state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._state)
 
 
 class LoaderTrainer(TrainLoaderMixin, Trainer):  # type: ignore[misc]
@@ -165,6 +249,20 @@ def _steps(arguments: TrainingArguments) -> dict[str, Any]:
     return {"gradient_accumulation_steps": arguments.gradient_accumulation_steps}
 
 
+def _global_step(folder: str) -> int:
+    path = os.path.join(folder, _STATE_FILE)
+    remedy = "Remedy: resume from another checkpoint; this one was not saved to its end"
+    try:
+        with open(path, encoding="utf-8") as file:
+            return int(json.load(file)["global_step"])
+    except FileNotFoundError:
+        raise CheckpointNotFound(f"{folder!r} has no {_STATE_FILE}. {remedy}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path!r} does not tell the steps trained ({error!r}). {remedy}"
+        ) from error
+
+
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
@@ -186,12 +284,34 @@ def _check_arguments(arguments: TrainingArguments, loader: Any) -> None:
     for name, remedy in refused.items():
         if getattr(arguments, name, False):
             raise ValueError(f"TrainingArguments({name}=True) with a loader. Remedy: {remedy}")
+    sampling = getattr(arguments, "train_sampling_strategy", "random")
+    if sampling == "group_by_length" or getattr(arguments, "group_by_length", False):
+        raise ValueError(
+            "TrainingArguments asks for samples grouped by length, with a loader. Remedy: give "
+            "the loader a sampler or batch_sampler that groups them"
+        )
+    config: Any = arguments.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(config, name, False):
+            raise ValueError(
+                f"accelerator_config has {name}=True, with a loader. Remedy: leave it out; each "
+                "process has a loader of its own, with batch_size for one process"
+            )
+    if not getattr(config, "even_batches", True):
+        _warn("even_batches", False, "drop_last", loader)
+    if sampling not in (None, "random") and (loader.shuffle or sampling != "sequential"):
+        _warn("train_sampling_strategy", sampling, "shuffle", loader)
     defaults = TrainingArguments.__dataclass_fields__
     for name, ours in _LEFT_TO_THE_LOADER.items():
         asked, has = getattr(arguments, name, None), getattr(loader, ours)
         if name in defaults and asked not in (defaults[name].default, has):
-            warnings.warn(
-                f"TrainingArguments({name}={asked}) is not used: the loader has {ours}={has}. "
-                f"Remedy: give {ours} to the loader, and leave {name} out",
-                stacklevel=4,
-            )
+            _warn(name, asked, ours, loader)
+
+
+def _warn(name: str, asked: Any, ours: str, loader: Any, level: int = 4) -> None:
+    has = getattr(loader, ours)
+    warnings.warn(
+        f"{name}={asked} is not used: the loader has {ours}={has}. "
+        f"Remedy: give {ours} to the loader, and leave {name} out",
+        stacklevel=level + 1,
+    )

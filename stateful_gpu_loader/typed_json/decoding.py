@@ -81,7 +81,8 @@ def _deeper(depth: int) -> int:
 def _float(value: Any) -> float:
     if not isinstance(value, str):
         raise ValueError(f"{brief(value)} is no float")
-    number = NON_FINITE.get(value)
+    # Anew, because a set tells one NaN from another by what object it is.
+    number = float(value) if value in NON_FINITE else None
     if _BITS.fullmatch(value):
         (number,) = struct.unpack(">d", bytes.fromhex(value))
     if number is None or float_form(number) != {"$float": value}:

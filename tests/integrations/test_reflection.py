@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -210,3 +211,24 @@ def test_seeds_that_are_not_given(data: FolderSource) -> None:
     rebuilt = by_lightning(StatefulGPULoader(data, **unseeded))
     assert rebuilt.seed is None
     assert two_epochs(rebuilt) == expected
+
+
+class _Named:
+    """A mixin that has nothing to do with loading."""
+
+
+class _Mixed(_Named, StatefulGPULoader[Any]):
+    def __init__(self, dataset: Any, **arguments: Any) -> None:
+        super().__init__(dataset, **arguments)
+
+
+def test_a_subclass_with_a_mixin_names_the_loaders_arguments(data: FolderSource) -> None:
+    """A1: its seed and its transform are not lost."""
+    assert {"seed", "transform"} <= set(inspect.signature(_Mixed).parameters)
+    expected = two_epochs(_Mixed(data, **GIVEN))
+    assert two_epochs(by_lightning(_Mixed(data, **GIVEN))) == expected
+
+
+def test_looking_at_all_attributes_is_harmless(data: FolderSource) -> None:
+    """A1: debuggers and mocks do."""
+    assert dict(inspect.getmembers(StatefulGPULoader(data)))["dataset"] is data

@@ -193,3 +193,23 @@ class Data:
         return image_loader(
             self.photographs, num_workers=2 if kind == "2 threads" else 0, **arguments
         )
+
+
+class Undisturbed:
+    """One run for each kind of loader, with a checkpoint after each of its 12 batches."""
+
+    def __init__(self, data: Data, folder: Path) -> None:
+        self._data, self._folder = data, folder
+        self._runs: dict[Any, Ended] = {}
+
+    def __call__(self, kind: str, **arguments: Any) -> tuple[Ended, Path]:
+        key = kind, *sorted(arguments.items())
+        folder = self._folder / str(abs(hash(key)))
+        if key not in self._runs:
+            self._runs[key] = fitted(self._data.loader(kind), "12ba", folder, **arguments)
+        return self._runs[key], folder
+
+
+def assert_same_from(batch: int, resumed: Ended, whole: Ended) -> None:
+    assert resumed.trained == whole.trained[batch:]
+    assert all(map(torch.equal, resumed.weights, whole.weights))

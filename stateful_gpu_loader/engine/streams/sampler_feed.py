@@ -211,7 +211,7 @@ class SamplerFeed:
                 self._start_mark = self._frozen_capture(self._capture, passed=None)
         self._open()
         if type(self._use.sampler) in _DIVIDES:
-            self._digest.update(_identity(self._use.sampler))
+            self._digest.update(_text([*_identity(self._use.sampler).values()]))
         if self._resumed and not self._has_state:
             self._skip(self.position, self._place.index_digest, epoch=self._place.epoch)
 
@@ -284,7 +284,10 @@ class SamplerFeed:
             skipped += len(indices)
             self._digest.update(self._written(indices))
         if skipped != count or digest not in (None, self._digest.hexdigest()):
-            raise _not_reproducible(count, "other indices")
+            divides = type(self._use.sampler) in _DIVIDES
+            raise _not_reproducible(
+                count, f"those of {_identity(self._use.sampler)}" if divides else "other indices"
+            )
         if not settled:
             self._seed_for(count, epoch)
 
@@ -344,9 +347,11 @@ def _text(indices: list[Any]) -> bytes:
     return "".join(f"{index!r}," for index in indices).encode()
 
 
-def _identity(sampler: Any) -> bytes:
-    arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch", "total_size"
-    return _text([getattr(sampler, name) for name in arguments])
+def _identity(sampler: Any) -> dict[str, Any]:
+    """All that decides the indices of one that divides, and is the same on all ranks."""
+    arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
+    length = len(sampler.dataset)
+    return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}
 
 
 def _not_reproducible(count: int, found: str) -> StateMismatch:

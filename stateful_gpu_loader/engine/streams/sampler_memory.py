@@ -12,7 +12,7 @@ import copy
 import json
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,16 @@ class SamplerMemory:
         self._is_put = False
         self._overruled: dict[str, Any] = {}
 
-    def note_load(self) -> None:
+    def note_load(self, saved: Mapping[str, Any]) -> None:
         """A state was loaded into the loader: what the sampler's epoch becomes from now on is told
-        to it too late."""
+        to it too late.
+
+        Args:
+            saved: attributes of the sampler in the state; its epoch is put back at once, so that
+                another one, told from now on, is seen to be another.
+        """
+        present = dict(self._attributes())
+        self.tell({path: saved[path] for path in saved if _is_epoch(path) and path in present})
         self._at_load = dict(self._attributes())
         self._is_put = True
 

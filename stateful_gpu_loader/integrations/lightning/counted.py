@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from stateful_gpu_loader.integrations.lightning.records import Record
-from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
-from stateful_gpu_loader.samplers import OWN_SAMPLERS, is_map, order_of
-from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    is_same_on_all_ranks,
+    load_own_state,
+    state_of_all_ranks,
+)
+from stateful_gpu_loader.samplers import OWN_SAMPLERS
 
 
 class Counted:
@@ -227,18 +230,3 @@ class _Fetched(Iterator[Any]):
         self._may_be_spent = False
         self._counted.note_batch()
         return batch
-
-
-def is_same_on_all_ranks(loader: Any) -> bool:
-    """Whether a rank's own state says where all ranks stand, so that nobody has to be asked.
-
-    An exception on one rank alone can be saved, then.
-    """
-    has_own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    return (
-        is_map(loader.dataset)
-        and not isinstance(loader.dataset, Stateful)
-        and order_of(loader.sampler) is not None
-        and not has_own_batches
-        and (loader.in_order or loader.num_workers == 0)
-    )

@@ -41,6 +41,7 @@ class BatchFeed(Dataset[Any]):
         """Batches of the next pass that were delivered before the resume."""
         self.num_batches = 0
         """Of the present epoch, that were handed out, or delivered before the resume."""
+        self._is_resumed = False
         self._run: weakref.ref[Any] | None = None
         self._requested: int | None = None
         self._held: tuple[int, Any] | None = None
@@ -59,29 +60,47 @@ class BatchFeed(Dataset[Any]):
         """Samples, as users and trainers expect of a loader's dataset."""
         return len(self.loader.dataset)
 
+    def __getattr__(self, name: str) -> Any:
+        """What users and trainers ask a loader's dataset for, its classes, say."""
+        if name.startswith("_") or name == "loader":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.loader.dataset, name)
+
     def __getitem__(self, number: int) -> Any:
         """The batch that :meth:`run` has just fetched.
 
         Raises:
-            LoaderError: it asks for a batch that was delivered before the resume.
+            LoaderError: it asks for another, as one that was delivered before the resume.
         """
-        held, self._held = self._held, None
-        if held is None or held[0] != number:
+        if self._held is not None and self._held[0] == number:
+            (_, batch), self._held = self._held, None
+            return batch
+        if isinstance(number, int) and number < self.passed_over:
             raise LoaderError(
                 f"batch {number} of the epoch was delivered before the checkpoint, which has "
                 f"{self.passed_over} of them. Remedy: skip as many, or do not skip at all"
             )
-        return held[1]
+        raise LoaderError(
+            f"[{number!r}] of a {type(self).__name__}, which has the batch that a pass has just "
+            "fetched, and no samples. Remedy: iterate the loader; samples are those of the "
+            "dataset that you gave to it"
+        )
 
     def run(self) -> Iterator[list[int]]:
-        """A pass: the numbers of its batches, each of which is fetched when its number is."""
+        """A pass: the numbers of its batches, each of which is fetched when its number is.
+
+        Raises:
+            LoaderError: more batches were skipped than were delivered before the resume.
+        """
+        is_resumed = self._is_resumed and not self._follows_an_epoch
+        if not is_resumed:
+            self.passed_over = 0
         first, is_first = self.passed_over, True
         yield from ([number] for number in range(first))
-        self.passed_over = 0
         if self._requested is None:
             # A sampler of the user's is told its epoch, as trainers do.
             self.loader.set_epoch(self.next_epoch)
-        self._requested = None
+        self.passed_over, self._is_resumed, self._requested = 0, False, None
         run = iter(self.loader)
         # Weakly: a pass that is broken off gives its workers back.
         self._run, self.num_batches = weakref.ref(run), first
@@ -97,6 +116,12 @@ class BatchFeed(Dataset[Any]):
             self._held = self.num_batches, batch
             self.num_batches += 1
             yield [self.num_batches - 1]
+            if is_resumed and self._held is not None:
+                raise LoaderError(
+                    f"batch {self._held[0]} of the epoch was skipped, and the checkpoint was saved "
+                    f"behind {first} of them: it would be lost. Remedy: skip as many, or do not "
+                    "skip at all"
+                )
 
     def state_before_the_last(self) -> dict[str, Any]:
         """The state of a consumer that has one batch less than was fetched."""
@@ -119,13 +144,21 @@ class BatchFeed(Dataset[Any]):
         """The epoch that the next pass is asked to take."""
         if self._requested is not None:
             return self._requested
-        epoch = int(self.loader.state_dict()["epoch"])
-        return epoch if self._run is None else epoch + 1
+        return int(self.loader.state_dict()["epoch"]) + self._follows_an_epoch
 
     @property
     def next_position(self) -> int:
         """Where the next pass begins in its epoch's order."""
-        return int(self.loader.state_dict()["position"]) if self._run is None else 0
+        return 0 if self._follows_an_epoch else int(self.loader.state_dict()["position"])
+
+    @property
+    def _follows_an_epoch(self) -> bool:
+        """Whether the next pass is of a later epoch than the state is."""
+        if self._run is not None or not self._is_resumed:
+            return self._run is not None
+        place = self.loader._passes.address()
+        skips = self.loader.on_epoch_boundary == "next_epoch" or self._requested == place.epoch + 1
+        return skips and _is_over(self.loader, place)
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from a state of the loader, or of all ranks' loaders.
@@ -137,6 +170,7 @@ class BatchFeed(Dataset[Any]):
         self._run, self._held, self._requested = None, None, None
         self._before = self._behind = {}
         self.passed_over = self.num_batches = batches_before(self.loader)
+        self._is_resumed = True
 
 
 class BatchNumbers(Sampler[list[int]]):
@@ -181,6 +215,14 @@ def batches_before(loader: StatefulGPULoader[Any]) -> int:
     number = math.ceil(position / int(size))
     # Behind a tail that is left out, the position is the epoch's end.
     return min(number, len(loader)) if loader.drop_last else number
+
+
+def _is_over(loader: StatefulGPULoader[Any], place: Any) -> bool:
+    """Whether nothing is left of an epoch, as the loader itself sees it when a pass begins."""
+    division, order = loader._parts.division(loader), loader._parts.order
+    if division is None or order is None or place.user is not None or not place.position:
+        return False
+    return not division.num_steps(order.of_epoch(0, place.epoch).n - place.position)
 
 
 def only_one(batches: list[Any]) -> Any:

@@ -18,7 +18,8 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
     """The loader, or, if nobody has divided it yet, one like it that is this rank's.
 
     Numbers of ranks that were given stay as they are, and so does a DistributedSampler or an
-    iterable dataset of the user's, which divide themselves.
+    iterable dataset of the user's, which divide themselves. A state that was loaded, and an epoch
+    that was set, are the new loader's, too; a pass that was only begun is not.
 
     Args:
         loader: with ``num_replicas=None`` or ``"auto"``.
@@ -27,6 +28,8 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
 
     Raises:
         ValueError: a sampler of the user's would give every rank the same samples.
+        TypeError: it is of a subclass whose constructor cannot be called again.
+        StateMismatch: it was loaded with a state that does not go on on as many ranks.
 
     >>> loader = StatefulGPULoader(range(8), batch_size=2, shuffle=True, seed=1)
     >>> both = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -43,10 +46,10 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
         name = type(loader.batch_sampler if has_own_batches else loader.sampler).__name__
         raise ValueError(
             f"{num_replicas = }, and the loader's {name} would give each rank the same samples. "
-            "Remedy: a DistributedSampler, or a sampler of this package; or, if it divides "
-            "itself, use_distributed_sampler=False, where the trainer has that"
+            "Remedy: a sampler of this package, which the loader divides by num_replicas= and "
+            "rank=; or a DistributedSampler, of which one that divides itself can be a subclass"
         )
-    arguments = _arguments_of(loader)
+    arguments = _arguments_of(loader, {"num_replicas": num_replicas, "rank": rank})
     # A sampler that stands in for a missing one is left out, for there to be one for these ranks.
     stands_in = in_lanes or bool(loader.shuffle) or _is_stand_in(loader)
     arguments |= {
@@ -56,7 +59,22 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
         "num_replicas": num_replicas,
         "rank": rank,
     }
-    return type(loader)(**arguments)
+    rank_loader: _Loader = _built(type(loader), arguments)
+    _carry_over(loader, rank_loader)
+    return rank_loader
+
+
+def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
+    """Whether a loader goes on from a state, so that what is made of it has to do so, too.
+
+    >>> loader = StatefulGPULoader(range(8))
+    >>> was_loaded(loader)
+    False
+    >>> loader.load_state_dict(loader.state_dict())
+    >>> was_loaded(loader)
+    True
+    """
+    return loader._passes.generation > 0
 
 
 def check_divides_itself(loader: Any, num_replicas: int) -> None:
@@ -75,7 +93,8 @@ def check_divides_itself(loader: Any, num_replicas: int) -> None:
         raise ValueError(
             f"{num_replicas} processes, of which each would get all samples of the "
             f"{type(dataset).__name__}. Remedy: make it a ShardedDataset; or, if it divides itself "
-            "by rank, let it say so: dataset.num_replicas and dataset.rank"
+            "by rank, let it say so: dataset.num_replicas and dataset.rank (num_replicas= and "
+            "rank= of the loader are for a ShardedDataset)"
         )
 
 
@@ -90,13 +109,50 @@ def _is_stand_in(loader: Any) -> bool:
     return loader.num_replicas == "auto" and type(loader.sampler) is DistributedShuffledSampler
 
 
-def _arguments_of(loader: Any) -> dict[str, Any]:
+def _carry_over(loader: Any, rank_loader: Any) -> None:
+    """What the loader was told of its next pass, without deciding a seed that is not decided."""
+    loader._take_requested_epoch()
+    epoch = loader._passes.address().epoch
+    if was_loaded(loader):
+        rank_loader.load_state_dict(loader.state_dict())
+    elif epoch:
+        rank_loader.set_epoch(epoch)
+
+
+def _built(kind: Any, arguments: dict[str, Any]) -> Any:
+    parameters = inspect.signature(kind).parameters
+    lacking = [name for name in ("num_replicas", "rank") if name not in parameters]
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if lacking and not takes_all:
+        raise TypeError(
+            f"{kind.__name__} cannot be built again as one rank's: its constructor takes no "
+            f"{' and no '.join(lacking)}. {_remedy(arguments)}"
+        )
+    return kind(**{key: arguments[key] for key in arguments if takes_all or key in parameters})
+
+
+def _arguments_of(loader: Any, ranks: dict[str, int]) -> dict[str, Any]:
     """Law 8: every argument is an attribute of the same name."""
     parameters = dict(inspect.signature(type(loader)).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters |= inspect.signature(StatefulGPULoader).parameters
-    return {
-        name: getattr(loader, name)
+    names = [
+        name
         for name, parameter in parameters.items()
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    }
+    ]
+    lacking = [name for name in names if not hasattr(loader, name)]
+    if lacking:
+        raise TypeError(
+            f"{type(loader).__name__} cannot be built again as one rank's: its constructor takes "
+            f"{', '.join(lacking)}, and it has no attribute of that name. {_remedy(ranks)}"
+        )
+    return {name: getattr(loader, name) for name in names}
+
+
+def _remedy(ranks: dict[str, Any]) -> str:
+    return (
+        "Remedy: keep each argument as an attribute of the same name, and take **kwargs for "
+        "those of StatefulGPULoader; or divide the loader yourself, "
+        f"num_replicas={ranks['num_replicas']}, rank={ranks['rank']} on this rank"
+    )

@@ -10,6 +10,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.rank_states import comparable, gathered, merge_state_dicts
 from stateful_gpu_loader.samplers import is_map, order_of
 from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
+from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.world import size_and_rank
 
 FORMAT = "stateful_gpu_loader of each rank"
@@ -64,6 +65,25 @@ def load_own_state(loader: Any, state: dict[str, Any], accept: Collection[str] =
     if isinstance(state, Mapping) and state.get("format") == FORMAT:
         state = _own_part(state)
     loader.load_state_dict(state, accept=accept)
+
+
+def is_same_on_all_ranks(loader: Any) -> bool:
+    """Whether a rank's own state says where all ranks stand, so that nobody has to be asked.
+
+    One rank alone can save, then: behind an exception, or ``if is_main_process``.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> is_same_on_all_ranks(StatefulGPULoader(range(4), shuffle=True))
+    True
+    """
+    has_own_batches = loader.batch_size is None and loader.batch_sampler is not None
+    return (
+        is_map(loader.dataset)
+        and not isinstance(loader.dataset, Stateful)
+        and order_of(loader.sampler) is not None
+        and not has_own_batches
+        and (loader.in_order or loader.num_workers == 0)
+    )
 
 
 def _own_part(state: Mapping[str, Any]) -> Any:

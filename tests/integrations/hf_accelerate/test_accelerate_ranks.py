@@ -146,3 +146,35 @@ def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
         for text, part in zip(told, parts, strict=True):
             assert part in text, told
             assert "Remedy" in text
+
+
+def main_alone(rank: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    """Saved by the main process alone, as many scripts do; then loaded ahead of being prepared."""
+
+    def make() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(range(24), batch_size=3, shuffle=True, seed=1)
+
+    accelerator = new_accelerator()
+    whole = []
+    for number, batch in enumerate(loader := prepare_loader(accelerator, make())):
+        whole.append(batch.tolist())
+        if number == 1:
+            state = loader.state_dict()
+            if accelerator.is_main_process:
+                accelerator.save_state(str(folder))
+    accelerator.wait_for_everyone()
+    accelerator = new_accelerator()
+    resumed = prepare_loader(accelerator, make())
+    accelerator.load_state(str(folder))
+    rests = [[batch.tolist() for batch in resumed]]
+    undivided = make()
+    undivided.load_state_dict(state)
+    rests.append([batch.tolist() for batch in prepare_loader(new_accelerator(), undivided)])
+    return whole, rests
+
+
+def test_the_main_process_saves_alone(tmp_path: Path) -> None:
+    """F2: nobody waits for the other; and a state that was loaded first is not lost."""
+    for whole, rests in on_ranks(main_alone, 2, tmp_path / "saved", timeout=60):
+        assert len(whole) == 4
+        assert rests == [whole[2:], whole[2:]]

@@ -258,3 +258,61 @@ def test_the_resumed_epoch_is_the_loaders(tmp_path: Path) -> None:
     loader.set_epoch(0)
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) after load_state_dict\(\) of epoch 1"):
         next(iter(loader))
+
+
+def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None:
+    """F2: no warning of a set_epoch() that nobody called, and the epochs are counted on."""
+    make = loader_of("map", tmp_path / "data")
+    accelerator = new_accelerator()
+    loader = prepare_loader(accelerator, make())
+    epochs = [[seen(batch) for batch in loader]]
+    for number, _ in enumerate(loader):
+        if number == 1:
+            state = loader.state_dict()
+    fresh = make()
+    fresh.set_epoch(1)
+    second = [seen(batch) for batch in fresh]
+    epochs += [second, [seen(batch) for batch in fresh]]
+    loader.load_state_dict(state)
+    assert loader.iteration == 1
+    rest = [seen(batch) for batch in accelerator.skip_first_batches(loader, 2)]
+    assert rest == epochs[1][2:]
+    assert [seen(batch) for batch in accelerator.skip_first_batches(loader, 1)] == epochs[2][1:]
+
+
+def test_more_to_skip_than_was_trained_on_is_told(tmp_path: Path) -> None:
+    """F2: they would be lost in silence."""
+    accelerator = new_accelerator()
+    loader = prepare_loader(accelerator, loader_of("map", tmp_path / "data")())
+    for _ in zip(range(2), loader, strict=False):
+        pass
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(LoaderError, match=r"was skipped, and the checkpoint .* behind \d of them"):
+        list(skip_first_batches(loader, 5))
+
+
+def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
+    """F2: its rest is trained on, and skip_first_batches() makes nothing twice."""
+    make = loader_of("map", tmp_path / "data")
+    whole = [seen(batch) for batch in make()]
+    saved = make()
+    for _ in zip(range(2), saved, strict=False):
+        pass
+    state = saved.state_dict()
+    accelerator, number = new_accelerator(), state["position"] // 4
+    for skips in (False, True):
+        loader = make()
+        loader.load_state_dict(state)
+        prepared = prepare_loader(accelerator, loader)
+        batches = skip_first_batches(prepared, number) if skips else prepared
+        assert [seen(batch) for batch in batches] == whole[number:]
+
+
+def test_attributes_of_the_dataset_are_there() -> None:
+    """A1: as users ask a DataLoader for its dataset's classes."""
+
+    class Labelled(list[int]):
+        classes = ("cat", "dog")
+
+    loader = prepare_loader(new_accelerator(), StatefulGPULoader(Labelled(range(4))))
+    assert loader.dataset.classes == ("cat", "dog")

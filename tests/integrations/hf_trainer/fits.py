@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,6 +59,22 @@ class Model(torch.nn.Module):
         return {"loss": self.dropout(self.brightness(pixel_values).reshape(1)).sum()}
 
 
+class Saving(TrainerCallback):
+    """Saves in the middle of the step behind ``step``, as a SIGTERM makes the Trainer do; what it
+    saved is kept as kept-N, since the step's own end may write checkpoint-N."""
+
+    def __init__(self, step: int, event: str, folder: Path) -> None:
+        self.step, self.folder = step, folder
+        self.trainer: Any = None
+        setattr(self, event, self.save)
+
+    def save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kept = self.folder / f"kept-{self.step}"
+        if state.global_step == self.step and not kept.exists():
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+            shutil.copytree(self.folder / f"checkpoint-{self.step}", kept)
+
+
 @dataclass
 class Fitted:
     """What a Trainer was given, and what became of it."""
@@ -106,6 +123,9 @@ def fit(
         eval_dataset=eval_dataset,
         callbacks=list(callbacks),
     )
+    for callback in callbacks:
+        if isinstance(callback, Saving):
+            callback.trainer = trainer
     try:
         trainer.train(resume_from_checkpoint=resume)
     except Broken:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from stateful_gpu_loader import CheckpointError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.errors import CheckpointNotFound
 from stateful_gpu_loader.integrations.shared.loader_file import write_states
 from stateful_gpu_loader.integrations.transformers import LoaderTrainer
-from tests.integrations.hf_trainer.fits import Model, arguments, fit, loader_of
+from tests.integrations.hf_trainer.fits import Model, Saving, arguments, fit, loader_of, named
 
 
 def assert_refused(
@@ -33,7 +34,7 @@ def assert_refused(
 
 
 def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
-    """F3: another loader, another global batch, another accumulation, a missing file, a torn one,
+    """F3: another loader, another global batch, another accumulation, missing files, torn ones,
     and one of several loaders."""
     make = loader_of("map", tmp_path / "data")
     fit(make(), tmp_path / "run", max_steps=3, save_steps=3)
@@ -53,6 +54,13 @@ def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     whole = file.read_text()
     file.write_text(whole[:-30])
     assert_refused(folder, make(), CheckpointError, "loader_state.json")
+    file.write_text(whole)
+    steps = folder / "trainer_state.json"
+    for torn in ("{", "[]", "{}"):
+        steps.write_text(torn)
+        assert_refused(folder, make(), CheckpointError, "trainer_state.json.*Remedy")
+    steps.unlink()
+    assert_refused(folder, make(), CheckpointNotFound, "no trainer_state.json. Remedy")
     file.unlink()
     assert_refused(folder, make(), CheckpointNotFound, "no loader_state.json.*LoaderTrainer")
     write_states(folder, [make().state_dict()] * 2)
@@ -78,3 +86,116 @@ def test_arguments_that_the_loader_has_are_told(tmp_path: Path) -> None:
 def test_a_dataset_is_no_loader(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="train_loader is a list, no StatefulGPULoader"):
         LoaderTrainer(model=Model(), args=arguments(tmp_path), train_loader=[1, 2])
+
+
+def test_two_sources_of_training_data_are_refused(tmp_path: Path) -> None:
+    make = loader_of("map", tmp_path / "data")
+    given = {"model": Model(), "args": arguments(tmp_path), "train_loader": make()}
+    with pytest.raises(ValueError, match=r"train_dataset .list. together with train_loader.*Remed"):
+        LoaderTrainer(train_dataset=[1, 2], **given)
+    with pytest.warns(UserWarning, match=r"data_collator=function is not used.*has collate_fn"):
+        LoaderTrainer(data_collator=named, **given)
+    LoaderTrainer(data_collator=named, eval_dataset=[1, 2], **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True.*Remedy"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True.*Remedy"),
+        ({"train_sampling_strategy": "group_by_length"}, "grouped by length.*Remedy"),
+    ],
+)
+def test_other_ways_to_batch_are_refused(given: dict[str, Any], text: str, tmp_path: Path) -> None:
+    make = loader_of("map", tmp_path / "data")
+    with pytest.raises(ValueError, match=text):
+        LoaderTrainer(model=Model(), args=arguments(tmp_path, **given), train_loader=make())
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"accelerator_config": {"even_batches": False}}, "even_batches=False.*has drop_last"),
+        ({"train_sampling_strategy": "sequential"}, "strategy=sequential.*has shuffle=True"),
+        ({"data_seed": 123}, "data_seed=123.*has seed="),
+    ],
+)
+def test_the_order_is_the_loaders(given: dict[str, Any], text: str, tmp_path: Path) -> None:
+    make = loader_of("map", tmp_path / "data", shuffle=True)
+    with pytest.warns(UserWarning, match=text) as told:
+        LoaderTrainer(model=Model(), args=arguments(tmp_path, **given), train_loader=make())
+    assert len(told) == 1
+
+
+class EndingEpochs(TrainerCallback):
+    """Ends an epoch after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop = state.global_step == self.step
+
+
+@pytest.mark.parametrize("kind", ["map", "lanes"])
+def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> None:
+    """F3: the Trainer counts whole epochs, where it knows their length; what was saved before is
+    good."""
+    make = loader_of(kind, tmp_path / "data")
+    run = tmp_path / "run"
+    middle, ending = tmp_path / "middle", EndingEpochs(2)
+    whole = fit(make(), run, max_steps=9, callbacks=(ending,))
+    fit(make(), middle, max_steps=9, callbacks=(ending, Saving(2, "on_step_begin", middle)))
+    (middle / "kept-2").rename(run / "kept-2")
+    refused = ["checkpoint-2"]
+    if kind == "map":
+        refused += ["kept-2", "checkpoint-3", "checkpoint-9"]
+    for name in refused:
+        text = "epochs .* ended early"
+        assert_refused(run / name, make(), StateMismatch, text, max_steps=9)
+    given = {"max_steps": 9, "save_strategy": "no"}
+    if kind == "lanes":
+        for name in ("kept-2", "checkpoint-3"):
+            rest = fit(make(), tmp_path / "other", resume=str(run / name), **given)
+            step = int(name[-1])
+            assert (rest.batches, rest.weights) == (whole.batches[step:], whole.weights)
+    rest = fit(
+        make(),
+        tmp_path / "other",
+        resume=str(run / "checkpoint-1"),
+        callbacks=(EndingEpochs(2),),
+        **given,
+    )
+    assert (rest.batches, rest.weights) == (whole.batches[1:], whole.weights)
+
+
+def test_a_loader_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """F3: the Trainer counts batches that it never had, and would skip others."""
+    make = loader_of("map", tmp_path / "data")
+    loader, begun = make(), make()
+    next(iter(begun))
+    loader.load_state_dict(begun.state_dict())
+    fit(loader, tmp_path / "run", max_steps=2, save_steps=2)
+    folder = tmp_path / "run" / "checkpoint-2"
+    text = "batches of the epoch .* has 3, expected was 2"
+    assert_refused(folder, make(), StateMismatch, text)
+
+
+class Miscounted(torch.utils.data.IterableDataset[Any]):
+    """Says that it has more than it has."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Any:
+        sample = {"pixel_values": torch.zeros((3, 8, 8)), "labels": torch.tensor(0)}
+        return iter([sample] * 8)
+
+
+def test_a_dataset_whose_length_is_wrong(tmp_path: Path) -> None:
+    """F3: in the second epoch, the Trainer still counts the first."""
+    loader = StatefulGPULoader(Miscounted(), batch_size=4)
+    fit(loader, tmp_path / "run", max_steps=6)
+    folder = tmp_path / "run" / "checkpoint-3"
+    text = "epochs .* wrong length"
+    assert_refused(folder, StatefulGPULoader(Miscounted(), batch_size=4), StateMismatch, text)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -18,6 +19,7 @@ from stateful_gpu_loader import (
     DistributedShuffledSampler,
     ShuffledSampler,
     StatefulGPULoader,
+    StateMismatch,
     WeightedSampler,
 )
 from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
@@ -122,8 +124,109 @@ def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, A
     """F4: by its name, with what to do."""
     loader = StatefulGPULoader(range(8), **arguments)
     name = type(next(iter(arguments.values()))).__name__
-    with pytest.raises(ValueError, match=f"num_replicas = 2, and the loader's {name}.*Remedy"):
+    told = f"num_replicas = 2, and the loader's {name}.*Remedy.*num_replicas= and rank="
+    with pytest.raises(ValueError, match=told):
         divided(loader, num_replicas=2, rank=0)
+
+
+@pytest.mark.parametrize("num_replicas", [None, "auto"])
+def test_loaded_state_is_carried_over(num_replicas: str | None) -> None:
+    """F4: one that was loaded before the loader is divided, at any place, with its seed."""
+    given = {"batch_size": 2, "shuffle": True, "num_replicas": num_replicas}
+    for seed, delivered_before in ((3, 0), (3, 2), (None, 0), (None, 2), (None, 6)):
+        saved = StatefulGPULoader(
+            range(12), generator=torch.Generator().manual_seed(7), seed=seed, **given
+        )
+        whole = delivered(saved)
+        batches = iter(saved)
+        expected = [batch for batch, _ in zip(delivered_in(saved, 1), range(6), strict=True)]
+        for _ in range(delivered_before):
+            next(batches)
+        loaded = StatefulGPULoader(range(12), seed=seed, **given)
+        loaded.load_state_dict(saved.state_dict())
+        ranks = [divided(loaded, num_replicas=2, rank=rank) for rank in (0, 1)]
+        rest = [number for rank in ranks for batch in delivered(rank) for number in batch]
+        left = [number for batch in expected[delivered_before:] for number in batch]
+        assert sorted(rest) == sorted(left)
+        assert whole != expected
+        assert {rank.state_dict()["seed"] for rank in ranks} == {saved.state_dict()["seed"]}
+
+
+def delivered_in(loader: StatefulGPULoader[Any], epoch: int) -> list[list[int]]:
+    """Of another loader with the same seed."""
+    other = StatefulGPULoader(
+        range(12), batch_size=2, shuffle=True, seed=loader.state_dict()["seed"]
+    )
+    other.set_epoch(epoch)
+    return delivered(other)
+
+
+@pytest.mark.parametrize("through_sampler", [False, True])
+def test_epoch_that_was_set_is_carried_over(through_sampler: bool) -> None:
+    """F4: and no seed is settled that was not: ranks' own generators differ."""
+    loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
+    (loader.sampler if through_sampler else loader).set_epoch(3)
+    ranks = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
+    assert [rank.state_dict()["epoch"] for rank in ranks] == [3, 3]
+    assert [rank.state_dict()["seed"] for rank in ranks] == [0, 0]
+    assert loader._seed._value is None
+
+
+def test_pass_that_was_only_looked_into_is_not_carried_over() -> None:
+    """F4: as on one rank, no batch is lost to training; the epoch that a whole pass began is."""
+    loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
+    next(iter(loader))
+    first = divided(loader, num_replicas=2, rank=0).state_dict()
+    assert (first["epoch"], first["position"], first["seed"]) == (0, 0, 0)
+    assert len(list(loader)) == 6
+    assert divided(loader, num_replicas=2, rank=0).state_dict()["epoch"] == 2
+
+
+def test_loaded_lanes_are_carried_over(tmp_path: Path) -> None:
+    """F4, B5: the rest of each lane, on its rank."""
+    shards = tars(tmp_path / "tars")
+    saved = image_loader(shards)
+    batches = iter(saved)
+    before = [number for _ in range(2) for number in seen(next(batches))[0]]
+    loaded = image_loader(shards)
+    loaded.load_state_dict(saved.state_dict())
+    ranks = [divided(loaded, num_replicas=2, rank=rank) for rank in (0, 1)]
+    rest = [number for rank in ranks for batch in rank for number in seen(batch)[0]]
+    assert set(rest) == set(range(24)) - set(before)
+
+
+def test_state_that_cannot_be_carried_over_is_refused() -> None:
+    """F2: batches that were delivered out of order are those of one batch size."""
+    given = {"batch_size": 2, "seed": 1, "num_workers": 1, "in_order": False}
+    loader = StatefulGPULoader(range(12), **given)
+    loader.load_state_dict({**loader.state_dict(), "ahead": "[2]"})
+    with pytest.raises(StateMismatch, match="global_batch_size differs"):
+        divided(loader, num_replicas=2, rank=0)
+
+
+class Folder(StatefulGPULoader[Any]):
+    def __init__(self, folder: str, size: int) -> None:
+        super().__init__(range(8), batch_size=size, shuffle=True, seed=1)
+
+
+class KeptFolder(StatefulGPULoader[Any]):
+    def __init__(self, folder: str) -> None:
+        super().__init__(range(8), shuffle=True, seed=1)
+        self.folder = folder
+
+
+@pytest.mark.parametrize(
+    ("loader", "lacking"),
+    [
+        (Folder("x", 2), "folder, size, and it has no attribute of that name"),
+        (KeptFolder("x"), "no num_replicas and no rank"),
+    ],
+)
+def test_constructor_that_cannot_be_called_again_is_told(loader: Any, lacking: str) -> None:
+    """A1: what it lacks, and what to do."""
+    remedy = r"Remedy: keep each argument.*num_replicas=2, rank=1"
+    with pytest.raises(TypeError, match=f"Folder cannot be built again.*{lacking}.*{remedy}"):
+        divided(loader, num_replicas=2, rank=1)
 
 
 def test_an_iterable_must_say_that_it_divides_itself() -> None:

@@ -45,9 +45,9 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return struct.pack("d", value).hex()
     if isinstance(value, (tuple, frozenset)):
-        return str(
-            sorted(map(_text, value)) if isinstance(value, frozenset) else [*map(_text, value)]
-        )
+        parts = map(_text, value)
+        items = sorted(parts) if isinstance(value, frozenset) else list(parts)
+        return f"{type(value).__name__}({items})"
     return repr(value)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
-from stateful_gpu_loader.integrations.lightning.progress import put_right
+from stateful_gpu_loader.integrations.lightning.progress import forget_begun_batch, put_right
 from stateful_gpu_loader.integrations.lightning.records import DONE, DUE, NONE, Saved
 from stateful_gpu_loader.integrations.lightning.stage import Place, Stage, check
 from stateful_gpu_loader.loader import StatefulGPULoader
@@ -83,11 +83,15 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         self._look_at(self._train, trainer.fit_loop, trainer)
         if self._saved is not None:
             self._take(self._saved, trainer)
+            forget_begun_batch(_train_progress(trainer).total)
+        # Else Lightning takes an earlier fit's validation for that of the epoch it resumes.
+        _val_loop(trainer)._has_run = False
         self._train.follow(trainer.fit_loop._data_fetcher)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Follow loaders that Lightning has asked the user's hook for again."""
         fetcher = trainer.fit_loop._data_fetcher
+        self._train.drop_spent()
         if fetcher.combined_loader is self._train.watch:
             return
         self._look_at(self._train, trainer.fit_loop, trainer)

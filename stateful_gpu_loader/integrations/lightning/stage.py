@@ -49,6 +49,7 @@ class Stage:
             fetcher: Lightning's, which may have fetched ahead from it; None before it does.
             epoch: the trainer's, when it is called.
         """
+        self.drop_spent()
         self.watch = Watch(combined, self.watch, epoch)
         self.has_to_move = False
         if fetcher is not None:
@@ -87,6 +88,11 @@ class Stage:
             self.watch.begin_batch(processed)
         self.pending = None
 
+    def drop_spent(self) -> None:
+        """A pending run of which nothing was left has been gone through."""
+        if self.watch is not None and self.watch.gave_nothing:
+            self.pending = None
+
     def give_up(self) -> None:
         """The pending run will not go on: its loaders begin their next pass."""
         if self.pending is not None:
@@ -101,13 +107,15 @@ class Stage:
             fetcher: the loop's; None once the loop is torn down.
             is_running: whether the loop's last run may be under way.
         """
+        self.drop_spent()
         watch = self.watch
         if self.pending is not None or watch is None:
             return self.pending
         used = watch.used(progress.current.processed)
         in_hand = watch.fetched - len(getattr(fetcher, "batches", ())) - used
-        is_done = watch.has_begun and progress.is_last_batch and in_hand <= 0
-        is_over = is_done or (watch.has_begun and not is_running)
+        # A loader may end before Lightning expects it to: is_last_batch was not set then.
+        has_ended = watch.is_exhausted or (watch.has_begun and progress.is_last_batch)
+        is_over = (has_ended and in_hand <= 0) or (watch.has_begun and not is_running)
         return Place(
             records=watch.records(used, is_over=is_over),
             epoch=watch.epoch + is_over,

@@ -55,8 +55,13 @@ class Watch(Iterator[Any]):
         self._begun_at: int | None = None
         self._epoch = 0
         self._is_new = True
+        self.is_exhausted = False
+        """Whether the loaders have said in this epoch that nothing more comes."""
 
     def __iter__(self) -> Watch:
+        if self.gave_nothing:
+            # The epoch was saved at its very end, which nobody knew then; this is the next one.
+            self._pending = None
         self._restart()
         pending = self._pending
         if pending is None:
@@ -78,7 +83,13 @@ class Watch(Iterator[Any]):
         self._is_new = False
         self._marks.append([each.delivered for each in self.counted])
         self._attempts += 1
-        batch, index, place = next(self._combined)
+        try:
+            batch, index, place = next(self._combined)
+        except StopIteration:
+            self.is_exhausted = True
+            if not self.has_begun:
+                self._epoch = self._epoch_now()
+            raise
         self.fetched += 1
         return batch, index + self._resumed_index(place), place
 
@@ -127,9 +138,14 @@ class Watch(Iterator[Any]):
         return self._begun_at is not None
 
     @property
+    def gave_nothing(self) -> bool:
+        """Whether this epoch, or what was left of it, was over at the first fetch."""
+        return self.is_exhausted and not self.fetched
+
+    @property
     def epoch(self) -> int:
         """The trainer's epoch whose batches these are."""
-        return self._epoch_now() if self._begun_at is None else self._epoch
+        return self._epoch if self.has_begun or self.gave_nothing else self._epoch_now()
 
     def used(self, processed: int) -> int:
         """Batches that were used, by Lightning's count, since these iterators began."""

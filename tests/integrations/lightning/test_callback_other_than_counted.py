@@ -1,0 +1,110 @@
+"""LoaderStateCallback: where Lightning's own counters say another place than there is (F1)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+
+from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
+from tests.integrations.lightning.every_hook import (
+    OF_LIGHTNING,
+    Witness,
+    assert_exact_from_every_hook,
+    fit,
+    saved_everywhere,
+)
+from tests.integrations.lightning.recorded_fits import every_epoch, every_step, silent_trainer
+from tests.integrations.lightning.streams import SizedStream, noisy, stream
+from tests.integrations.lightning.test_callback_situations import (
+    NO_LAST,
+    OF_EXCEPTIONS,
+    READS_AGAIN,
+    EpochEnds,
+    assert_same,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings(text)
+    for text in (*OF_LIGHTNING, OF_EXCEPTIONS, READS_AGAIN, NO_LAST)
+]
+
+
+class TooLong(SizedStream):
+    """It says that it is longer than it is."""
+
+    def __len__(self) -> int:
+        return self.length + 8
+
+
+def sized_and_not() -> CombinedLoader:
+    """The stream ends first; Lightning knows the other's length only."""
+    return CombinedLoader({"a": noisy(20), "b": stream(12)}, "min_size")
+
+
+SHORT: dict[str, Any] = {
+    "min_size of sized and unsized": sized_and_not,
+    "too long a len": partial(stream, 12, TooLong),
+}
+
+
+@pytest.mark.parametrize("validates_early", [False, True])
+@pytest.mark.parametrize("loader", SHORT)
+def test_epochs_that_end_before_lightning_expects_it(
+    loader: str, validates_early: bool, tmp_path: Path
+) -> None:
+    """As they do where bad samples are dropped, too: no epoch after it is left out."""
+    validation = partial(stream, 8, TooLong if validates_early else SizedStream)
+    interval: dict[str, Any] = {"val_check_interval": 2} if validates_early else {}
+    assert_exact_from_every_hook(tmp_path, SHORT[loader], validation=validation, **interval)
+
+
+def test_an_epoch_whose_end_was_saved_is_not_ended_again(tmp_path: Path) -> None:
+    """Its hooks have run; where only its last batch was known, they run in the resumed fit."""
+    make = SHORT["too long a len"]
+    fit(make, every_epoch(tmp_path / "epoch"), every_step(tmp_path / "step"))
+    for when, told in (("epoch", 2), ("step", 3)):
+        ends = EpochEnds()
+        fit(make, ends, resume=tmp_path / when / "step=3.ckpt")
+        assert ends.told == told
+
+
+@pytest.mark.parametrize("loader", SHORT)
+def test_resumed_again_where_nothing_was_left_of_an_epoch(loader: str, tmp_path: Path) -> None:
+    make = SHORT[loader]
+    undisturbed = fit(make, every_step(tmp_path))
+    paths = saved_everywhere(tmp_path, make, resume=tmp_path / "step=3.ckpt")
+    for path in paths[:6]:
+        assert_same(fit(make, resume=path), undisturbed)
+
+
+def test_an_earlier_checkpoint_in_a_second_fit_of_the_trainer(tmp_path: Path) -> None:
+    """The first fit's validation does not count for the epoch that is resumed."""
+    undisturbed = fit(noisy, validation=partial(noisy, 12))
+    trainer = silent_trainer(LoaderStateCallback(), every_step(tmp_path))
+    trainer.fit(Witness(), noisy(), noisy(12))
+    for step in (3, 5, 8):
+        witness, path = Witness(), tmp_path / f"step={step}.ckpt"
+        trainer.fit(witness, noisy(), noisy(12), ckpt_path=path, weights_only=True)
+        assert_same(witness, undisturbed)
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 5, 7])
+def test_exception_with_validations_counted_over_epochs(number: int, tmp_path: Path) -> None:
+    """Resumed twice; a batch that came again moves no validation."""
+    arguments: dict[str, Any] = {
+        "validation": partial(noisy, 12),
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 3,
+    }
+    with pytest.raises(RuntimeError, match="a step failed"):
+        fit(noisy, OnExceptionCheckpoint(tmp_path), witness=Witness(fails_at=number), **arguments)
+    undisturbed = fit(noisy, **arguments)
+    path = tmp_path / "on_exception.ckpt"
+    assert_same(fit(noisy, every_step(tmp_path), resume=path, **arguments), undisturbed)
+    for step in (8, 9, 11):
+        assert_same(fit(noisy, resume=tmp_path / f"step={step}.ckpt", **arguments), undisturbed)

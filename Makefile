@@ -1,47 +1,66 @@
-# The two commands are `make demo` and `make test`; both set everything up first.
+# `make demo` and `make test` are the two commands; both set everything up first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
 TRAINERS := .venv-trainers
+# Python compiles what is imported; to compile every installed file takes half of an installation.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: demo test test-trainers check bench format clean
+# What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
+MARKS := processes ranks trainers dali fuzz benchmarks gpu
+ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-demo: $(READY)
+.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check bench format clean
+
+demo: $(VENV)/.ready-demo
 	$(BIN)/python -m stateful_gpu_loader demo --output demo-output
 
-test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+test: $(VENV)/.ready
+	$(PYTEST) -m "fast or not $(ANY_MARK)"
+
+# Everything: the fast tests, and then those with a mark, which also run mark by mark.
+test-all: test
+	$(PYTEST) -m "$(ANY_MARK) and not fast"
+
+$(MARKS:%=test-%): test-%: $(VENV)/.ready
+	$(PYTEST) -m $*
 
 # Composer and Ray Train: results in docs/trainers-apart.md.
-test-trainers: $(TRAINERS)/.ready
+test-trainers-apart: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/python -m pytest -o addopts="--doctest-modules -q" \
 		-W "ignore:Implicitly cleaning up:ResourceWarning" \
 		tests/trainers_apart stateful_gpu_loader/integrations/composer.py
 
-check: $(READY)
+check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks
 
-$(READY): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
+	$(INSTALL) --editable '.[demo]'
 	touch $@
 
-$(VENV)/.ready-bench: $(READY)
-	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+$(VENV)/.ready: pyproject.toml | $(BIN)/python
+	$(INSTALL) --editable '.[dev]'
+	touch $@ $(VENV)/.ready-demo
+
+$(VENV)/.ready-bench: $(VENV)/.ready
+	$(INSTALL) --editable '.[bench]'
 	touch $@
 
 # Layered on $(VENV), whose torch it shares. Composer pins an older one, which is overridden.
-$(TRAINERS)/.ready: $(READY)
+$(TRAINERS)/.ready: $(VENV)/.ready
 	$(BIN)/python -m venv $(TRAINERS)
 	$(BIN)/python -c 'import sysconfig as s; \
 		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \

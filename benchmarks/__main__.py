@@ -26,7 +26,7 @@ BENCHMARKS = (
 
 
 def main() -> None:
-    """Run everything; a smoke run leaves committed results, README and picture alone."""
+    """Run everything; a smoke run leaves committed results, documents and picture alone."""
     arguments = parse_options(__doc__, given=None)
     options = ["--output", str(arguments.output), "--data", str(arguments.data)]
     if arguments.rounds is not None:
@@ -43,6 +43,7 @@ def main() -> None:
         table.main(
             [
                 f"--results={arguments.output}",
+                f"--document={arguments.output / 'benchmarks.md'}",
                 f"--readme={arguments.output / 'README.md'}",
                 f"--picture={arguments.output / 'throughput.png'}",
             ]

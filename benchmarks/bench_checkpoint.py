@@ -24,8 +24,9 @@ from unittest import mock
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.dali_readers import is_installed
-from benchmarks.harness import Contestant, alternate, in_fresh_process, quieten_peers
+from benchmarks.harness import Contestant, alternate, quieten_peers
 from benchmarks.photographs import photograph_folder
+from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import Ratio, ratio
 from stateful_gpu_loader import Checkpoint, StatefulGPULoader
@@ -63,9 +64,9 @@ def main(given: Sequence[str] | None = None) -> None:
             "this benchmark compares with DALI: pip install 'stateful_gpu_loader[dali]'"
         )
     before = load_average()
-    photographs = photograph_folder(64 if arguments.quick else 512, arguments.data)
-    measurements = in_fresh_process(measure_files, photographs.root, arguments)
-    measurements += in_fresh_process(measure_batches, photographs.root, arguments)
+    photographs = photograph_folder(32 if arguments.quick else 512, arguments.data)
+    measurements = run_apart(arguments.quick, measure_files, photographs.root, arguments)
+    measurements += run_apart(arguments.quick, measure_batches, photographs.root, arguments)
     _results(arguments, measurements, before).write_and_tell(arguments.output)
 
 

@@ -20,8 +20,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.datasets import Numbers
-from benchmarks.harness import Contestant, alternate, in_fresh_process
+from benchmarks.harness import Contestant, alternate
 from benchmarks.memory import PeakGrowth
+from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
@@ -86,7 +87,9 @@ def main(given: Sequence[str] | None = None) -> None:
         for n in found
     ]
     measurements = [
-        measurement for case in cases for measurement in in_fresh_process(measure, case, arguments)
+        measurement
+        for case in cases
+        for measurement in run_apart(arguments.quick, measure, case, arguments)
     ]
     results = _results(arguments, measurements, before)
     path = results.write(arguments.output)

@@ -32,7 +32,7 @@ _SECONDS = {_ENVIRONMENT: 45.0, _TESTS: 225.0, _BENCHMARK: 240.0}
 """Budgets: together less than ten minutes, with the ends of parts that hang."""
 _SECONDS_A_TEST = 60
 
-_MARK = "needs_cuda"
+_MARK = "gpu"
 _FIRST = ("test_stream_safety.py", "test_exact_resume.py", "test_gpu_decoders.py")
 """What matters most: a run may be cut off."""
 

@@ -35,7 +35,8 @@ def alternate(
     """Measure every contestant once a round, so that a noisy minute meets all of them.
 
     The order is rotated from round to round, and every second one runs backwards, so that none
-    always follows the same neighbour.
+    always follows the same neighbour. The garbage of each is collected before the next runs; what
+    was there before the first, modules above all, is left out of that.
 
     Args:
         contestants: with different names.
@@ -48,6 +49,8 @@ def alternate(
     """
     values: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     total = (rounds + warm_up_rounds) * len(contestants)
+    gc.collect()
+    gc.freeze()
     with progress_bar(title, total, unit="run") as progress:
         for number in range(-warm_up_rounds, rounds):
             for contestant in _rotated(contestants, number):
@@ -57,6 +60,7 @@ def alternate(
                 if number >= 0:
                     values[contestant.name].append(value)
                 progress.update()
+    gc.unfreeze()
     return values
 
 

@@ -1,4 +1,6 @@
-"""The README's tables, drawn from the JSON files alone: ``python -m benchmarks.table``."""
+"""The tables of docs/benchmarks.md and the README's six rows, drawn from the JSON files alone:
+``python -m benchmarks.table``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from pathlib import Path
 from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
 from benchmarks.checkpoint_table import checkpoint_section
 from benchmarks.device_tables import executors_section, gpu_section
+from benchmarks.headline import headline
 from benchmarks.markdown import (
     Content,
     aims_table,
@@ -24,23 +27,28 @@ from benchmarks.source_tables import lanes_section, locality_section, sources_se
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "throughput.png"
-START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Redraw the tables and the picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").replace("\n", " "))
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder of the JSON")
-    parser.add_argument("--readme", type=Path, default=README, help="file with the two markers")
+    parser.add_argument("--document", type=Path, default=DOCUMENT, help="where all tables go")
+    parser.add_argument("--readme", type=Path, default=README, help="where the six rows go")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="where the picture goes")
     arguments = parser.parse_args(given)
     throughput = results.read_results(arguments.results, "throughput")
     if throughput is not None:
         draw_throughput(throughput, arguments.picture)
         print(f"drew {arguments.picture.name}")
-    link = os.path.relpath(arguments.picture, arguments.readme.parent)
-    print(put_into(arguments.readme, markdown(arguments.results, link)))
+    for file, name, draw in (
+        (arguments.document, "benchmarks", markdown),
+        (arguments.readme, "headline", headline),
+    ):
+        link = os.path.relpath(arguments.picture, file.parent)
+        print(put_into(file, name, draw(arguments.results, link)))
 
 
 def markdown(folder: Path, picture: str) -> str:
@@ -72,16 +80,17 @@ def markdown(folder: Path, picture: str) -> str:
     return "\n\n".join([*parts, *dict.fromkeys(where)])
 
 
-def put_into(readme: Path, text: str) -> str:
-    """Put the text between the markers of a file; say what was done."""
-    if not readme.is_file():
-        return f"no tables drawn: there is no {readme.name}"
-    before, start, rest = readme.read_text(encoding="utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    if not (start and end):
-        return f"no tables drawn: {readme.name} lacks the markers {START} and {END}"
-    readme.write_text(f"{before}{START}\n{text}\n{END}{after}", encoding="utf-8")
-    return f"drew the tables of {readme.name}"
+def put_into(file: Path, name: str, text: str) -> str:
+    """Put the text between the markers of that name; say what was done."""
+    start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    if not file.is_file():
+        return f"no tables drawn: there is no {file.name}"
+    before, found_start, rest = file.read_text(encoding="utf-8").partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        return f"no tables drawn: {file.name} lacks the markers {start} and {end}"
+    file.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+    return f"drew the tables of {file.name}"
 
 
 def throughput_section(content: Content) -> str:

@@ -85,10 +85,9 @@ class Passes:
         """A new pass; nothing counts before it delivers or ends.
 
         Args:
-            is_over: whether nothing is left of an epoch from a place; a pass that was loaded
-                there then is one of the next epoch instead of an empty one, if that was asked for
-                with :meth:`request_epoch` or
-            skips_empty_rest: is set.
+            is_over: whether nothing is left of an epoch from a place.
+            skips_empty_rest: whether a pass that was loaded there is one of the next epoch instead
+                of an empty one; it always is where :meth:`request_epoch` asked for that epoch.
         """
         start = self._upcoming()
         skips_empty_rest = skips_empty_rest or self._requested == start.epoch + 1

@@ -6,10 +6,14 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+import tests.prepared_processes  # noqa: F401, before anything starts a server of processes
+from tests import marks
 
 # The same examples in every run; no deadline, because nothing here asserts a time.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
@@ -20,9 +24,21 @@ settings.load_profile("reproducible")
 os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``make test`` does not import trainers to leave out all their tests."""
+    are_fast = config.getoption("markexpr").startswith("fast or not")
+    return (are_fast and marks.holds_no_fast_test(collection_path)) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest chooses by ``-m``."""
+    marks.mark(items)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked ``needs_cuda`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
-    if item.get_closest_marker("needs_cuda") is None or torch.cuda.is_available():
+    """What is marked ``gpu`` skips without a GPU, and fails under ``REQUIRE_CUDA=1``."""
+    if item.get_closest_marker("gpu") is None or torch.cuda.is_available():
         return
     if os.environ.get("REQUIRE_CUDA") == "1":
         pytest.fail("REQUIRE_CUDA=1, and torch sees no GPU", pytrace=False)

@@ -1,13 +1,12 @@
 """Real processes of one torch.distributed group: what each rank returns, or how it failed.
 
-They are forked from a server that has imported torch already, so a group starts in a fraction of
-a second. The group exists before the function is called, and frameworks that find one (Lightning,
-Fabric, Accelerate) use it.
+They are forked from a server that has imported torch already (:mod:`tests.prepared_processes`), so
+a group starts in a fraction of a second. The group exists before the function is called, and
+frameworks that find one (Lightning, Fabric, Accelerate) use it.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
@@ -20,8 +19,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-PRELOADED = ["lightning.pytorch", "accelerate", "stateful_gpu_loader", "tests.trainer_data"]
-"""Imported once a test process, and not in each rank; what is not installed is left out."""
+from tests.patience import seconds
+from tests.prepared_processes import CONTEXT
 
 
 class RankFailed(AssertionError):
@@ -33,7 +32,6 @@ def on_ranks(
     num_ranks: int,
     *arguments: Any,
     killed: bool = False,
-    timeout: float = 120,
 ) -> list[Any]:
     """``function(rank, *arguments)`` in so many processes of one gloo group; their results.
 
@@ -42,36 +40,34 @@ def on_ranks(
         num_ranks: the processes, with RANK, WORLD_SIZE and LOCAL_RANK in their environment as
             torchrun sets them.
         killed: the function is expected to end every rank with SIGKILL; the results are empty.
-        timeout: seconds after which a group that hangs is ended; a failure.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         receivers, ranks = [], []
         port = _free_port()
         for rank in range(num_ranks):
-            receiver, sender = context.Pipe(duplex=False)
+            receiver, sender = CONTEXT.Pipe(duplex=False)
             place = {"folder": folder, "rank": rank, "num_ranks": num_ranks, "port": port}
-            process = context.Process(target=_serve, args=(sender, place, function, arguments))
+            place["patience"] = seconds(6)
+            process = CONTEXT.Process(target=_serve, args=(sender, place, function, arguments))
             process.start()
             sender.close()
             receivers.append(receiver)
             ranks.append(process)
         try:
-            return _collect(receivers, ranks, killed=killed, timeout=timeout)
+            return _collect(receivers, ranks, killed=killed)
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
 
 
-def _collect(receivers: list[Any], ranks: list[Any], *, killed: bool, timeout: float) -> list[Any]:
+def _collect(receivers: list[Any], ranks: list[Any], *, killed: bool) -> list[Any]:
     results: dict[int, Any] = {}
     waiting = dict(enumerate(receivers))
     while waiting:
-        ready = multiprocessing.connection.wait(list(waiting.values()), timeout)
+        ready = multiprocessing.connection.wait(list(waiting.values()), limit := seconds(12))
         if not ready:
-            raise RankFailed(f"ranks {sorted(waiting)} have not answered within {timeout} s")
+            raise RankFailed(f"ranks {sorted(waiting)} have not answered within {limit:.0f} s")
         for rank in [rank for rank, receiver in waiting.items() if receiver in ready]:
             try:
                 failure, results[rank] = pickle.loads(waiting.pop(rank).recv_bytes())
@@ -109,7 +105,7 @@ def _serve(
             f"file://{place['folder']}/rendezvous",
             world_size=num_ranks,
             rank=rank,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=place["patience"]),
         )
         answer = None, function(rank, *arguments)
     except BaseException:

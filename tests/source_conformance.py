@@ -32,7 +32,7 @@ from tests.lost_workers import with_kills
 BATCH_SIZE = 3
 THREADS = {"num_workers": 2, "worker_type": "thread"}
 FORKED = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"}
-SPAWNED = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "spawn"}
+APART = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "forkserver"}
 
 
 def assert_source_conforms(
@@ -61,9 +61,9 @@ def assert_source_conforms(
         _assert_travels(source, expected)
     make = partial(_make_loader, make_source, collate_fn=collate_fn)
     processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
-    assert_exact_resume(make, epochs=2, other=({}, THREADS, *processes))
+    assert_exact_resume(make, epochs=2, other=(THREADS, *processes))
     if crosses_processes:
-        _assert_resumes_spawned(make)
+        _assert_resumes_apart(make)
         _assert_survives_kills(make)
     _assert_another_is_refused(make, partial(_make_loader, changed, collate_fn=collate_fn))
 
@@ -98,9 +98,9 @@ def assert_shards_conform(
     for shuffle in (False, True):
         make = partial(_make_loader, make_dataset, shuffle=shuffle)
         assert sum(len(batch) for batch in make(collate_fn=list)) == num_samples
-        assert_exact_resume(make, epochs=2, other=({}, *threads, *processes))
+        assert_exact_resume(make, epochs=2, other=(*threads, *processes))
     if crosses_processes:
-        _assert_resumes_spawned(partial(_make_loader, make_dataset))
+        _assert_resumes_apart(partial(_make_loader, make_dataset))
         _assert_survives_kills(partial(_make_loader, make_dataset))
     _assert_another_is_refused(partial(_make_loader, make_dataset), partial(_make_loader, changed))
 
@@ -176,12 +176,12 @@ class _Reader:
         return sample.data.tolist(), repr(sample.target)
 
 
-def _assert_resumes_spawned(make: Callable[..., StatefulGPULoader[Any]]) -> None:
+def _assert_resumes_apart(make: Callable[..., StatefulGPULoader[Any]]) -> None:
     expected, states = uninterrupted(make(), 1)
     place = (0, len(expected[0]) // 2)
-    resumed = make(**SPAWNED)
+    resumed = make(**APART)
     resumed.load_state_dict(through_json(states[place]))
-    assert_same_rest(resumed, expected, place, 1, SPAWNED)
+    assert_same_rest(resumed, expected, place, 1, APART)
 
 
 def _assert_survives_kills(make: Callable[..., StatefulGPULoader[Any]]) -> None:

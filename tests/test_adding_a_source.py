@@ -41,6 +41,7 @@ def write_table(path: Path, first_label: int = 0) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_the_documented_source_conforms(example: Any, tmp_path: Path) -> None:
     path = write_table(tmp_path / "photos.sqlite")
     other = write_table(tmp_path / "other.sqlite", first_label=5)
@@ -62,6 +63,7 @@ def test_the_documented_source_names_a_row_that_was_changed(example: Any, tmp_pa
         next(batches)
 
 
+@pytest.mark.processes
 def test_the_documented_shards_conform(example: Any, tmp_path: Path) -> None:
     paths = []
     for number, num_lines in enumerate([5, 0, 7, 1]):

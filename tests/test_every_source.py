@@ -107,6 +107,7 @@ def test_coco_conforms(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", SHARDS)
 def test_shards_conform(tmp_path: Path, name: str) -> None:
     make, write = SHARDS[name]

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of, same
+from tests.patience import seconds
 
 FOLDER = Path(__file__).parent.parent / "examples"
 
@@ -188,6 +189,7 @@ def test_every_example_has_a_row() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(EXAMPLES)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_script_prints_what_it_promises(
     name: str,
@@ -200,7 +202,9 @@ def test_a_script_prints_what_it_promises(
     if example.own_process:
         output = tmp_path / "new" / "folder"
         command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(output)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=seconds(24)
+        )
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
     else:
@@ -214,6 +218,7 @@ def test_a_script_prints_what_it_promises(
     assert {path.name for path in output.iterdir()} == set(example.pictures)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if not EXAMPLES[name].own_process])
 def test_an_example_says_when_the_rest_is_another(
     name: str,
@@ -247,6 +252,7 @@ def test_the_table_of_examples_names_every_file() -> None:
     assert sorted(linked) == sorted(EXAMPLES)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
@@ -254,6 +260,7 @@ def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
     assert_rest_equals_rest(imported(name).build, num_workers)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_workers: int) -> None:
@@ -261,6 +268,7 @@ def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_worke
     assert_rest_equals_rest(build, num_workers)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_the_tutorial_runs_as_it_is_written(build: Build, num_workers: int) -> None:

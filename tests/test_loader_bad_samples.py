@@ -52,12 +52,13 @@ def keys_of(record: BadSamples) -> set[tuple[Any, int, int]]:
 # The same stream and record for all workers.
 
 
+@pytest.mark.processes
 @modes
 @pytest.mark.parametrize("kind", [Damaged, DamagedBatches])
 def test_any_number_of_processes_makes_the_same(mode: str, kind: type[Damaged]) -> None:
     executions: list[dict[str, Any]] = [{"num_workers": 1}, {"num_workers": 2}]
     if kind is Damaged and mode == "drop":
-        executions.append({"num_workers": 1, "multiprocessing_context": "spawn"})
+        executions.append({"num_workers": 1, "multiprocessing_context": "forkserver"})
     else:
         executions.append({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5})
     assert_same_run(partial(make_of, kind, on_bad_sample=mode), executions)
@@ -67,6 +68,7 @@ def make_of(kind: type[Damaged], **arguments: Any) -> Loader:
     return make(kind(N, ERRORS), **arguments)
 
 
+@pytest.mark.processes
 @modes
 def test_threads_and_processes_make_the_same_of_damaged_files(mode: str, photos: Path) -> None:
     executions: list[dict[str, Any]] = [
@@ -141,6 +143,7 @@ def test_every_state_resumes_exactly(mode: str, kind: str) -> None:
     assert_states_follow(build, [{}])
 
 
+@pytest.mark.fuzz
 @modes
 def test_every_state_of_damaged_files_resumes_exactly(mode: str, photos: Path) -> None:
     build = partial(make_photos, photos, on_bad_sample=mode)
@@ -158,6 +161,7 @@ def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
     assert loader.state_dict() == states[1, 0]
 
 
+@pytest.mark.processes
 @modes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
@@ -290,6 +294,7 @@ def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> Non
     assert [bad.index for bad in loader.bad_samples.samples] == [11]
 
 
+@pytest.mark.processes
 @modes
 def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
     """Law 5."""

@@ -122,6 +122,7 @@ def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None
     assert loader.bad_samples.known == {}
 
 
+@pytest.mark.fuzz
 @builds
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"drop_last": True}], ids=str)
 def test_every_state_resumes_exactly(build: Any, arguments: dict[str, Any]) -> None:
@@ -131,6 +132,7 @@ def test_every_state_resumes_exactly(build: Any, arguments: dict[str, Any]) -> N
     assert_states_follow(build)
 
 
+@pytest.mark.processes
 @builds
 @pytest.mark.parametrize("interval", [1, 3])
 def test_every_state_of_workers_resumes_exactly(build: Any, interval: int) -> None:

@@ -44,6 +44,7 @@ def test_batches_stay_whole_under_replace() -> None:
     assert not BAD.intersection(itertools.chain(*batches))
 
 
+@pytest.mark.processes
 @modes
 def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None:
     """A loop does not expect an empty batch."""
@@ -55,6 +56,7 @@ def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None
     assert_same_run(build, [{"num_workers": 2}])
 
 
+@pytest.mark.fuzz
 @modes
 @pytest.mark.parametrize("kind", [list, StatefulSampler])
 def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[Any]) -> None:

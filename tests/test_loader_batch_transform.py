@@ -43,7 +43,7 @@ def make(given: Any = noise, **changes: Any) -> Loader:
     return StatefulGPULoader(Labelled(), batch_transform=given, **arguments)
 
 
-EXECUTIONS: tuple[dict[str, Any], ...] = ({}, {"num_workers": 1}, {"num_workers": 2})
+EXECUTIONS: tuple[dict[str, Any], ...] = ({"num_workers": 1}, {"num_workers": 2})
 KINDS = {
     "draws from all generators": noise,
     "v2's MixUp": v2.MixUp(num_classes=5),
@@ -70,6 +70,7 @@ def test_the_callers_generators_are_put_back(given: Any) -> None:
     assert same((torch.rand(3), np.random.rand(3), random.random()), wanted)
 
 
+@pytest.mark.processes
 def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) -> None:
     """As the CPU's: by the batch's first position."""
 
@@ -173,6 +174,7 @@ def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
     assert (state["position"], state["ahead"]) == (16, None)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")], ids=repr
@@ -200,6 +202,7 @@ def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers
     assert same([*found, *(copy_of(batch) for batch in batches)], expected)
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.* of the iterable dataset are read again:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])

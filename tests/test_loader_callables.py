@@ -50,6 +50,7 @@ def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[An
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("lengths", ENDS)
 def test_an_epoch_ends_at_the_same_place_on_all_workers(
@@ -84,12 +85,13 @@ def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
     assert [len(set(map(float, draws))) for draws in zip(*drawn, strict=True)] == [40] * 3
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("lengths", [(8,), (0, 5, 0), (9, 1, 4)])
 def test_epochs_of_any_length_resume_exactly(lengths: tuple[int, ...], drop_last: bool) -> None:
     """A6: the state before, between, at and behind the last batch."""
     build = partial(make, NoisyPlaces(*lengths), drop_last=drop_last)
-    assert_exact_resume(build, epochs=len(lengths), other=({}, {"num_workers": 2}), every=2)
+    assert_exact_resume(build, epochs=len(lengths), other=({"num_workers": 2},), every=2)
 
 
 class Ending(Places):
@@ -101,6 +103,7 @@ class Ending(Places):
         return super().__call__(info)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("length", [8, 10])
 def test_errors_behind_the_end_are_nobodys(length: int) -> None:
     """C9: workers that are ahead meet them, and the epoch ends before they count."""
@@ -109,6 +112,7 @@ def test_errors_behind_the_end_are_nobodys(length: int) -> None:
         assert [places_of(list(loader)) for _ in range(2)] == [[*range(length)]] * 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("length", [8, 10])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_between_the_last_batch_and_the_end_the_boundary_decides(
@@ -142,6 +146,7 @@ def test_the_state_of_earlier_batches_is_kept() -> None:
         assert same([copy_of(batch) for batch in resumed], expected[4 - ago :])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", WORKERS[1:])
 def test_loaders_with_workers_resume_exactly(workers: dict[str, Any]) -> None:
     """A6: their states are those of one that has none."""
@@ -221,6 +226,7 @@ def _by_sample(batches: list[Any]) -> list[Any]:
     ]
 
 
+@pytest.mark.processes
 def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
     """C9: no StopIteration is needed, and none is asked for."""
 
@@ -250,6 +256,7 @@ def test_an_end_before_the_declared_length_is_an_error(num_workers: int) -> None
         next(batches)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
     """A11: an end that one worker meets early ends the others' batches nowhere else."""
@@ -285,6 +292,7 @@ def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int)
     assert same([copy_of(batch) for batch in loader], expected[0])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("length", [24, 22])
 def test_ranks_together_make_the_batches_of_one(length: int) -> None:
     """B3, B6: and go on from the state of one rank, and of one alone."""

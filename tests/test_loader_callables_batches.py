@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,7 @@ def files_of(root: Path) -> list[Path]:
 # Whole batches.
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("lengths", [(7,), (0,), (0, 3, 1)])
 def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) -> None:
     """C9: and come as the function returned them, arrays as tensors."""
@@ -72,7 +72,7 @@ def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) 
 def test_batches_resume_exactly() -> None:
     """A5, A6, B2."""
     build = partial(batches_of, NoisyBatches(4, 0, 1))
-    assert_exact_resume(build, epochs=3, other=({}, {"num_workers": 2}), every=2)
+    assert_exact_resume(build, epochs=3, other=({"num_workers": 2},), every=2)
 
 
 def test_every_batch_draws_anew_in_every_epoch() -> None:
@@ -122,6 +122,7 @@ def test_ranks_take_turns_at_whole_batches() -> None:
 # Encoded images.
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("form", "image"), [("bytes", 0), ("array", 0), ("tensor", -2), ("dict", "jpeg"), ("last", 2)]
 )
@@ -159,10 +160,11 @@ def make_image_batches(root: Path, **arguments: Any) -> Loader:
     return batches_of(FileBatches(files_of(root)), {"image": 0}, **arguments)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("build", [make_images, make_image_batches])
 def test_images_resume_exactly_on_any_workers(build: Any, photos: Path) -> None:
     """A6, B2, D5: pixels included, also with another callable as transform."""
-    assert_exact_resume(partial(build, photos), other=({}, {"num_workers": 2}), every=2)
+    assert_exact_resume(partial(build, photos), other=({"num_workers": 2},), every=2)
 
 
 class OneFile(FileBatches):
@@ -184,6 +186,7 @@ def _darker(image: torch.Tensor) -> torch.Tensor:
     return T.CenterCrop(32).apply(image[:, :32, :32], [0, 0, 0, 0, 0, 0]) * torch.rand(())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("build", [make_images, make_image_batches])
 def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path) -> None:
     """D10."""
@@ -192,13 +195,12 @@ def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path
     assert images.shape == (5, 3, 32, 32)
     assert images.dtype == torch.float32
     assert labels.shape == (5,)
-    assert_exact_resume(make_darker, other=({}, {"num_workers": 2}), every=2)
+    assert_exact_resume(make_darker, other=({"num_workers": 2},), every=2)
 
 
-def test_spawned_workers_decode_the_same(photos: Path) -> None:
+def test_workers_that_inherit_nothing_decode_the_same(photos: Path) -> None:
     expected, states = uninterrupted(make_image_batches(photos), 1)
-    spawn = multiprocessing.get_context("spawn")
-    loader = make_image_batches(photos, num_workers=1, multiprocessing_context=spawn)
+    loader = make_image_batches(photos, num_workers=1, multiprocessing_context="forkserver")
     loader.load_state_dict(states[0, 1])
     assert_same_rest(loader, expected, (0, 1), 1)
 
@@ -211,6 +213,7 @@ def test_batches_of_images_are_decoded_as_single_ones(photos: Path) -> None:
     assert same([copy_of(batch) for batch in found], alone)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_device_decodes_them_as_it_does_a_sources(
     photos: Path, fake_gpu: FakeGpu, num_workers: int

@@ -32,6 +32,7 @@ from tests.lost_workers import deliver_quietly, lives, undisturbed, with_kills
 # Lost workers.
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
     """G1: behind the first batch, a later one and, where its end is met ahead, the last."""
@@ -44,6 +45,7 @@ def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
     assert loader.worker_restarts >= 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_kill_behind_every_batch(number: int) -> None:
     """G1: workers are ahead of the end of the epoch, and may have met it."""
@@ -54,6 +56,7 @@ def test_a_kill_behind_every_batch(number: int) -> None:
         assert same(with_kills(loader, 2, {number: (0, 1)}), expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("place", [0, 9, 21])
 def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
     """G1: and called again, for which it is a function of its argument."""
@@ -92,6 +95,7 @@ class Unusual(Exception):
     """Of the user's own kind."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("error", [Unusual, KeyError, ValueError, TypeError])
 def test_an_exception_keeps_its_type_and_names_its_place(
@@ -157,6 +161,7 @@ def make_bad(**arguments: Any) -> Any:
     return make(FailingPlaces(22, errors), on_bad_sample="drop", **arguments)
 
 
+@pytest.mark.processes
 def test_bad_samples_are_dropped_alike_on_all_workers() -> None:
     """G4: the others keep their places and draws; the record is the state's."""
     alone = make_bad()
@@ -169,7 +174,7 @@ def test_bad_samples_are_dropped_alike_on_all_workers() -> None:
         loader = make_bad(**workers)
         assert same([[copy_of(batch) for batch in loader] for _ in range(2)], found)
         assert loader.bad_samples == alone.bad_samples
-    assert_exact_resume(make_bad, other=({}, {"num_workers": 2}))
+    assert_exact_resume(make_bad, other=({"num_workers": 2},))
 
 
 def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
@@ -190,6 +195,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int) -> None:
     """G3, G4."""

@@ -34,6 +34,7 @@ def _outputs(kind: str, info: SampleInfo) -> Any:
     }[kind]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "kind",
@@ -66,7 +67,7 @@ def test_transform_and_collate_fn_of_the_users_are_exact() -> None:
     """A5, D10."""
     arguments = {"transform": _noisier, "collate_fn": _mixed, "batch_transform": _noisier}
     build = partial(make, NoisyPlaces(10), **arguments)
-    assert_exact_resume(build, other=({}, {"num_workers": 2}))
+    assert_exact_resume(build, other=({"num_workers": 2},))
     drawn = [(b["mixed"]["random"], b["noise"]["random"], b["samples"][0]) for b in build()]
     assert len({value for values in drawn for value in values}) == 9
 
@@ -75,7 +76,7 @@ def test_without_batches_each_sample_comes_by_itself() -> None:
     """A1: batch_size=None."""
     build = partial(make, NoisyPlaces(5), batch_size=None)
     assert [sample["place"] for sample in build()] == [0, 1, 2, 3, 4]
-    assert_exact_resume(build, other=({}, {"num_workers": 2}))
+    assert_exact_resume(build, other=({"num_workers": 2},))
 
 
 def _who(info: SampleInfo) -> Any:
@@ -137,6 +138,7 @@ class Reading:
         self.i = state["i"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_an_iterator_with_state_is_read_once_and_resumes(num_workers: int) -> None:
     """C9: whatever the workers; the state of one of them goes into the loader's."""

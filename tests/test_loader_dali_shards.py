@@ -39,6 +39,7 @@ def make(
     )
 
 
+@pytest.mark.dali
 @modes
 def test_epochs_of_the_loader_are_those_of_dalis_iterator(
     tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
@@ -62,6 +63,7 @@ def test_epochs_of_the_loader_are_those_of_dalis_iterator(
         assert len(loader) == max(map(len, theirs))
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("pad_last_batch", [False, True])
 @pytest.mark.parametrize("policy", list(LastBatchPolicy))
 @pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
@@ -79,16 +81,17 @@ def test_resumption_is_exact_over_epochs_of_all_shards(
     assert_exact_resume(partial(make, Noisy(14), 2, arguments), epochs=4)
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("policy", [LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL])
 def test_resumption_is_exact_on_any_workers(policy: LastBatchPolicy) -> None:
     """B2, B4."""
     arguments = {"num_shards": 3, "last_batch_policy": policy, "random_shuffle": True}
-    workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
+    workers: tuple[dict[str, Any], ...] = ({"num_workers": 2},)
     make_loader = partial(make, Noisy(14), 2, arguments)
     assert_exact_resume(make_loader, epochs=3, other=workers, every=2)
 
 
-def test_spawned_workers_deliver_the_same_beside_dali(tmp_path: Path) -> None:
+def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:
     """A process in which DALI ran is better not forked."""
     pytest.importorskip("nvidia.dali")
     theirs = dali_epochs(tmp_path, 11, 2, epochs=2, num_shards=3)
@@ -97,7 +100,7 @@ def test_spawned_workers_deliver_the_same_beside_dali(tmp_path: Path) -> None:
         2,
         {"num_shards": 3},
         num_workers=1,
-        multiprocessing_context="spawn",
+        multiprocessing_context="forkserver",
         persistent_workers=True,
     )
     assert [[batch.tolist() for batch in loader] for _ in range(2)] == theirs

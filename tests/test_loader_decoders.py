@@ -44,6 +44,7 @@ def make(root: Path, decoder: str, **changes: Any) -> StatefulGPULoader[Any]:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:DALI is live in this process:RuntimeWarning")
 @decoders
 def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
@@ -53,15 +54,16 @@ def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
     assert_exact_resume(partial(make, photos, decoder), other=EXECUTIONS, every=2)
 
 
+@pytest.mark.processes
 @decoders
 def test_auto_takes_the_decoder_of_the_state(photos: Path, decoder: str) -> None:
     if decoder not in available():
         pytest.skip(f"{decoder} cannot be used here")
-    """In spawned workers, which build their own."""
+    """In workers that inherit nothing and build their own."""
     loader = make(photos, decoder)
     batches = iter(loader)
     next(batches)
-    resumed = make(photos, "auto", num_workers=1, multiprocessing_context="spawn")
+    resumed = make(photos, "auto", num_workers=1, multiprocessing_context="forkserver")
     resumed.load_state_dict(loader.state_dict())
     for (images, _), (wanted, _) in zip(resumed, batches, strict=True):
         assert torch.equal(images, wanted)

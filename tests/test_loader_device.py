@@ -22,10 +22,12 @@ from stateful_gpu_loader.order import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.device_loaders import EXECUTIONS, RECIPES, make, photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
+from tests.patience import seconds
 
 __all__ = ["fake_gpu", "photos"]
 
 
+@pytest.mark.processes
 def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
     """A6, B2, D9: from each execution to each other, state at every batch; another decoder delays,
     reorders and refuses."""
@@ -64,6 +66,7 @@ ALL_RECIPES = [
 ]
 
 
+@pytest.mark.fuzz
 def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
     """D6: folded or not, on whole batches of any size."""
     build = partial(make, photos, transform=ALL_RECIPES)
@@ -271,13 +274,13 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
 def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     """G2, law 5: the stream goes on with another one."""
     expected = [copy_of(batch) for batch in make(photos)]
-    loader = make(photos, num_workers=1, timeout=0.5)
+    loader = make(photos, num_workers=1, timeout=seconds(0.05))
     decode, go_on, hung = fake_gpu.decoder.decode_batch, threading.Event(), []
 
     def hangs_once(*arguments: Any) -> Any:
         if not hung:
             hung.append(True)
-            assert go_on.wait(20)
+            assert go_on.wait(seconds(2))
         return decode(*arguments)
 
     fake_gpu.decoder.decode_batch = hangs_once  # type: ignore[method-assign]

@@ -53,6 +53,7 @@ def make(root: Path, **arguments: Any) -> Loader:
     )
 
 
+@pytest.mark.fuzz
 @modes
 def test_any_workers_make_the_same_batches_and_record(
     mode: str, photos: Path, fake_gpu: FakeGpu
@@ -76,6 +77,7 @@ def test_the_samples_are_those_that_a_cpu_loader_takes(
     assert {index for index, _ in records[0]} == set(DAMAGE)
 
 
+@pytest.mark.processes
 @modes
 def test_a_sound_image_is_untouched_by_a_bad_one_in_its_batch(
     mode: str, photos: Path, fake_gpu: FakeGpu
@@ -93,6 +95,7 @@ def test_a_sound_image_is_untouched_by_a_bad_one_in_its_batch(
         assert same(images[place], single[index])
 
 
+@pytest.mark.fuzz
 @modes
 def test_every_state_resumes_exactly(mode: str, photos: Path, fake_gpu: FakeGpu) -> None:
     build = partial(make, photos, on_bad_sample=mode)

@@ -18,6 +18,7 @@ from tests.fake_gpu import FakeGpu, fake_gpu
 __all__ = ["fake_gpu", "photos"]
 
 
+@pytest.mark.processes
 def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
@@ -53,6 +54,7 @@ class Numbers:
         return {"x": torch.rand(3), "y": (index, random.random()), "name": f"sample {index}"}
 
 
+@pytest.mark.processes
 def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
     """``device=`` on what is no Source: the same batches, and the same states."""
 

@@ -68,6 +68,7 @@ GRID = tuple(
 )
 
 
+@pytest.mark.processes
 def test_images_resume_exactly_on_any_number_and_kind_of_workers(photos: Path) -> None:
     """A6, B2: from each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
     assert_exact_on_all(partial(make_images, photos), GRID)
@@ -85,6 +86,7 @@ def test_another_batch_size_keeps_every_image(photos: Path, other_size: int) -> 
         assert same(torch.cat([batch[part] for batch in rest]), wanted)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "transform",
@@ -103,11 +105,12 @@ def test_any_callable_on_the_image_is_exact(photos: Path, transform: Any, num_wo
         lambda **changes: make_images(
             photos, **{"transform": transform, "num_workers": num_workers, **changes}
         ),
-        other=({}, {"num_workers": 1}),
+        other=({"num_workers": 1},),
         every=3,
     )
 
 
+@pytest.mark.processes
 def test_a_users_collate_fn_gets_the_samples_one_by_one(photos: Path) -> None:
     def ragged(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], list[int]]:
         shift = int(torch.randint(5, ()))
@@ -119,9 +122,10 @@ def test_a_users_collate_fn_gets_the_samples_one_by_one(photos: Path) -> None:
     images, targets = next(iter(make()))
     assert len(images) == len(targets) == 5
     assert len({image.shape for image in images}) > 1
-    assert_exact_resume(make, other=({}, {"num_workers": 2}), every=3)
+    assert_exact_resume(make, other=({"num_workers": 2},), every=3)
 
 
+@pytest.mark.fuzz
 def test_batch_size_none_yields_single_images(photos: Path) -> None:
     image, target = next(iter(make_images(photos, batch_size=None)))
     assert image.shape == (3, 48, 48)
@@ -150,6 +154,7 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
         assert (images[i] - wanted).abs().max() <= 1e-6
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_image_is_augmented_by_the_draws_of_its_own_address(
     photos: Path, num_workers: int
@@ -182,6 +187,7 @@ def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> N
         next(iter(make_images(photos, transform=None)))
 
 
+@pytest.mark.fuzz
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
     """D8, law 1: whoever keeps them keeps them, while the memory of others is taken again."""
     for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}):
@@ -270,6 +276,7 @@ def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None
     StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_type: str) -> None:
     """A12: a user's sampler decides the order, the image stage does the rest."""
@@ -279,7 +286,7 @@ def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_
         return make_images(photos, shuffle=None, sampler=sampler, **arguments)
 
     other = {"num_workers": 2, "worker_type": worker_type}
-    assert_exact_resume(build, other=({}, other), every=2)
+    assert_exact_resume(build, other=(other,), every=2)
 
 
 def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
@@ -307,6 +314,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "workers", GRID[::3], ids=lambda kind: "{num_workers} {worker_type}".format(**kind)
 )
@@ -384,6 +392,7 @@ def _drain(batches: Iterator[Any]) -> tuple[list[Any], list[Exception]]:
             caught.append(error)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_is_laid_out_as_the_recipes_say(photos: Path, workers: int) -> None:
     """D7: channels_last, the same pixels, in workers too."""

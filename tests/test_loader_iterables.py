@@ -34,6 +34,7 @@ def make(kind: type[PlainIterable], **arguments: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(kind(UNEVEN), **{"batch_size": 4, "seed": 3, **arguments})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "arguments",
@@ -52,6 +53,7 @@ def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[
     assert_exact_resume(partial(make, kind, **arguments), every=every)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("interval", [0, 3])
 def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None:
@@ -60,6 +62,7 @@ def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None
     assert_exact_resume(partial(make, kind, **arguments), every=4)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -84,6 +87,7 @@ def test_batches_are_those_of_data_loader(
     assert same(ours, list(StatefulDataLoader(Numbers(UNEVEN), **arguments)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: int) -> None:
     """A7: torchdata's second resume of a stateless iterable skips data."""
@@ -101,6 +105,7 @@ def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: in
         state = loader.state_dict()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_of_workers_is_refused_with_both(
@@ -118,6 +123,7 @@ def test_another_number_of_workers_is_refused_with_both(
     assert other.state_dict() == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [PlainIterable, StatefulIterable])
 def test_between_passes_the_number_of_workers_is_free(kind: type[PlainIterable]) -> None:
     """Nothing of the workers lives on: they are built anew for the next pass."""
@@ -170,6 +176,7 @@ def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
     assert [batch.tolist() for batch in resumed] == rest
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_caught_exception_loses_no_batch(interval: int) -> None:
     """FACTS.md: torchdata loses batches with snapshot_every_n_steps > 1."""

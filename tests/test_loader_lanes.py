@@ -72,6 +72,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_at_every_batch(kind: str, lanes: int) -> None:
@@ -104,18 +105,21 @@ def test_what_is_shuffled() -> None:
         assert window != sorted(window)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_worker_processes_deliver_the_same(shuffle: bool) -> None:
     """B2: from each execution to each other, at every batch; in_order=False keeps the order."""
     assert_exact_on_all(partial(make, shuffle=shuffle, batch_size=6), PROCESSES)
 
 
+@pytest.mark.processes
 def test_threads_and_processes_deliver_the_same_images() -> None:
     """B2: recipes with randomness, pixel by pixel."""
     assert_exact_on_all(partial(make_photos, batch_size=4), THREADS)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("build", [make, make_photos])
 def test_start_methods_and_persistent_workers(build: Callable[..., Loader], method: str) -> None:
     """B2, A6."""
@@ -135,6 +139,7 @@ def test_start_methods_and_persistent_workers(build: Callable[..., Loader], meth
         assert_same_rest(loader, expected, place, 3)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     "changes",
     [
@@ -152,6 +157,7 @@ def test_images(changes: dict[str, Any]) -> None:
     assert_exact_resume(partial(make_photos, **changes), other=THREADS[:2])
 
 
+@pytest.mark.fuzz
 def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
     """B2: decoded and augmented there; the same samples as on the CPU."""
     build = partial(make_photos, device="cuda", batch_transform=blend)
@@ -159,6 +165,7 @@ def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
     assert indices_of(build()) == indices_of(make_photos())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_states_follow_the_uninterrupted_run(num_workers: int) -> None:
     """A6: whoever resumes goes through the same states, text by text."""
@@ -202,6 +209,7 @@ def test_set_epoch() -> None:
         assert same([copy_of(batch) for batch in loader], expected[1][2:])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_behind_the_last_batch_comes_the_next_epoch(shuffle: bool, counted: bool) -> None:
@@ -219,6 +227,7 @@ def test_behind_the_last_batch_comes_the_next_epoch(shuffle: bool, counted: bool
         assert same([copy_of(batch) for batch in empty], expected[1])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_another_batch_size_in_the_middle(shuffle: bool, counted: bool) -> None:

@@ -19,6 +19,7 @@ def make(folder: Path, **arguments: Any) -> Loader:
     return StatefulGPULoader(dataset, **{"batch_size": 4, "seed": 3, **arguments})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_shard_is_opened_and_read_once(
@@ -65,6 +66,7 @@ def test_shards_are_closed_when_an_epoch_is_broken_off(tmp_path: Path) -> None:
     assert loader.dataset.count("closed") == 2
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("lanes", [64, 10_000])
 def test_ten_thousand_shards(lanes: int) -> None:
     """State: tens of bytes a lane, exact from the middle."""

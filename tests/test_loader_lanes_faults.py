@@ -12,6 +12,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests.conformance import copy_of, same
 from tests.lost_workers import lives, undisturbed, with_kills
+from tests.patience import seconds
 from tests.shards.datasets import Loader, LosesItself, NoisyShards, PhotoShards
 
 SIZES = (5, 0, 3, 8, 1)
@@ -23,6 +24,7 @@ def make(dataset: Any = None, **arguments: Any) -> Loader:
     return StatefulGPULoader(dataset, **{"batch_size": 3, "seed": 3, "shuffle": True, **arguments})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_kill_behind_every_batch(number: int) -> None:
     """G1: in two epochs, with workers that persist."""
@@ -36,6 +38,7 @@ def test_a_kill_behind_every_batch(number: int) -> None:
         assert loader.worker_restarts == 2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("at", [0, 2002, 3007])
 def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
     """G1: while ``next()`` waits, twice."""
@@ -45,14 +48,16 @@ def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
         assert same([[copy_of(batch) for batch in loader]], undisturbed(make, 1))
 
 
+@pytest.mark.processes
 def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
     """G2."""
     dataset = LosesItself(3002, lives(tmp_path / "lives", 1), "hang", SIZES, **LANES)
-    loader = make(dataset, num_workers=2, timeout=3)
-    with pytest.warns(RuntimeWarning, match="timed out after 3 seconds"):
+    loader = make(dataset, num_workers=2, timeout=seconds(0.3))
+    with pytest.warns(RuntimeWarning, match="timed out after"):
         assert same([[copy_of(batch) for batch in loader]], undisturbed(make, 1))
 
 
+@pytest.mark.processes
 def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
     """G2: it is abandoned, and the lane is opened anew by another."""
 
@@ -61,8 +66,8 @@ def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
         return make(dataset, transform=[T.Resize((8, 8))], **arguments)
 
     expected = undisturbed(build, 1)
-    loader = build(lives=lives(tmp_path / "lives", 1), num_workers=2, timeout=3)
-    with pytest.warns(RuntimeWarning, match="timed out after 3 seconds"):
+    loader = build(lives=lives(tmp_path / "lives", 1), num_workers=2, timeout=seconds(0.3))
+    with pytest.warns(RuntimeWarning, match="timed out after"):
         assert same([[copy_of(batch) for batch in loader]], expected)
 
 

@@ -56,6 +56,7 @@ class Ranks:
         return [i for batches in self.batches for i in indices_of(batches[:step])]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -75,6 +76,7 @@ def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counte
                 assert len({len(batches) for batches in after.batches}) == 1, (step, others)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
@@ -115,6 +117,7 @@ def indices_of_all(loader: Loader) -> list[list[int]]:
     return [indices_of([batch]) for batch in loader]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -> None:

@@ -162,6 +162,7 @@ _cursor = st.one_of(
 )
 
 
+@pytest.mark.fuzz
 @settings(max_examples=150)
 @given(cursors=st.lists(_cursor, min_size=3, max_size=3), counted=st.booleans())
 def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) -> None:

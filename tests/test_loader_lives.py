@@ -57,6 +57,7 @@ def copies(batches: Any) -> list[Any]:
     return [copy_of(batch) for batch in batches]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_workers: int) -> None:
@@ -70,6 +71,7 @@ def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_worker
     assert same(copies(batches), expected[0][2:])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_construction_iteration_and_state_have_no_side_effects(kind: str, num_workers: int) -> None:
@@ -86,6 +88,7 @@ def test_construction_iteration_and_state_have_no_side_effects(kind: str, num_wo
     assert generators() == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_state_begins_the_same_loader_anew(kind: str, num_workers: int) -> None:
@@ -99,6 +102,7 @@ def test_the_first_state_begins_the_same_loader_anew(kind: str, num_workers: int
     assert same([copies(built), copies(built)], expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: str) -> None:
     """A6: each iterator is a pass; workers' objects are each pass's own."""
@@ -117,6 +121,7 @@ def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: 
     assert same([found, begun + copies(second)], expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_break_leaves_nothing_behind_and_a_state_that_goes_on(
@@ -137,6 +142,7 @@ def test_a_break_leaves_nothing_behind_and_a_state_that_goes_on(
     assert same([copies(resumed), copies(resumed)], [expected[0][1:], expected[1]])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_behind_its_end_an_iterator_stays_ended(kind: str, num_workers: int) -> None:
@@ -151,6 +157,7 @@ def test_behind_its_end_an_iterator_stays_ended(kind: str, num_workers: int) -> 
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_rest_can_be_the_next_epoch(kind: str, num_workers: int) -> None:
@@ -166,6 +173,7 @@ def test_an_empty_rest_can_be_the_next_epoch(kind: str, num_workers: int) -> Non
     assert same(copies(following), expected[1])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_warns_in_an_ordinary_run(kind: str) -> None:
     with warnings.catch_warnings():

@@ -34,6 +34,7 @@ def indices(batches: Any) -> list[int]:
     return [int(index) for batch in batches for index in torch.as_tensor(batch).flatten()]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", samplers())
 def test_the_state_of_a_passs_start_is_remembered(name: str, num_workers: int) -> None:
@@ -125,6 +126,7 @@ def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
     assert same(list(again), expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", samplers())
 def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
     name: str, tmp_path: Any
@@ -331,6 +333,7 @@ def test_a_refused_sampler_state_changes_nothing() -> None:
     assert loader.state_dict() == state
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("failing", [set(), {19}])
 def test_the_end_of_an_epoch_counts_its_tail(failing: set[int]) -> None:
     """A12: behind the last snapshot, or of a batch that failed; the sampler is proven by all."""

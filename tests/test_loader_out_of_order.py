@@ -35,6 +35,7 @@ class Gated(Indices):
         return index
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
     """A11: all other batches come first, counted; and at every place the state is exact."""
@@ -69,6 +70,7 @@ def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
         wrong.load_state_dict(next(state for state in states if state["ahead"]))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("make", [make_stateful, make_samplers, make_lazy])
 def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
     """A11: each sample of the epoch exactly once."""

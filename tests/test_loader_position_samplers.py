@@ -51,10 +51,11 @@ def merged(make: Make, num_replicas: int, state: dict[str, Any] | None = None) -
         yield from together
 
 
+@pytest.mark.processes
 @kinds
 def test_it_resumes_exactly_at_every_batch(make: Make) -> None:
     """B2"""
-    executions: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2, "worker_type": "process"})
+    executions = ({"num_workers": 2, "worker_type": "process"},)
     assert_exact_resume(partial(loader_of, make), other=executions, every=4)
 
 
@@ -70,6 +71,7 @@ def test_the_loader_delivers_the_samplers_order_with_a_key_for_each_position(mak
     assert len({sample["random"] for sample in samples}) == len(samples)
 
 
+@pytest.mark.fuzz
 @kinds
 def test_another_batch_size_goes_on_with_the_same_samples(make: Make) -> None:
     """B4"""
@@ -87,6 +89,7 @@ def test_another_batch_size_goes_on_with_the_same_samples(make: Make) -> None:
             assert same([*flat(list(resumed))], whole[taken:])
 
 
+@pytest.mark.fuzz
 @kinds
 def test_ranks_together_deliver_the_same_global_batches(make: Make) -> None:
     """B3: from the start and from a state of another number of ranks."""
@@ -170,6 +173,7 @@ def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
     assert loader.state_dict()["position"] == position + 8
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bad_samples_place_is_taken_by_another_of_the_subset(num_workers: int) -> None:
     """Law 6: no sample outside the order ever appears."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
-import torch.multiprocessing
 
 from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import through_json
 from tests.datasets import Indices
+from tests.rank_processes import on_ranks
 
 NUM_SAMPLES, GLOBAL_BATCH = 48, 8
 
@@ -24,31 +25,24 @@ def loader_of(num_replicas: int) -> StatefulGPULoader[torch.Tensor]:
     )
 
 
-def serve_rank(rank: int, num_replicas: int, folder: str) -> None:
-    loader = loader_of(num_replicas)  # built before the process group exists, as scripts do
+def serve(rank: int, folder: Path, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    torch.distributed.destroy_process_group()
+    loader = loader_of(2)  # built before the process group exists, as scripts do
     torch.distributed.init_process_group(
-        "gloo", f"file://{folder}/rendezvous", world_size=num_replicas, rank=rank
+        "gloo", f"file://{folder}/meeting", world_size=2, rank=rank
     )
-    state = Path(folder) / "start.json"
-    if state.exists():
-        loader.load_state_dict(json.loads(state.read_text()))
+    if state is not None:
+        loader.load_state_dict(state)
     batches, states = [], [loader.state_dict()]
     for batch in loader:
         batches.append(batch.tolist())
         states.append(loader.state_dict())
-    record = {"batches": batches, "states": states, "length": len(loader)}
-    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(record))
-    torch.distributed.destroy_process_group()
-
-
-def run_ranks(num_replicas: int, folder: Path) -> list[dict]:  # type: ignore[type-arg]
-    torch.multiprocessing.spawn(serve_rank, (num_replicas, str(folder)), nprocs=num_replicas)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(num_replicas)]
+    return {"batches": batches, "states": states, "length": len(loader)}
 
 
 def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
     """B3, B6: two ranks, and then one alone from the state of either."""
-    ranks = run_ranks(2, tmp_path)
+    ranks = on_ranks(serve, 2, tmp_path)
     assert ranks[0]["states"] == ranks[1]["states"]
     assert [rank["length"] for rank in ranks] == [6, 6]
     together = [
@@ -67,8 +61,7 @@ def test_two_ranks_go_on_from_the_state_of_one(tmp_path: Path) -> None:
     batches = iter(alone)
     wanted = [sorted(batch.tolist()) for batch in batches]
     assert len(wanted) == 6
-    (tmp_path / "start.json").write_text(json.dumps({**state, "position": 3 * GLOBAL_BATCH}))
-    ranks = run_ranks(2, tmp_path)
+    ranks = on_ranks(serve, 2, tmp_path, through_json({**state, "position": 3 * GLOBAL_BATCH}))
     together = [
         sorted(a + b) for a, b in zip(ranks[0]["batches"], ranks[1]["batches"], strict=True)
     ]

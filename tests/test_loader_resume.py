@@ -21,11 +21,13 @@ def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(Noisy(22), **arguments)
 
 
+@pytest.mark.processes
 def test_a_dataset_that_draws_resumes_exactly() -> None:
     """A5, A6, B2: from each number of workers to each other."""
     assert_exact_on_all(make_noisy, tuple({"num_workers": number} for number in range(4)))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_tail_resumes_exactly(shuffle: bool, drop_last: bool) -> None:
@@ -39,6 +41,7 @@ def test_every_tail_resumes_exactly(shuffle: bool, drop_last: bool) -> None:
         )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -53,18 +56,19 @@ def test_user_callables_that_draw_resume_exactly(arguments: dict[str, Any]) -> N
     """A5, D10."""
     assert_exact_resume(
         lambda **changes: make_noisy(**{**arguments, **changes}),
-        other=({}, {"num_workers": 2}),
+        other=({"num_workers": 2},),
         every=3,
     )
 
 
+@pytest.mark.processes
 def test_native_batches_resume_exactly() -> None:
     """A5: a ``__getitems__`` that draws once for its batch."""
     assert_exact_resume(
         lambda **changes: StatefulGPULoader(
             NoisyBatches(22), batch_size=4, shuffle=True, seed=7, **changes
         ),
-        other=({}, {"num_workers": 2}),
+        other=({"num_workers": 2},),
     )
 
 
@@ -83,10 +87,11 @@ def test_a_private_generator_is_reached_by_set_sample_seed() -> None:
         lambda **changes: StatefulGPULoader(
             OwnGenerator(22), batch_size=4, shuffle=True, seed=7, **changes
         ),
-        other=({}, {"num_workers": 2}),
+        other=({"num_workers": 2},),
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -106,6 +111,7 @@ def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> Non
     assert same(*orders)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_every_start_method_gives_the_same_stream(context: str) -> None:
     """B2."""
@@ -115,6 +121,7 @@ def test_every_start_method_gives_the_same_stream(context: str) -> None:
     assert same([copy_of(batch) for batch in resumed], expected[0][2:])
 
 
+@pytest.mark.processes
 def test_persistent_workers_resume_exactly() -> None:
     """A6."""
     assert_exact_resume(

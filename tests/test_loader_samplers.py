@@ -102,31 +102,34 @@ def make(case: Make, **arguments: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(Noisy(N), **given)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", WITHOUT_STATE)
 def test_a_sampler_without_state_resumes_exactly(name: str) -> None:
     """A12: the rest of the epoch and all later ones, on any number of workers."""
     case = WITHOUT_STATE[name]
     every = 9 if "unbatched" in name else 2
-    assert_exact_resume(partial(make, case), epochs=3, other=({}, {"num_workers": 2}), every=every)
+    assert_exact_resume(partial(make, case), epochs=3, other=({"num_workers": 2},), every=every)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", WITH_STATE)
 @pytest.mark.parametrize("saved", [0, 2])
 def test_a_sampler_with_state_resumes_exactly(name: str, saved: int) -> None:
     """A3: it lives in the main process, so the number of workers is free."""
     case = WITH_STATE[name]
     every = 9 if "unbatched" in name else 2
-    other = ({}, {"num_workers": 2 - saved})
+    other = ({"num_workers": 2 - saved},)
     assert_exact_resume(partial(make, case, num_workers=saved), other=other, every=every)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("interval", [0, 3])
 @pytest.mark.parametrize("name", ["on the sampler", "on its iterator"])
 def test_its_snapshots_may_be_rare(name: str, interval: int) -> None:
     """A3: indices behind the last snapshot are drawn again."""
     arguments = {"num_workers": 1, "snapshot_every_n_steps": interval}
     assert_exact_resume(
-        partial(make, WITH_STATE[name], **arguments), other=({}, {"num_workers": 0}), every=2
+        partial(make, WITH_STATE[name], **arguments), other=({"num_workers": 0},), every=2
     )
 
 

@@ -21,6 +21,7 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(StatefulDataset(N), **{"batch_size": 4, "seed": 1, **arguments})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -41,6 +42,7 @@ def test_every_state_resumes_exactly(arguments: dict[str, Any]) -> None:
     assert_exact_resume(partial(make, **arguments), every=every)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
@@ -54,6 +56,7 @@ def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
     assert_exact_resume(build, every=2)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
 def test_another_number_of_workers_is_refused_with_both(saved: int, present: int) -> None:
     """A3."""

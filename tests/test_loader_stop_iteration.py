@@ -24,6 +24,7 @@ def stop_at_five(value: Any) -> Any:
     return value
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(
     "arguments",

@@ -87,6 +87,7 @@ def _assert_second_resume(
 # The orders that torchdata draws itself.
 
 
+@pytest.mark.processes
 @executions
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "generator"])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(3, False), (3, True), (None, False)])
@@ -196,6 +197,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.processes
 @executions
 @pytest.mark.parametrize("kind", SAMPLERS)
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -209,6 +211,7 @@ def test_every_state_of_a_users_sampler(
     assert_finishes_the_epoch(theirs, ours, execution, resumed_on)
 
 
+@pytest.mark.processes
 @executions
 @pytest.mark.parametrize(
     "kind",

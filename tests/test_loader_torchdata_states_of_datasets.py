@@ -58,6 +58,7 @@ def assert_finishes(
             assert [plain(batch) for batch in again] == batches[delivered + 1 :], delivered
 
 
+@pytest.mark.processes
 @executions
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_a_map_style_dataset_with_state(batch_size: int | None, execution: dict[str, Any]) -> None:
@@ -74,6 +75,7 @@ def test_a_map_style_dataset_with_state(batch_size: int | None, execution: dict[
         assert loader.dataset.served == [index for batch in batches for index in batch]
 
 
+@pytest.mark.processes
 @executions
 @pytest.mark.parametrize("kind", [Stream, StatefulStream, IteratorStream, SelfStream])
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -90,6 +92,7 @@ def test_an_iterable(kind: type[Stream], batch_size: int | None, execution: dict
         assert [plain(batch) for batch in finished] == batches
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", [Counting, StatefulStream, IteratorStream, Stream])
 @pytest.mark.parametrize(("saved", "present"), [(0, 2), (2, 0), (2, 3)])
 def test_another_number_of_workers_is_refused_with_both(
@@ -194,6 +197,7 @@ class Uneven(IterableDataset[int]):
         return iter([100] if worker is not None and worker.id else range(8))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_a_worker_that_has_ended_before_the_others(batch_size: int | None) -> None:
     """Without a state nothing tells what each has read: it is refused, and never guessed."""

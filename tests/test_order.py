@@ -96,6 +96,7 @@ def test_positions_may_have_any_integer_type():
         assert (permutation(np.arange(100, dtype=dtype)) == order(100, 1, 2)).all()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_every_order_of_a_tiny_dataset_is_equally_frequent(n):
     drawn = orders(n, num_seeds=30 * math.factorial(n))
@@ -105,6 +106,7 @@ def test_every_order_of_a_tiny_dataset_is_equally_frequent(n):
     assert stats.chisquare(list(counts.values())).pvalue > LEAST_PROBABILITY
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [3, 7, 10, 16, 25, 30])
 def test_each_position_holds_every_index_equally_often(n):
     drawn = orders(n, num_seeds=1000)
@@ -112,12 +114,14 @@ def test_each_position_holds_every_index_equally_often(n):
     assert_plausible([stats.chisquare(count).pvalue for count in counts])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [100, 289, 1000])
 def test_each_position_of_a_larger_dataset_holds_every_region_equally_often(n):
     drawn = orders(n, num_seeds=1500)
     assert_plausible([probability_of_bins(drawn[:, position], n, 20) for position in range(n)])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [4, 6, 9, 12])
 def test_each_pair_of_positions_holds_every_pair_of_indices_equally_often(n):
     drawn = orders(n, num_seeds=2000)
@@ -129,6 +133,7 @@ def test_each_pair_of_positions_holds_every_pair_of_indices_equally_often(n):
     assert_plausible(probabilities)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [50, 100, 1000])
 def test_neighbours_differ_by_every_amount_equally_often(n):
     drawn = orders(n, num_seeds=1500)
@@ -152,6 +157,7 @@ def test_no_distance_between_positions_returns_as_a_distance_between_indices(n):
             assert np.bincount(differences).max() <= 14
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", range(2, 101))
 def test_half_of_all_orders_are_odd(n):
     """With both sides of the network odd, no order of 9, 25, 49 or 81 elements is."""
@@ -163,6 +169,7 @@ def test_half_of_all_orders_are_odd(n):
     assert stats.binomtest(num_odd, num_seeds).pvalue > LEAST_PROBABILITY / 99
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("one", "other"),
     [((0, 0), (1, 0)), ((0, 0), (0, 1)), ((0, 1), (1, 0)), ((0, 0), (2**32, 0))],
@@ -181,6 +188,7 @@ def test_neighbouring_keys_share_nothing(one, other):
     assert abs(correlation / num_seeds) < 5 / math.sqrt(n * num_seeds)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [3, 8])
 def test_epochs_of_a_tiny_dataset_are_independent(n):
     num_seeds = 25 * n * n

@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 
+import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -85,6 +86,7 @@ def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
         assert hasattr(loader, name), name
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_optional_one() -> None:
     optional = (
         "('torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', 'lmdb', 'pyarrow', "

@@ -25,6 +25,7 @@ from tests.conformance import assert_same_rest, copy_of, same, uninterrupted
 from tests.datasets import Noisy
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
+from tests.patience import seconds
 from tests.user_objects import StatefulDataset
 
 __all__ = ["fake_gpu"]
@@ -45,6 +46,7 @@ def pids(loader: Loader) -> list[int]:
     return [worker.pid for worker in loader._crew.idle.workers]  # type: ignore[attr-defined]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("build", [make, stateful])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persistent: bool) -> None:
@@ -72,7 +74,7 @@ def test_workers_that_wait_end_with_their_loader() -> None:
     del loader
     gc.collect()
     for worker in waiting:
-        worker.join(timeout=30)
+        worker.join(timeout=seconds(3))
         assert worker.exitcode is not None
 
 
@@ -89,6 +91,7 @@ def test_nothing_is_drawn_and_the_state_stays() -> None:
     assert same(np.random.get_state()[1], generators[2])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("build", [make, stateful])
 def test_a_state_that_is_loaded_after_it_counts(build: Any) -> None:
     expected, states = uninterrupted(build(), 1)
@@ -136,9 +139,9 @@ def test_forking_behind_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
     start_workers(make(num_workers=0))
     write_photo_folder(tmp_path, num_classes=1, per_class=4)
     start_workers(StatefulGPULoader(FolderSource(tmp_path), num_workers=2))  # threads
-    spawned = make(multiprocessing_context="spawn")
-    start_workers(spawned)
-    assert len(list(spawned)) == 6
+    apart = make(multiprocessing_context="forkserver")
+    start_workers(apart)
+    assert len(list(apart)) == 6
 
 
 class DiesAtOnce(Noisy):
@@ -148,7 +151,7 @@ class DiesAtOnce(Noisy):
 
 def test_workers_that_die_while_they_start_are_reported() -> None:
     """At the start, or, where that does not wait for them, by the pass that would use them."""
-    loader = make(DiesAtOnce(8), multiprocessing_context="spawn", max_worker_restarts=0)
+    loader = make(DiesAtOnce(8), multiprocessing_context="forkserver", max_worker_restarts=0)
     with pytest.raises(WorkerLost, match="Remedy"):
         _start_and_use(loader)
 

@@ -76,6 +76,7 @@ def assert_counts(states: list[TorchdataState], batches: Batches, execution: Any
 # The orders that torchdata draws itself.
 
 
+@pytest.mark.processes
 @executions()
 @pytest.mark.parametrize("order", ["sequential", "shuffled", "generator"])
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(3, False), (3, True), (None, False)])
@@ -119,6 +120,7 @@ def test_samples_of_a_finished_pass_hold_those_that_drop_last_left_out() -> None
     assert [state.samples for state in states] == [0, 3, 6, 9, 11]
 
 
+@pytest.mark.processes
 @executions()
 def test_a_loader_that_was_resumed_writes_states_of_the_same_pass(
     execution: dict[str, Any],
@@ -184,6 +186,7 @@ def test_an_order_not_kept_shows_in_fewer_requests_than_batches() -> None:
 # Samplers that are the user's.
 
 
+@pytest.mark.processes
 @executions()
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_state_on_a_users_sampler(batch_size: int | None, execution: dict[str, Any]) -> None:
@@ -201,6 +204,7 @@ def test_state_on_a_users_sampler(batch_size: int | None, execution: dict[str, A
         assert state.sampler_iterator is None
 
 
+@pytest.mark.processes
 @executions()
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_state_on_the_iterator_of_a_users_sampler(
@@ -247,6 +251,7 @@ def test_a_batch_sampler_without_state_is_counted_in_requests(execution: dict[st
         assert state.samples is state.index_iterator is None
 
 
+@pytest.mark.processes
 @executions()
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -299,6 +304,7 @@ def test_state_on_a_map_style_dataset(execution: dict[str, Any]) -> None:
             assert not worker.ended
 
 
+@pytest.mark.processes
 @executions()
 @pytest.mark.parametrize("kind", [StatefulStream, IteratorStream, SelfStream])
 @pytest.mark.parametrize("length", [7, 11])  # of two workers, the second or both end unevenly
@@ -334,6 +340,7 @@ def dealt(shares: list[Batches], turn: int) -> Batches:
     return batches
 
 
+@pytest.mark.processes
 @executions()
 def test_an_iterable_without_state_is_told_by_its_batches(execution: dict[str, Any]) -> None:
     states, batches = recorded(StatefulDataLoader(Stream(7), batch_size=2, **execution))

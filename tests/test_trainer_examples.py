@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.prepared_processes import run_script
+
 FOLDER = Path(__file__).parent.parent / "examples" / "trainers"
 
 APART = {"composer_callback", "ray_train"}
-"""They run in ``make test-trainers``."""
+"""They run in ``make test-trainers-apart``."""
 
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in APART)
+ELASTIC = "torchrun_elastic"
+"""It starts nine interpreters, through torchrun."""
 
 # A resumed run then starts anew: no example may find it to be the same.
 FORGETFUL = """
-import runpy, sys
 from stateful_gpu_loader import StatefulGPULoader
 StatefulGPULoader.load_state_dict = lambda self, state_dict, accept=(): None
-runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def run(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ranks) if name == ELASTIC else name for name in EXAMPLES],
+)
 def test_an_example_finds_the_resumed_run_the_same(name: str, tmp_path: Path) -> None:
     """F1 to F5."""
-    done = run(str(FOLDER / f"{name}.py"), folder=tmp_path)
+    done = run_script(FOLDER / f"{name}.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert any(line.endswith("the same") for line in lines), lines
     assert not any("ANOTHER" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "torchrun_elastic"])
+@pytest.mark.trainers
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != ELASTIC])
 def test_an_example_says_that_a_run_without_its_state_is_another(name: str, tmp_path: Path) -> None:
-    """Its verdict is no matter of course; or the adapter notices before there is one. (torchrun
-    starts the script itself.)"""
-    done = run("-c", FORGETFUL, str(FOLDER / f"{name}.py"), folder=tmp_path)
+    """Its verdict is no matter of course; or the adapter notices before there is one. (Processes
+    that torchrun starts could not be told to forget.)"""
+    done = run_script(FOLDER / f"{name}.py", folder=tmp_path, before=FORGETFUL)
     is_refused = "StateMismatch" in done.stderr
     assert is_refused or "ANOTHER" in done.stdout, done.stderr
     assert is_refused == (done.returncode != 0)

@@ -33,6 +33,7 @@ JUNK = st.sampled_from(
 )
 
 
+@pytest.mark.fuzz
 @settings(max_examples=400)
 @given(values, st.integers(0, 10**6), JUNK)
 def test_an_altered_form_is_refused_or_another_value(value: Any, number: int, junk: Any) -> None:

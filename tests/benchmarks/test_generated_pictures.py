@@ -31,6 +31,7 @@ def test_a_seed_gives_one_picture() -> None:
     assert doctest.testmod(generated_pictures).failed == 0
 
 
+@pytest.mark.benchmarks
 def test_files_of_the_usual_size_are_made_without_photographs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

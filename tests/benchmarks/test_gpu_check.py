@@ -36,6 +36,7 @@ def test_verdicts_are_read_as_far_as_the_tests_came() -> None:
     assert doctest.testmod(gpu_check).failed == 0
 
 
+@pytest.mark.benchmarks
 def test_what_pytest_prints_is_what_is_read(tmp_path: Path) -> None:
     """With the options of the check, in a terminal as wide as it says."""
     folder = tmp_path / "tests"
@@ -61,6 +62,7 @@ def test_what_pytest_prints_is_what_is_read(tmp_path: Path) -> None:
     assert next(iter(found["skipped"])).startswith("a long reason, a long reason, ")
 
 
+@pytest.mark.benchmarks
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def test_the_table_names_what_failed() -> None:
     assert "  launch: 90 met" in text
 
 
+@pytest.mark.benchmarks
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_what_it_would_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,18 +6,17 @@ import doctest
 import gc
 import importlib.util
 import socket
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import summary, table
+from benchmarks import headline, summary, table
 from benchmarks.harness import Contestant, alternate
-from benchmarks.results import read_results
+from benchmarks.results import FOLDER, read_results
 from stateful_gpu_loader.decoders import available
+from tests.prepared_processes import run_script
 
 pytest.importorskip("skimage")
 pytest.importorskip("sklearn")
@@ -32,9 +31,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the results of a smoke run of each benchmark."""
     folder = tmp_path_factory.mktemp("benchmarks")
     for benchmark in BENCHMARKS:
-        command = [sys.executable, "-m", f"benchmarks.bench_{benchmark}", "--quick"]
-        options = ["--output", str(folder), "--data", str(folder / "data")]
-        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+        options = ["--quick", "--output", str(folder), "--data", str(folder / "data")]
+        done = run_script(f"benchmarks.bench_{benchmark}", *options, folder=folder)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -75,29 +73,49 @@ def test_every_cpu_decoder_is_run_both_ways(output: Path) -> None:
 
 
 def test_tables_and_picture_are_drawn_from_the_json(output: Path, tmp_path: Path) -> None:
-    readme, picture = tmp_path / "README.md", tmp_path / "docs" / "throughput.png"
-    readme.write_text(f"before\n{table.START}\nold\n{table.END}\nafter\n", encoding="utf-8")
-    table.main([f"--results={output}", f"--readme={readme}", f"--picture={picture}"])
-    once = readme.read_text(encoding="utf-8")
-    assert once.startswith(f"before\n{table.START}\n")
-    assert once.endswith(f"{table.END}\nafter\n")
-    assert "old" not in once
-    assert "(docs/throughput.png)" in once
-    for measurement in _content(output, "throughput")["measurements"]:
-        assert f"{measurement['median']:,.0f}" in once
-    for measurement in _content(output, "executors")["measurements"]:
-        assert f"{measurement['median']:,.0f}" in once
+    document, readme = tmp_path / "docs" / "benchmarks.md", tmp_path / "README.md"
+    picture = tmp_path / "docs" / "throughput.png"
+    picture.parent.mkdir()
+    for file, name in ((document, "benchmarks"), (readme, "headline")):
+        markers = f"<!-- {name}:start -->\nold\n<!-- {name}:end -->"
+        file.write_text(f"before\n{markers}\nafter\n", encoding="utf-8")
+    command = [f"--results={output}", f"--document={document}", f"--readme={readme}"]
+    table.main([*command, f"--picture={picture}"])
+    once = document.read_text(encoding="utf-8"), readme.read_text(encoding="utf-8")
+    for text, name, link in zip(
+        once, ("benchmarks", "headline"), ("throughput.png", "docs/throughput.png"), strict=True
+    ):
+        assert text.startswith(f"before\n<!-- {name}:start -->\n")
+        assert text.endswith(f"<!-- {name}:end -->\nafter\n")
+        assert "old" not in text
+        assert f"({link})" in text
+    for benchmark in ("throughput", "executors"):
+        for measurement in _content(output, benchmark)["measurements"]:
+            assert f"{measurement['median']:,.0f}" in once[0]
     assert picture.read_bytes().startswith(b"\x89PNG")
-    table.main([f"--results={output}", f"--readme={readme}", f"--picture={picture}"])
-    assert readme.read_text(encoding="utf-8") == once
+    table.main([*command, f"--picture={picture}"])
+    assert once == (document.read_text(encoding="utf-8"), readme.read_text(encoding="utf-8"))
 
 
-def test_a_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
+def test_the_headline_has_six_rows_and_says_what_is_slower() -> None:
+    text = headline.headline(FOLDER, "throughput.png")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(headline.ROWS) == 6
+    assert sum("times faster |" in row for row in rows) == 5
+    assert "times slower |" in rows[-1]
+    throughput = read_results(FOLDER, "throughput")
+    assert throughput is not None
+    for measurement in throughput["measurements"]:
+        shown = measurement["name"] in ("torch_pillow", "torchdata_torchvision", "dali")
+        assert (f"| {measurement['median']:,.0f} images/s | " in text) >= shown
+
+
+def test_a_document_without_markers_is_left_alone(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    assert "there is no README.md" in table.put_into(readme, "tables")
+    assert "there is no README.md" in table.put_into(readme, "headline", "tables")
     assert not readme.exists()
     readme.write_text("no markers", encoding="utf-8")
-    assert "lacks the markers" in table.put_into(readme, "tables")
+    assert "lacks the markers" in table.put_into(readme, "headline", "tables")
     assert readme.read_text(encoding="utf-8") == "no markers"
 
 
@@ -120,7 +138,8 @@ def test_rounds_are_interleaved_in_every_order(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_examples_of_the_summaries_hold() -> None:
-    assert doctest.testmod(summary).failed == 0
+    for module in (summary, headline):
+        assert doctest.testmod(module).failed == 0
 
 
 def _content(folder: Path, benchmark: str) -> Any:

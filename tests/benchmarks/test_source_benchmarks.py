@@ -7,8 +7,6 @@ import doctest
 import importlib.util
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +29,7 @@ from benchmarks.results import read_results
 from benchmarks.source_files import photograph_files
 from benchmarks.source_rates import measure_rates
 from benchmarks.source_readers import open_source
+from tests.prepared_processes import run_script
 
 for package in ("skimage", "sklearn", "tqdm", "lmdb", "pyarrow", "google_crc32c", "webdataset"):
     pytest.importorskip(package)
@@ -50,9 +49,8 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the results of a smoke run of each benchmark."""
     folder = tmp_path_factory.mktemp("benchmarks")
     for benchmark in BENCHMARKS:
-        command = [sys.executable, "-m", f"benchmarks.bench_{benchmark}", "--quick"]
-        options = ["--output", str(folder), "--data", str(folder / "data")]
-        done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+        options = ["--quick", "--output", str(folder), "--data", str(folder / "data")]
+        done = run_script(f"benchmarks.bench_{benchmark}", *options, folder=folder)
         assert done.returncode == 0, done.stderr
     return folder
 

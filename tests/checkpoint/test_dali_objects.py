@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.checkpoint import Checkpoint
+from tests.patience import seconds
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.dali
 def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> None:
     """E2: in a process of its own, which may hold DALI's threads."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -26,12 +28,13 @@ def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> Non
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=seconds(12),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all hold\n"
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize(("backend", "streams"), [("cpu", {}), ("gpu", {"cuda_stream": 77})])
 def test_reader_on_a_gpu_is_asked_on_its_stream(
     monkeypatch: pytest.MonkeyPatch, backend: str, streams: dict[str, int]

@@ -90,6 +90,7 @@ def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
         assert same(run(fresh, resumed, None), expected[step + 1 :]), step
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("register_first", [True, False])
 def test_run_goes_on_exactly_on_workers(tmp_path: Path, register_first: bool) -> None:
     """E1: the checkpoint of a run without workers, loaded before or after registration."""

@@ -68,6 +68,7 @@ def after_bytes(count: int, act: Callable[[], None]) -> None:
     os.write = write  # type: ignore[assignment]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PATHS)
 def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
     tmp_path: Path, name: str
@@ -94,6 +95,7 @@ def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
     assert not parts(tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("name", "keep"), [(PATHS[0], None), (PATHS[0], 1), (PATHS[1], None)])
 def test_killed_writer_leaves_a_whole_file_at_any_call(
     tmp_path: Path, name: str, keep: int | None

@@ -234,7 +234,7 @@ def test_tensors_leave_their_graph_and_their_memory() -> None:
     assert saved.state["history"][1].untyped_storage().nbytes() == 4
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_state_on_a_gpu_is_saved_from_and_put_back_onto_it() -> None:
     module = torch.nn.Linear(2, 2, device="cuda")
     generator = torch.Generator("cuda").manual_seed(3)

@@ -155,6 +155,7 @@ def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
         make_batch_decoder("dali", torch.device("cpu"))
 
 
+@pytest.mark.processes
 def test_auto_imports_no_more_than_it_needs() -> None:
     """DALI's import takes a while, and starts with what CUDA finds."""
     code = (

@@ -18,6 +18,7 @@ from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool
 from tests.decoders.cuda_stub import same
 from tests.decoders.variants import photo, pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
+from tests.patience import seconds
 
 dali = pytest.importorskip("nvidia.dali")
 
@@ -185,7 +186,8 @@ class Photos(Dataset[torch.Tensor]):
         return decode(self.decoder, PHOTOS[index])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.dali
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_decode_after_the_parent_did(decoder: DaliDecoder, method: str) -> None:
     """A pipeline that a fork inherits would hang: its threads are not there."""
     decode(decoder, PHOTOS[0])
@@ -193,7 +195,7 @@ def test_workers_decode_after_the_parent_did(decoder: DaliDecoder, method: str) 
         Photos(decoder),
         batch_size=None,
         num_workers=1,
-        timeout=120,
+        timeout=seconds(12),
         multiprocessing_context=multiprocessing.get_context(method),
     )
     for image, data in zip(loader, PHOTOS, strict=True):
@@ -204,7 +206,7 @@ def test_a_fork_ends_though_it_inherited_pipelines(decoder: DaliDecoder) -> None
     decode(decoder, PHOTOS[0])
     child = multiprocessing.get_context("fork").Process(target=os.getpid)
     child.start()
-    child.join(60)
+    child.join(seconds(6))
     assert child.exitcode == 0
 
 

@@ -54,6 +54,7 @@ def test_any_bytes_are_refused(magic: bytes, rest: bytes) -> None:
         probe(torch.from_numpy(data))
 
 
+@pytest.mark.fuzz
 @given(
     st.sampled_from(sorted(SMALL)),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=8),

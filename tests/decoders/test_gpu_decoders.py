@@ -19,7 +19,7 @@ from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.variants import pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 MEAN_LEVELS = 2.0
 """Of 255, over an image: what another upsampling of chroma comes to in photographs."""

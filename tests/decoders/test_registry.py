@@ -89,6 +89,7 @@ def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why() -> N
         make_decoder("torchcodec")
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_no_backend() -> None:
     """They take a second, and torchcodec is optional."""
     code = (
@@ -109,6 +110,7 @@ def test_a_pickled_decoder_decodes_the_same(name: str) -> None:
     assert torch.equal(copy.decode(data, probe(data)), decoder.decode(data, probe(data)))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", available())
 def test_threads_decode_what_one_thread_decodes(name: str) -> None:
     """The default engine decodes in threads."""

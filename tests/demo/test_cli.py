@@ -66,6 +66,7 @@ def test_no_subcommand_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "COMMAND" in capsys.readouterr().err
 
 
+@pytest.mark.benchmarks
 def test_the_package_runs_as_a_module() -> None:
     process = subprocess.run(
         [sys.executable, "-m", "stateful_gpu_loader", "--version"],

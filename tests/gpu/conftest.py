@@ -15,7 +15,7 @@ from tests.images import write_photo_folder
 
 BACKENDS = ("torchvision", "torchcodec", "nvimgcodec", "dali")
 
-CPU_AND_CUDA = ("cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda))
+CPU_AND_CUDA = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 
 
 @pytest.fixture(scope="session")

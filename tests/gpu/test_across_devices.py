@@ -11,7 +11,7 @@ from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
 from tests.gpu.photos import MEAN, STD, make_loader
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 MEAN_LEVELS = 3.0
 """By how many of 255 levels an image may differ on average: nvJPEG's own inverse transform, and

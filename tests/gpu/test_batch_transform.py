@@ -13,7 +13,7 @@ from stateful_gpu_loader import transforms as T
 from tests.conformance import assert_exact_resume, same, uninterrupted
 from tests.gpu.photos import make_loader
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 
 def noisy(batch: Any) -> Any:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.conformance import assert_exact_resume
 
 dali = pytest.importorskip("nvidia.dali")
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 
 def rotated(folder: Path, **options: Any) -> Any:

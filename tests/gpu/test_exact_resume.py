@@ -11,7 +11,7 @@ import pytest
 from tests.conformance import assert_exact_on_all, assert_exact_resume
 from tests.gpu.photos import COLORFUL, make_loader, write_mixed_folder
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 READERS: tuple[dict[str, Any], ...] = (
     {"num_workers": 0},

@@ -14,7 +14,7 @@ from stateful_gpu_loader import transforms as T
 from tests.conformance import same
 from tests.gpu.photos import make_loader
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 

@@ -46,7 +46,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8 if tensor.dtype is torch.uint8 else torch.int16)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.uint8, *DTYPES], ids=str)
 @pytest.mark.parametrize("geometry", GEOMETRY.values(), ids=GEOMETRY.keys())
@@ -74,7 +74,7 @@ def test_the_launch_equals_the_torch_path(
     assert (_bits(fused) == _bits(plain)).float().mean() >= 0.995
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_the_launch_is_used_where_there_is_triton() -> None:
     assert ragged.resampler(torch.device("cuda")).startswith("triton")
 

@@ -15,7 +15,7 @@ from tests.conformance import same, uninterrupted
 from tests.gpu.leaving_early import HOW
 from tests.gpu.photos import make_loader
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import assert_exact_resume
 from tests.datasets import Indices
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 
 class Point(NamedTuple):

@@ -21,7 +21,7 @@ from tests.gpu.photos import RECIPES
 from tests.sources.coco_files import write_coco
 from tests.sources.tar_files import write_photo_tars
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 WORKERS: tuple[dict[str, Any], ...] = ({"num_workers": 2}, {"num_workers": 0})
 

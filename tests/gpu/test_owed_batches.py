@@ -24,7 +24,7 @@ def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None
         assert torch.equal(targets, wanted_targets)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_is_what_its_bytes_and_keys_give(
     mixed: Path, backend: str, num_workers: int

@@ -95,11 +95,13 @@ def _check(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     assert _share_off(batch.cpu(), wanted) <= (0 if device.type == "cpu" else case.share)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_bytes_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
     _check(case, torch.uint8, device)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
 def test_floats_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
     _check(case, torch.float32, device)
@@ -115,7 +117,7 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_nothing_waits_for_the_device(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
@@ -124,7 +126,7 @@ def test_nothing_waits_for_the_device(case: Case) -> None:
         case.recipe.apply_batch(images, numbers)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_a_whole_pipeline_waits_for_nothing() -> None:
     recipes = T.Compose(
         [
@@ -152,7 +154,7 @@ def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) ->
     return sum(event.device_type == DeviceType.CUDA for event in found.events())
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
@@ -173,6 +175,7 @@ def _settings_restored() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.fuzz
 @pytest.mark.usefixtures("_settings_restored")
 @pytest.mark.parametrize("change", GLOBAL_SETTINGS.values(), ids=GLOBAL_SETTINGS.keys())
 @pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())

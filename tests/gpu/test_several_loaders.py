@@ -11,7 +11,7 @@ import torch
 from tests.conformance import same, uninterrupted
 from tests.gpu.photos import COLORFUL, RECIPES, make_loader
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 
 def test_two_loaders_in_turn(photos: Path, backend: str) -> None:

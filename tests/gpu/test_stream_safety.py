@@ -20,7 +20,7 @@ from stateful_gpu_loader.decoders.registry import make_batch_decoder
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from tests.gpu.photos import make_loader, owed_batches
 
-pytestmark = pytest.mark.needs_cuda
+pytestmark = pytest.mark.gpu
 
 CYCLES = 4_000_000
 """Some 2 ms of a GPU's time, queued before a batch is read."""

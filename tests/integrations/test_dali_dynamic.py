@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 pytest.importorskip("nvidia.dali")
 
 FOLDER = Path(__file__).with_name("in_dynamic_mode")
@@ -22,7 +24,6 @@ TESTS = [
     for node in ast.parse(module.read_text(encoding="utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
-SECONDS = 300
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def report() -> list[str]:
     """The lines of pytest, each test with its outcome."""
     command = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", *map(str, MODULES)]
     run = subprocess.run(
-        command, cwd=FOLDER.parents[2], capture_output=True, text=True, timeout=SECONDS, check=False
+        command, cwd=FOLDER.parents[2], capture_output=True, text=True, timeout=seconds(30)
     )
     assert run.returncode in (0, 1), run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout.splitlines()

@@ -186,6 +186,7 @@ def test_another_list_in_a_file_is_refused(tmp_path: Path, datasets: dict[str, A
     assert_refused(listed(files[::-1]), state, "reader.file_list")
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("reader", sorted(set(READERS) - {"file", "numpy"}))
 def test_other_data_at_the_same_path_is_refused(
     tmp_path: Path, datasets: dict[str, Arguments], reader: str

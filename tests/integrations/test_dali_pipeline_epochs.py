@@ -41,6 +41,7 @@ def labels(loaded: DALILoader) -> list[list[int]]:
     return [batch["labels"].flatten().tolist() for batch in loaded]
 
 
+@pytest.mark.dali
 @modes
 @pytest.mark.parametrize(
     ("n", "num_shards", "batch_size"), [(7, 1, 3), (11, 3, 2), (10, 4, 2), (7, 2, 4), (3, 3, 2)]
@@ -72,6 +73,7 @@ def test_epochs_are_those_of_dalis_iterator(
         assert labels(ours) == epoch
 
 
+@pytest.mark.dali
 @modes
 def test_every_policy_resumes_after_every_batch(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
@@ -86,7 +88,7 @@ def test_every_policy_resumes_after_every_batch(
         "initial_fill": 3,
     }
     make = partial(numbered, folder, 11, 2, policy, arguments)
-    assert_exact_resume(make, epochs=4, other=({}, {"prefetch_queue_depth": 4}))
+    assert_exact_resume(make, epochs=4, other=({"prefetch_queue_depth": 4},))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

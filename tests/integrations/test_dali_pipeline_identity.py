@@ -100,6 +100,7 @@ def test_an_operators_argument_may_be_accepted(datasets: dict[str, Arguments]) -
     assert same(list(other), [copy_of(batch) for batch in expected])
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize(
     "name",
     [

@@ -61,6 +61,7 @@ CHANGES: dict[str, tuple[Arguments, Arguments, str]] = {
 }
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_pipeline_is_refused_by_the_field(
     datasets: dict[str, Arguments], change: str

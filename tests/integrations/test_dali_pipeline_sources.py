@@ -54,6 +54,7 @@ def make(source: Any, /, *, seed: int = 5, pipeline: Arguments | None = None, **
     return DALILoader(partial(definition, **(options | (pipeline or {}))), ["numbers", "noise"])
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize(
     ("source", "given"),
     [
@@ -70,7 +71,7 @@ def test_sources_of_one_argument_resume(
 ) -> None:
     """E4: after every batch of three epochs."""
     pipeline = {"prefetch_queue_depth": prefetch_queue_depth}
-    other = ({}, {"pipeline": {"exec_dynamic": False}})
+    other = ({"pipeline": {"exec_dynamic": False}},)
     assert_exact_resume(partial(make, source, pipeline=pipeline, **given), epochs=3, other=other)
 
 

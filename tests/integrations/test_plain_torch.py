@@ -152,6 +152,7 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Loader
     return lambda: make(tmp_path / "data")
 
 
+@pytest.mark.trainers
 def test_a_job_goes_on_exactly(build: Callable[[], Loader], tmp_path: Path) -> None:
     """E5, F5: in the first epoch, behind its last batch, and in the second: samples and weights."""
     undisturbed = Job(build())
@@ -175,6 +176,7 @@ def test_a_job_goes_on_exactly(build: Callable[[], Loader], tmp_path: Path) -> N
             assert torch.equal(one, other), save_at
 
 
+@pytest.mark.trainers
 def test_saved_between_two_epochs(build: Callable[[], Loader], tmp_path: Path) -> None:
     """F5: the next epoch comes, whole."""
     loader = build()

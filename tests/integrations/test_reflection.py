@@ -148,6 +148,7 @@ def assert_behaves_as(rebuilt: Any, original: Any) -> None:
     assert two_epochs(rebuilt) == two_epochs(original)
 
 
+@pytest.mark.trainers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_recorded", [False, True], ids=["given", "built in a hook"])
 @pytest.mark.parametrize("rebuild", [by_fabric, by_lightning])

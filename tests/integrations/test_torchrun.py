@@ -21,6 +21,7 @@ from tests.integrations.torchrun.train import (
     make_loader,
     make_model,
 )
+from tests.patience import seconds
 from tests.trainer_data import tars
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def torchrun(folder: Path, launch: int, size: int, deaths: dict[str, Any]) -> in
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     ) as agent:
         try:
-            _, errors = agent.communicate(timeout=300)
+            _, errors = agent.communicate(timeout=seconds(60))
         except subprocess.TimeoutExpired:
             agent.terminate()  # It ends its workers.
             raise

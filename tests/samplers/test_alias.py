@@ -54,6 +54,7 @@ def test_equal_weights_are_equal_probabilities(n: int) -> None:
         assert_as_weighted(np.full(n, weight))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("seed", range(5))
 def test_probabilities_of_thousands_of_uneven_weights_are_the_weights(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -40,6 +40,7 @@ def contents(n: int, lengths: int | list[int]) -> list[range]:
     return [range(start, end) for start, end in pairwise(edges)]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("window", [1, 2, 3, 50])
 @pytest.mark.parametrize(("n", "lengths"), LAYOUTS)
 def test_it_is_blocks_permuted_and_windows_of_them_permuted(
@@ -92,6 +93,7 @@ def test_every_block_comes_first_equally_often_also_the_shorter_one() -> None:
     assert_uniform(np.bincount(first, minlength=3))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("lengths", [2, [1, 3]])
 def test_within_a_window_every_order_is_equally_frequent(lengths: int | list[int]) -> None:
     places = {order: i for i, order in enumerate(permutations(range(4)))}

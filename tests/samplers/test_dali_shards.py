@@ -55,6 +55,7 @@ def assert_as_dali(folder: Path, n: int, batch_size: int, **arguments: Any) -> N
     assert ours == theirs, f"{n = }, {batch_size = }, {arguments}"
 
 
+@pytest.mark.dali
 @modes
 def test_epochs_are_those_of_dali_at_all_sizes(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
@@ -74,6 +75,7 @@ def test_epochs_are_those_of_dali_at_all_sizes(
             )
 
 
+@pytest.mark.dali
 @modes
 @pytest.mark.parametrize(("n", "num_shards"), [(11, 4), (13, 3)])
 def test_every_shard_is_that_of_dali(
@@ -93,6 +95,7 @@ def test_every_shard_is_that_of_dali(
         )
 
 
+@pytest.mark.dali
 @modes
 def test_many_epochs_later_they_are_still_those_of_dali(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str

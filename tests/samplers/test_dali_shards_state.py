@@ -35,6 +35,7 @@ def make(**arguments: Any) -> ShardSampler:
     return ShardSampler(**{**defaults, "seed": 6, **arguments})
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_sampler_resumes_at_every_index_and_goes_on_with_later_epochs(
     mode: dict[str, Any],

@@ -58,6 +58,7 @@ def assert_within_bound(mixed: MixedDataset, indices: list[int], *, shuffle: boo
         assert strayed <= bound
 
 
+@pytest.mark.fuzz
 @given(WEIGHTS, st.integers(1, 300), st.booleans(), st.integers(0, 3))
 def test_proportions_hold_in_every_prefix_of_every_epoch(
     weights: list[float], block_length: int, shuffle: bool, epoch: int

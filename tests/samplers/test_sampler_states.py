@@ -28,6 +28,7 @@ from tests.samplers.makers import LENGTHS, SAMPLERS, TARGETS, WEIGHTS, Make, N
 kinds = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 
+@pytest.mark.fuzz
 @kinds
 def test_it_resumes_at_every_index_and_goes_on_with_later_epochs(make: Make) -> None:
     reference = make(seed=3)

@@ -63,6 +63,7 @@ def test_weights_of_any_size_are_weights() -> None:
     assert set(drawn_of([1.7e308] * 3, 100)) == {0, 1, 2}
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("num_samples", [2, 4])
 def test_draws_without_replacement_have_torchs_distribution(num_samples: int) -> None:
     """The next in proportion to its weight among those that are left: all pairs of the first."""

@@ -213,6 +213,7 @@ def test_an_empty_shard_has_no_samples(kind: Kind, path: Path) -> None:
     assert rest(kind.shards(other), other.name) == []
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("ending", ["", *sorted(COMPRESSIONS)])
 def test_a_stream_that_is_left_early_keeps_no_descriptor(
     kind: Kind, path: Path, ending: str

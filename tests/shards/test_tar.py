@@ -216,6 +216,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_generator_closed_early_leaves_no_descriptor(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"

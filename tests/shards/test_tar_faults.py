@@ -46,6 +46,7 @@ def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
         list(TarShards("memory://gone.tar").read_shard("gone.tar", 0))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"a{ending}"

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.patience import seconds
+
 Sample = dict[str, npt.NDArray[np.generic]]
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +54,7 @@ def dali_samples(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=seconds(12),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     samples: list[Sample] = []

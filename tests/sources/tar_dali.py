@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.patience import seconds
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,7 +30,7 @@ def dali_samples(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=seconds(12),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     samples = json.loads(done.stdout.splitlines()[-1])

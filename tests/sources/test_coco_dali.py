@@ -27,6 +27,7 @@ def read_by_dali(root: Path, file: Path, count: int, **arguments: Any) -> list[l
     return [[np.array(part.at(i)) for part in batch] for i in range(count)]
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [

@@ -40,6 +40,7 @@ def test_inline_resume_at_every_batch(tmp_path: Path, masks: bool) -> None:
     assert_exact_resume(lambda **changes: make_loader(source, **changes))
 
 
+@pytest.mark.processes
 def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     source = CocoSource(*write_coco(tmp_path), masks=True)
     assert_exact_resume(
@@ -47,11 +48,11 @@ def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     )
 
 
-def test_resume_in_spawned_processes(tmp_path: Path) -> None:
+def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
     source = CocoSource(*write_coco(tmp_path), masks=True)
-    spawned = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "spawn"}
+    apart = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "forkserver"}
     assert_exact_resume(
-        lambda **changes: make_loader(source, **changes), epochs=1, other=(spawned,), every=3
+        lambda **changes: make_loader(source, **changes), epochs=1, other=(apart,), every=3
     )
 
 

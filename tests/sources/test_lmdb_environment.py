@@ -18,6 +18,7 @@ import pytest
 from stateful_gpu_loader.sources import lmdb_environment
 from stateful_gpu_loader.sources.lmdb_caffe import CaffeLMDBSource
 from stateful_gpu_loader.sources.lmdb_environment import environment_at
+from tests.patience import seconds
 from tests.sources.lmdb_files import encoded_datum, write_lmdb
 
 
@@ -185,14 +186,15 @@ def in_process(source: CaffeLMDBSource, method: Any) -> Any:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_labels, args=(source, sender))
     process.start()
-    assert receiver.poll(120), "the process sent nothing"
+    assert receiver.poll(seconds(12)), "the process sent nothing"
     found = receiver.recv()
-    process.join(60)
+    process.join(seconds(6))
     assert process.exitcode == 0
     return found
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_another_process_reads_what_this_one_has_open(path: Path, method: str) -> None:
     source = CaffeLMDBSource(path)
     for _ in range(2):
@@ -234,7 +236,7 @@ def test_forks_while_threads_read_lose_nothing(path: Path) -> None:
     finally:
         done.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(seconds(6))
     assert found == [list(range(50))] * 5
     assert not errors
 

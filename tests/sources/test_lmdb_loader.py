@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +72,7 @@ def make_loader(source: Any, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(source, **arguments)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("make_source", [caffe, caffe2])
 def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     root: Path, make_source: Any
@@ -84,12 +84,13 @@ def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
 
 
 @pytest.mark.parametrize("make_source", [caffe, caffe2])
-def test_spawned_workers_resume_what_was_read_here(root: Path, make_source: Any) -> None:
+def test_workers_that_inherit_nothing_resume_what_was_read_here(
+    root: Path, make_source: Any
+) -> None:
     source = make_source(root)
     expected, states = uninterrupted(make_loader(source), 1)
-    spawn = multiprocessing.get_context("spawn")
     resumed = make_loader(
-        source, num_workers=2, worker_type="process", multiprocessing_context=spawn
+        source, num_workers=2, worker_type="process", multiprocessing_context="forkserver"
     )
     resumed.load_state_dict(states[0, 2])
     assert same([*resumed], expected[0][2:])

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from stateful_gpu_loader.sources.parquet_cache import BoundedCache
+from tests.patience import seconds
 
 
 def test_what_was_used_last_is_kept() -> None:
@@ -108,7 +109,7 @@ def test_copies_and_forked_children_begin_with_nothing() -> None:
             target=lambda: sender.send(cache.get(1, lambda: "child's")), daemon=True
         )
         child.start()
-        assert receiver.poll(60), "the child waits for a lock that nobody gives back"
+        assert receiver.poll(seconds(6)), "the child waits for a lock that nobody gives back"
     assert receiver.recv() == "child's"
     child.join()
     assert cache.get(1, lambda: "new") == "parent's"

@@ -32,12 +32,14 @@ def make_loader(source: ParquetSource, **arguments: Any) -> StatefulGPULoader[An
     return StatefulGPULoader(source, **options)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("target", ["label", None, {"y": "label"}])
 def test_inline_resume_at_every_batch(tmp_path: Path, target: Any) -> None:
     source = ParquetSource(write_photos(tmp_path), target=target)
     assert_exact_resume(lambda **changes: make_loader(source, **changes))
 
 
+@pytest.mark.processes
 def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     source = ParquetSource(write_photos(tmp_path), cache_bytes=0)
     source.read(0)
@@ -46,13 +48,14 @@ def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     )
 
 
-def test_resume_in_spawned_processes(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
     """C11: the source travels without what it has read."""
     source = ParquetSource(write_photos(tmp_path))
     source.read(0)
-    spawned = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "spawn"}
+    apart = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "forkserver"}
     assert_exact_resume(
-        lambda **changes: make_loader(source, **changes), epochs=1, other=(spawned,), every=4
+        lambda **changes: make_loader(source, **changes), epochs=1, other=(apart,), every=4
     )
 
 

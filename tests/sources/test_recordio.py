@@ -36,6 +36,7 @@ def offsets_of(index: Path) -> list[int]:
     return [int(line.split("\t")[1]) for line in index.read_text().splitlines()]
 
 
+@pytest.mark.dali
 @pytest.mark.parametrize("several", [False, True])
 @needs_dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> None:

@@ -20,7 +20,7 @@ from tests.sources.record_files import photos, write_recordio, write_tfrecords
 
 THREADS = {"num_workers": 2, "worker_type": "thread"}
 FORKED = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"}
-SPAWNED = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "spawn"}
+APART = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "forkserver"}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,7 @@ def make_loader(source: Source, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(source, **arguments)
 
 
+@pytest.mark.processes
 @SOURCES
 def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     root: Path, make_source: Callable[[Path], Source]
@@ -68,18 +69,18 @@ def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     """C11: the source is read here before each fork, so that a shared handle would show."""
     source = make_source(root)
     source[0]
-    assert_exact_resume(partial(make_loader, source), other=({}, THREADS, FORKED))
+    assert_exact_resume(partial(make_loader, source), other=(THREADS, FORKED))
 
 
 @SOURCES
-def test_spawned_workers_resume_what_was_read_here(
+def test_workers_that_inherit_nothing_resume_what_was_read_here(
     root: Path, make_source: Callable[[Path], Source]
 ) -> None:
     """C11: the source travels with its index, and without its descriptors."""
     source = make_source(root)
     source[0]
     expected, states = uninterrupted(make_loader(source), 1)
-    resumed = make_loader(source, **SPAWNED)
+    resumed = make_loader(source, **APART)
     resumed.load_state_dict(states[0, 2])
     assert same([*resumed], expected[0][2:])
 

@@ -90,6 +90,7 @@ def test_a_tar_cut_off_after_indexing_is_a_named_error(tar: Path) -> None:
         source[2]
 
 
+@pytest.mark.fuzz
 def test_a_tar_cut_off_at_any_byte_is_an_error_or_a_prefix(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "cut.tar", sample_entries(0, 2))
     expected = contents(TarSource(path))

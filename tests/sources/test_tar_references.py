@@ -109,6 +109,7 @@ def test_samples_of_webdatasets_writer(tmp_path: Path, tar_format: str) -> None:
         assert ours == {key: theirs[key] for key in ours} == samples[index]
 
 
+@pytest.mark.dali
 def test_samples_are_those_of_dali(tmp_path: Path) -> None:
     """With the index that it infers, and with one that its wds2idx wrote."""
     paths = write_photo_tars(tmp_path)

@@ -31,12 +31,14 @@ def make_loader(source: TarSource, **arguments: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(source, **options)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("target", ["cls", None, ("cls", "txt"), {"y": "cls", "key": "__key__"}])
 def test_inline_resume_at_every_batch(tmp_path: Path, target: Any) -> None:
     source = TarSource(write_photo_tars(tmp_path), target=target)
     assert_exact_resume(lambda **changes: make_loader(source, **changes))
 
 
+@pytest.mark.processes
 def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     source = TarSource(write_photo_tars(tmp_path))
     assert_exact_resume(
@@ -44,13 +46,13 @@ def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
     )
 
 
-def test_resume_in_spawned_processes(tmp_path: Path) -> None:
+def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
     """C11: the source travels without what it has open."""
     source = TarSource(write_photo_tars(tmp_path))
     source.read(0)
     expected, states = uninterrupted(make_loader(source), 1)
     resumed = make_loader(
-        source, num_workers=1, worker_type="process", multiprocessing_context="spawn"
+        source, num_workers=1, worker_type="process", multiprocessing_context="forkserver"
     )
     resumed.load_state_dict(states[0, 2])
     assert_same_rest(resumed, expected, (0, 2), 1)

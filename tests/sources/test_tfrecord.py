@@ -33,6 +33,7 @@ FEATURES = {
 }
 
 
+@pytest.mark.dali
 @needs_dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path) -> None:
     """C5: with its own index, over several files, image, integers, floats and text."""

@@ -36,6 +36,7 @@ def written(folder: Path, ending: str, data: bytes) -> str:
     return str(path)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("ending", COMPRESS)
 @pytest.mark.parametrize("protocol", ["", "file://", "memory://"])
 def test_the_content_comes_whole_and_in_pieces(tmp_path: Path, ending: str, protocol: str) -> None:
@@ -97,6 +98,7 @@ def test_damaged_compressed_bytes_are_damage(tmp_path: Path, ending: str) -> Non
             stream.read()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_a_closed_stream_leaves_no_descriptor(tmp_path: Path, ending: str) -> None:
     path = written(tmp_path, ending, COMPRESS[ending](CONTENT))

@@ -1,1 +1,1 @@
-"""Trainers that are not installed beside the others: ``make test-trainers`` runs these tests."""
+"""Trainers that are not installed beside the others: ``make test-trainers-apart`` runs these."""

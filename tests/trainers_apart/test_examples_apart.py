@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import seconds
+
 FOLDER = Path(__file__).parent.parent.parent / "examples" / "trainers"
 PRINTS = {
     "composer_callback": (
@@ -28,7 +30,7 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     """F6, F7."""
     package, lines = PRINTS[name]
     if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed; make test-trainers installs it")
+        pytest.skip(f"{package} is not installed; make test-trainers-apart installs it")
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     path = FOLDER / f"{name}.py"
     done = subprocess.run(
@@ -37,7 +39,7 @@ def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=seconds(40),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     # Ray itself tells of the worker that died.

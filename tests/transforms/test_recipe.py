@@ -71,6 +71,7 @@ def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
         assert drawn.numbers.dtype == whole.numbers.dtype
 
 
+@pytest.mark.fuzz
 @every_recipe
 def test_apply_is_pure(recipe: T.Recipe) -> None:
     """D6: the image stays as it is, layout does not matter, and sizes are as drawn."""
@@ -100,6 +101,7 @@ def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
         assert torch.equal(out, made)
 
 
+@pytest.mark.fuzz
 @every_recipe
 def test_threads_do_not_matter(recipe: T.Recipe) -> None:
     """Law 1: one intra-op thread or two, the same bits; on more pixels than one task takes."""

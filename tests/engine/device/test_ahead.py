@@ -16,6 +16,7 @@ from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure, WorkersDied
 from stateful_gpu_loader.records import WorkerStart
 from tests.fake_gpu import FakePlace
+from tests.patience import seconds
 
 
 class Scripted:
@@ -203,7 +204,7 @@ def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
     go_on = threading.Event()
 
     def hang(payload: Any) -> Any:
-        assert go_on.wait(20)
+        assert go_on.wait(seconds(2))
         return payload
 
     device = pipeline(Scripted([torch.tensor(1)]), hang, timeout=0.05)
@@ -216,7 +217,7 @@ def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
 def test_a_stage_that_hung_is_abandoned_for_good() -> None:
     go_on = threading.Event()
     device = pipeline(
-        Scripted([torch.tensor(1)]), lambda payload: go_on.wait(20) or payload, timeout=0.05
+        Scripted([torch.tensor(1)]), lambda payload: go_on.wait(seconds(2)) or payload, timeout=0.05
     )
     stage = device._stage
     with pytest.raises(WorkersDied):

@@ -14,6 +14,7 @@ import torch
 
 from stateful_gpu_loader.engine.device.stage import Stage
 from tests.fake_gpu import GARBAGE, FakePlace
+from tests.patience import seconds
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def test_a_stage_that_nobody_holds_ends_its_thread(place: FakePlace) -> None:
     worker = thread.take(place)
     del stage
     gc.collect()
-    worker.join(20)
+    worker.join(seconds(2))
     assert not worker.is_alive()
 
 
@@ -128,6 +129,7 @@ def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
     assert done == list(range(20))
 
 
+@pytest.mark.processes
 def test_the_interpreter_exits_while_the_stage_is_at_work() -> None:
     program = """
 import threading
@@ -146,6 +148,6 @@ begun.wait(20)
 print("done")
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds(6)
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")

@@ -101,6 +101,7 @@ def test_dropped_images_leave_the_others_as_they_are(photos: Path, maker: str) -
         assert not images.is_inference()
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("mode", ["replace", "drop"])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_batch_depends_on_nothing_but_its_request(photos: Path, maker: str, mode: str) -> None:

@@ -151,6 +151,7 @@ def first_candidates(n: int, num_keys: int, which: int = 0) -> list[tuple[int, i
     return pairs
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("which", [0, 1, 5])
 @pytest.mark.parametrize("n", [7, 10])
 def test_candidates_are_uniform_over_the_other_positions(n: int, which: int) -> None:
@@ -167,6 +168,7 @@ def test_candidates_are_uniform_over_a_huge_order() -> None:
     assert chisquare(counts).pvalue > 1e-3
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 10, 100])
 def test_no_candidate_comes_twice(n: int) -> None:
     """So a small dataset is searched to its end."""

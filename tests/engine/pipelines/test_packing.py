@@ -121,6 +121,7 @@ def mixed() -> Any:
     return {"large": large, "small": torch.ones(3), "array": np.full(LARGEST_COPY, 3.0)}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_through_worker_processes(make: Any, method: str) -> None:
     """Writable, the small in this process's own memory, the large in shared memory as torch's."""

@@ -21,6 +21,7 @@ from tests.engine.pipelines.fakes import Doing, Gate, answers, request, requests
 METHODS = ["fork", "spawn", "forkserver"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_come_in_order_and_a_second_pass_follows(make: Any, method: str) -> None:
     """B2: every start method."""
@@ -32,6 +33,7 @@ def test_answers_come_in_order_and_a_second_pass_follows(make: Any, method: str)
             next(pipeline)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["fork", "forkserver"])
 def test_a_context_object_does_as_well(make: Any, name: str) -> None:
     context = torch.multiprocessing.get_context(name)
@@ -323,6 +325,7 @@ def note_the_end(path: Path, worker: int) -> None:
     multiprocessing.util.Finalize(None, (path / str(worker)).touch, exitpriority=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("finished", [True, False])
 def test_the_users_cleanup_runs_in_every_worker(make: Any, tmp_path: Path, finished: bool) -> None:
     pipeline = make(worker_init_fn=partial(note_the_end, tmp_path))

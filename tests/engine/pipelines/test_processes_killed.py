@@ -23,6 +23,7 @@ def ordinal_of(died: WorkersDied) -> int | None:
     return None if died.oldest is None else died.oldest.ordinal
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_any_worker_killed_while_next_waits(make: Any, gate: Gate, victim: int) -> None:
     """G1: whoever dies, the answers that came before are delivered, and the oldest is named."""
@@ -58,6 +59,7 @@ def test_the_users_own_step_is_not_interrupted(make: Any) -> None:
     assert f"(pid {victim.pid}) is killed by signal: Killed." in died.what
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("batch", [fakes.large, fakes.shared])
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
 def test_killed_before_the_batch_is_received(
@@ -74,6 +76,7 @@ def test_killed_before_the_batch_is_received(
     assert "is killed by signal" in died.what
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_killed_with_other_start_methods(make: Any, gate: Gate, method: str) -> None:
     """G1."""
@@ -164,6 +167,7 @@ class _DyingWhenRead:
         return fakes.leave, (3,)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_killed_before_it_has_read_a_large_dataset(make: Any, method: str) -> None:
     """G1: multiprocessing itself would wait for ever to write the rest of it."""

@@ -12,6 +12,7 @@ import pytest
 
 from stateful_gpu_loader.engine.pipelines import start_method, team
 from stateful_gpu_loader.engine.pipelines.start_method import default_context, would_fork
+from tests.patience import seconds
 
 NEEDS_DALI = pytest.mark.skipif(
     not sys.platform.startswith("linux") or "fork" not in multiprocessing.get_all_start_methods(),
@@ -57,7 +58,7 @@ def run(script: str, folder: Path) -> list[str]:
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=seconds(12),
         check=False,
         env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
     )
@@ -65,6 +66,7 @@ def run(script: str, folder: Path) -> list[str]:
     return ran.stdout.splitlines()
 
 
+@pytest.mark.dali
 @NEEDS_DALI
 def test_only_threads_of_dali_rule_out_a_fork(tmp_path: Path) -> None:
     """C9; and to ask settles nothing: the start method can still be set."""
@@ -153,6 +155,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.dali
 @NEEDS_DALI
 def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
     """C9, law 5; start_workers refuses a fork behind CUDA, and only where there would be one."""

@@ -69,6 +69,7 @@ def test_it_ends_all_when_somebody_waits_too_long(processes: list[Any]) -> None:
     watch.stop()
 
 
+@pytest.mark.processes
 def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
     """G2: a slow step between two calls of next() kills nobody."""
     watch = Watch(processes, 0.1)
@@ -78,6 +79,7 @@ def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
     watch.stop()
 
 
+@pytest.mark.processes
 def test_stopped_it_lets_them_live_and_end(processes: list[Any]) -> None:
     """A8."""
     before, threads = fds(), threading.active_count()

@@ -175,6 +175,6 @@ def main_alone(rank: int, folder: Path) -> tuple[list[Any], list[Any]]:
 
 def test_the_main_process_saves_alone(tmp_path: Path) -> None:
     """F2: nobody waits for the other; and a state that was loaded first is not lost."""
-    for whole, rests in on_ranks(main_alone, 2, tmp_path / "saved", timeout=60):
+    for whole, rests in on_ranks(main_alone, 2, tmp_path / "saved"):
         assert len(whole) == 4
         assert rests == [whole[2:], whole[2:]]

@@ -25,6 +25,7 @@ from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
 from tests.integrations.lightning.every_hook import OF_LIGHTNING, Witness, fit
 from tests.integrations.lightning.recorded_fits import every_epoch, every_step, silent_trainer
 from tests.integrations.lightning.streams import Telling, noisy, stream
+from tests.patience import seconds
 
 NO_LAST = "ignore:.*is set, but there is no last checkpoint available"
 OF_EXCEPTIONS = "ignore:`.fit.ckpt_path=None.` was called without a model"
@@ -205,7 +206,7 @@ def test_sigkill(tmp_path: Path) -> None:
         target=train_until_killed, args=(tmp_path,)
     )
     process.start()
-    process.join(60)
+    process.join(seconds(6))
     assert process.exitcode == -signal.SIGKILL
     assert not (tmp_path / "step=8.ckpt").exists()
     assert_same(fit(noisy, resume=tmp_path / "step=6.ckpt"), undisturbed)

@@ -36,6 +36,7 @@ def test_crops_of_photographs_are_those_of_torchvision_and_near_those_of_the_cpu
     assert (difference > 0).float().mean() < 0.25
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("recipe", [T.RandomHorizontalFlip(1.0), T.CenterCrop(200)])
 def test_what_only_moves_pixels_is_equal(recipe: T.Recipe) -> None:
     image = decoded("coffee")

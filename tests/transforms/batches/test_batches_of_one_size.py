@@ -30,6 +30,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("kind", ["bytes", "floats", "channels last", "one channel"])
 def test_a_batch_is_its_images(recipe: Any, kind: str) -> None:

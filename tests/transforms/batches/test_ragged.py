@@ -34,6 +34,7 @@ def aten(image: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
     )[0]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("antialias", [True, False])
 def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) -> None:
     """D6: photographs, up and down; unrounded, and rounded to bytes.
@@ -58,6 +59,7 @@ def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) ->
         assert (levels > 0).float().mean() <= 1e-3
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (224, 224)], ids=str)
 def test_odd_images(antialias: bool, size: tuple[int, int]) -> None:

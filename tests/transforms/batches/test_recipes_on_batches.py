@@ -15,6 +15,7 @@ from tests.transforms.batch_recipes import DTYPES, RECIPES, images, numbers_for,
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_recipe
 def test_a_batch_is_its_images_one_by_one(recipe: Recipe, dtype: torch.dtype) -> None:
@@ -64,6 +65,7 @@ class Recorded(TorchDispatchMode):
         return result
 
 
+@pytest.mark.fuzz
 @every_recipe
 def test_nothing_is_read_back_and_little_is_launched(recipe: Recipe) -> None:
     """D5, on a device without memory, where a look at any value raises.
@@ -84,7 +86,7 @@ def test_nothing_is_read_back_and_little_is_launched(recipe: Recipe) -> None:
     assert counts[0] == counts[1] < 1000
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @every_recipe
 def test_a_gpu_makes_the_same_pixels_without_waiting(recipe: Recipe) -> None:
     """D5: within a level of bytes, but for pixels that a nearest sample takes from next door."""

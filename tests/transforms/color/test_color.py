@@ -75,6 +75,7 @@ def test_grey_of_every_color_is_torchvisions() -> None:
         assert torch.equal(RandomGrayscale().apply(image, [1])[:1], F.rgb_to_grayscale(image))
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("size", [(224, 224), (479, 641)])
 def test_result_does_not_depend_on_the_number_of_threads(size: tuple[int, int]) -> None:
     """D6, law 1: worker threads run with as many intra-op threads as the process has."""

@@ -55,6 +55,7 @@ def boxes_by_torchvision(reference: v2.RandomErasing, image: torch.Tensor, n: in
     return np.array(boxes)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("size", "arguments"),
     [
@@ -81,6 +82,7 @@ def test_boxes_are_distributed_as_torchvisions(
         assert stats.ks_2samp(a, b).pvalue > 1e-3
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("size", [(3, 4), (2, 9), (1, 5)])
 def test_every_box_of_a_tiny_image_is_as_likely_as_with_torchvision(size: tuple[int, int]) -> None:
     """D6: chi-square over whole boxes, where rounding decides and most attempts do not fit.

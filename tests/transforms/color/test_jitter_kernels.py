@@ -128,7 +128,7 @@ def test_where_triton_does_not_run_torch_does(caplog: pytest.LogCaptureFixture) 
     assert "torch changes colors" in caplog.text
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_makes_what_its_torch_makes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """D6: bytes bit for bit; a last bit of a float sum, by the hue that follows, up to 1e-6."""
@@ -144,7 +144,7 @@ def test_a_gpu_makes_what_its_torch_makes(monkeypatch: pytest.MonkeyPatch, name:
         torch.testing.assert_close(made, expected, rtol=0, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_gpu_makes_what_the_cpu_makes_of_each_image(dtype: torch.dtype) -> None:
     recipe, batch, numbers = in_any_order(images(24, (224, 224), dtype, "planes"))
@@ -156,7 +156,7 @@ def test_a_gpu_makes_what_the_cpu_makes_of_each_image(dtype: torch.dtype) -> Non
     assert (difference > 0).double().mean() <= 1e-4 or dtype is torch.float32
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_a_gpu_makes_the_same_bits_every_time() -> None:
     """Law 1: whatever the order in which the programs add up the grey."""
     batch = torch.rand(8, 3, 777, 999, device="cuda")
@@ -166,7 +166,7 @@ def test_a_gpu_makes_the_same_bits_every_time() -> None:
         assert torch.equal(USUAL.apply_batch(batch, numbers), first)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("recipe", "launches"),
     [(USUAL, ["grey_kernel", "jitter_kernel"]), (ColorJitter(hue=0.1), ["jitter_kernel"])],
@@ -187,7 +187,7 @@ def test_two_launches_at_most_and_one_copy(
     assert sorted(event.name.split(" ")[0] for event in events) == ["Memcpy", *launches]
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_several_devices_have_kernels_of_their_own() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

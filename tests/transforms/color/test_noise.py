@@ -69,7 +69,7 @@ def test_the_table_is_the_normal_distribution() -> None:
     np.testing.assert_allclose(_quantiles(CPU).numpy(), expected, rtol=0, atol=0.5001 * 2**-20)
 
 
-@pytest.mark.needs_cuda
+@pytest.mark.gpu
 def test_a_gpu_draws_the_same_values() -> None:
     """Law 1: bit for bit."""
     seeds, counts = np.array([[1, 2], [3, 4]]), np.array([100_001, 99])

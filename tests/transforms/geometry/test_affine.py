@@ -23,6 +23,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
     """D6: bit for bit on uint8 and float."""

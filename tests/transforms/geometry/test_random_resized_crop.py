@@ -50,6 +50,7 @@ def torchvision_boxes(reference: v2.RandomResizedCrop, image: torch.Tensor, n: i
     return np.array([[p["top"], p["left"], p["height"], p["width"]] for p in params])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize(
     ("size", "arguments"),
     [

@@ -25,6 +25,7 @@ ARGUMENTS = [
 ]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
     """D6: bit for bit on uint8 and float; the drawn sizes are those of the result."""

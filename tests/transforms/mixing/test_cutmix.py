@@ -59,6 +59,7 @@ def test_boxes_follow_torchvisions_formula(
         assert made == (*params["box"], params["lam_adjusted"])
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("alpha", [0.3, 1.0])
 def test_boxes_are_distributed_as_torchvisions(alpha: float) -> None:
     """D6: Kolmogorov-Smirnov of each side and of the share kept, over 3000 boxes."""

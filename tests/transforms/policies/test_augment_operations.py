@@ -64,6 +64,7 @@ def test_operations_are_torchvisions() -> None:
     assert list(v2.RandAugment._AUGMENTATION_SPACE) == NAMES
 
 
+@pytest.mark.fuzz
 @every_operation
 @pytest.mark.parametrize(("interpolation", "fill"), WARPS, ids=str)
 def test_photographs(operation: Operation, interpolation: str, fill: object) -> None:
@@ -122,6 +123,7 @@ def test_a_batch_of_none() -> None:
     )
 
 
+@pytest.mark.fuzz
 @every_operation
 def test_threads_do_not_matter(operation: Operation) -> None:
     """Law 1: on more pixels than one task takes."""

@@ -25,7 +25,7 @@ def test_without_a_gpu_the_marked_skip(gpu: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("REQUIRE_CUDA", raising=False)
     pytest_runtest_setup(marked("parametrize"))
     with pytest.raises(pytest.skip.Exception):
-        pytest_runtest_setup(marked("needs_cuda"))
+        pytest_runtest_setup(marked("gpu"))
 
 
 @pytest.mark.parametrize("gpu", [False], indirect=True)
@@ -35,10 +35,10 @@ def test_without_a_gpu_that_is_demanded_the_marked_fail(
     monkeypatch.setenv("REQUIRE_CUDA", "1")
     pytest_runtest_setup(marked())
     with pytest.raises(pytest.fail.Exception, match="sees no GPU"):
-        pytest_runtest_setup(marked("needs_cuda"))
+        pytest_runtest_setup(marked("gpu"))
 
 
 @pytest.mark.parametrize("gpu", [True], indirect=True)
 def test_with_a_gpu_the_marked_run(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUIRE_CUDA", "1")
-    pytest_runtest_setup(marked("needs_cuda"))
+    pytest_runtest_setup(marked("gpu"))

@@ -1,0 +1,75 @@
+"""Which tests are fast: those without a mark of their own, and one case of most that have one.
+
+The marks are those of ``pyproject.toml``. Whole folders and files have theirs here, single tests as
+decorators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+MARKED = {
+    "benchmarks/test_smoke.py": "benchmarks",
+    "benchmarks/test_source_benchmarks.py": "benchmarks",
+    "demo/test_experiment.py": "benchmarks",
+    "engine/pipelines/test_processes_leave_nothing.py": "processes",
+    "integrations/hf_accelerate": "trainers",
+    "integrations/hf_trainer": "trainers",
+    "integrations/lightning": "trainers",
+    "integrations/lightning_fabric": "trainers",
+    "integrations/test_dali_dynamic.py": "dali",
+    "integrations/test_dcp.py": "ranks",
+    "integrations/test_dcp_refusals.py": "ranks",
+    "integrations/test_device_mesh.py": "ranks",
+    "integrations/test_reflection.py": "trainers",
+    "integrations/test_torchrun.py": "ranks",
+    "integrations/test_torchtitan.py": "ranks",
+    "transforms/batches/test_kernels.py": "fuzz",
+    "transforms/color/test_jitter_kernels.py": "fuzz",
+}
+"""No test below these places is fast."""
+
+COSTLY = {
+    "engine/pipelines/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
+    "engine/pipelines/test_processes_killed.py::test_killed_with_other_start_methods",
+    "test_loader_device_bad_samples.py::test_every_state_resumes_exactly",
+    "test_loader_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
+    "test_loader_iterables.py::test_a_caught_exception_loses_no_batch",
+    "test_loader_lanes.py::test_worker_processes_deliver_the_same",
+    "test_loader_lanes_cost.py::test_ten_thousand_shards",
+    "test_loader_lanes_damage.py::test_undecodable_images_are_dropped",
+    "test_loader_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
+}
+"""Of these marked tests no case is fast."""
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Mark what is in :data:`MARKED`; of other tests that have cases, the first case is fast."""
+    known: set[str] = set()
+    for item in items:
+        test, _, case = item.nodeid.partition("[")
+        places = [place for place in _below_root(item.path) if place in MARKED]
+        for place in places:
+            item.add_marker(MARKED[place])
+        is_first = bool(case) and test not in known
+        if is_first and not places and test.removeprefix(f"{ROOT.name}/") not in COSTLY:
+            item.add_marker("fast")
+        known.add(test)
+
+
+def holds_no_fast_test(path: Path) -> bool:
+    """Whether a file or folder need not even be imported where the fast tests alone are run."""
+    return any(place in MARKED for place in _below_root(path))
+
+
+def _below_root(path: Path) -> list[str]:
+    """A path and its parents, relative to the tests' folder."""
+    if not path.is_relative_to(ROOT):
+        return []
+    relative = path.relative_to(ROOT)
+    return [str(place) for place in (relative, *relative.parents)]

@@ -26,7 +26,7 @@ class Row:
 
 ROWS = (
     Row(
-        what="Images a second: JPEG files to augmented batches",
+        what="Images a second, JPEG files to augmented batches, 2 workers",
         peer="`DataLoader` with Pillow",
         benchmark="throughput",
         ours="ours_torchcodec",
@@ -50,18 +50,18 @@ ROWS = (
         more_is_better=True,
     ),
     Row(
-        what="First batch after a resume, 9 of 10 million shuffled samples behind",
+        what="First batch after a resume, 9 of 10 million shuffled samples behind, 2 workers",
         peer="`StatefulDataLoader`",
         benchmark="state",
         ours="ours first batch, 2 workers, 90% n=10000000",
         theirs="torchdata first batch, 2 workers, 90% n=10000000",
     ),
     Row(
-        what="First batch after a resume, 900,000 of a million TFRecords behind",
-        peer="DALI",
-        benchmark="sources",
-        ours="ours resume tfrecord 90%",
-        theirs="dali resume tfrecord 90%",
+        what="First batch after a resume, 90% of 256 streamed tar files behind",
+        peer="webdataset in `DataLoader`",
+        benchmark="lanes",
+        ours="ours resume 90%",
+        theirs="webdataset resume 90%",
     ),
     Row(
         what="A batch of 16 samples that cost nothing, without workers",
@@ -105,7 +105,7 @@ def headline(folder: Path, picture: str) -> str:
         )
         machine = content["machine"]
         processors[f"{machine['cores']} cores of {machine['processor']}"] = None
-    table = as_table(["", "this loader", "beside", "which has", "this loader is"], rows)
+    table = as_table(["", "this loader", "compared with", "its figure", "this loader is"], rows)
     return f"![images per second of every loader]({picture})\n\n{table}\n\n" + (
         f"<sub>Medians of alternating rounds on {' and '.join(processors)}, without a GPU.</sub>"
     )

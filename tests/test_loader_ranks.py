@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +69,24 @@ def test_two_ranks_go_on_from_the_state_of_one(tmp_path: Path) -> None:
         sorted(a + b) for a, b in zip(ranks[0]["batches"], ranks[1]["batches"], strict=True)
     ]
     assert together == wanted[3:]
+
+
+def serve_until_killed(rank: int, folder: Path) -> None:
+    """A job that saves behind every batch, until all its ranks are killed in the fourth."""
+    loader = loader_of(2)
+    for step, batch in enumerate(loader):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        seen = folder / f"{step}-{rank}.json"
+        seen.write_text(json.dumps({"batch": batch.tolist(), "state": loader.state_dict()}))
+
+
+def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
+    """G5, B3: SIGKILL on both ranks; one rank finishes what an undisturbed job would have read."""
+    on_ranks(serve_until_killed, 2, tmp_path, killed=True)
+    wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
+    saved = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(saved[0]["batch"] + saved[1]["batch"]) == wanted[2]
+    alone = loader_of(1)
+    alone.load_state_dict(saved[0]["state"])
+    assert [sorted(batch.tolist()) for batch in alone] == wanted[3:]

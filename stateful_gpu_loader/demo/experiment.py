@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,12 +107,13 @@ class Runs:
 def run_experiment(
     plan: Plan, folder: Path, watch: Watch = lambda run, event: None
 ) -> dict[str, Runs]:
-    """Build the data set, run everything, one process at a time.
+    """Build the data set and run everything, two trainings at a time.
 
     Args:
         plan: what to run.
         folder: an empty one, for the files of the data set and the checkpoints.
-        watch: called with ``"<loader>, undisturbed"`` or ``"<loader>, killed"`` and each event.
+        watch: called with ``"<loader>, undisturbed"`` or ``"<loader>, killed"`` and each event, by
+            the thread of that training.
 
     Returns:
         The runs of each loader of the plan.
@@ -120,14 +123,32 @@ def run_experiment(
         MissingDependency: of the extra ``demo``.
     """
     write_photographs(folder / "photographs", files_per_class=plan.files_per_class)
-    runs = {}
-    for loader in (name for name in LOADERS if name in plan.workers):
-        workers = plan.workers[loader]
-        runs[loader] = Runs(
-            undisturbed=_train(plan, loader, folder, "undisturbed", workers[:1], (), watch),
-            killed=_train(plan, loader, folder, "killed", workers, plan.kill_at, watch),
-        )
-    return runs
+    is_over = threading.Event()
+
+    def watch_until_over(run: str, event: Event) -> None:
+        if is_over.is_set():
+            raise CancelledError(f"{run}: another training failed, or was interrupted")
+        watch(run, event)
+
+    trainings: dict[str, list[Future[TrainingRun]]] = {}
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for loader in (name for name in LOADERS if name in plan.workers):
+            workers = plan.workers[loader]
+            trainings[loader] = [
+                pool.submit(_train, plan, loader, folder, name, given, kill_at, watch_until_over)
+                for name, given, kill_at in (
+                    ("undisturbed", workers[:1], ()),
+                    ("killed", workers, plan.kill_at),
+                )
+            ]
+        try:
+            return {
+                loader: Runs(undisturbed=undisturbed.result(), killed=killed.result())
+                for loader, (undisturbed, killed) in trainings.items()
+            }
+        finally:
+            is_over.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def _train(

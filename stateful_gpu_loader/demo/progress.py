@@ -17,7 +17,7 @@ _FORMAT = "{desc:<31} {bar:12} {n_fmt:>3}/{total_fmt}  {elapsed}{postfix}"
 
 
 class Progress:
-    """Shows the events of one run after the other; a context that closes the last bar.
+    """Shows the events of runs, two of which may go on at a time; a context that closes all bars.
 
     Args:
         num_steps: of a run.
@@ -29,9 +29,8 @@ class Progress:
     def __init__(self, num_steps: int) -> None:
         self._new_bar = _tqdm()
         self._num_steps = num_steps
-        self._run = ""
-        self._bar: Any = None
-        self._workers: list[str] = []
+        self._bars: dict[str, Any] = {}
+        self._workers: dict[str, list[str]] = {}
         self._is_terminal = sys.stderr.isatty()
 
     def __enter__(self) -> Progress:
@@ -43,34 +42,32 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._close()
+        for run in list(self._bars):
+            self._close(run)
 
     def show(self, run: str, event: Event) -> None:
         """An event of a run; the first of a run opens its bar.
 
         Outside a terminal a bar is written only when something happens to the process.
         """
-        if run != self._run:
-            self._close()
-            self._run, self._workers = run, []
-            self._bar = self._new_bar(total=self._num_steps, desc=run, bar_format=_FORMAT)
+        if run not in self._workers:
+            self._workers[run] = []
+            self._bars[run] = self._new_bar(total=self._num_steps, desc=run, bar_format=_FORMAT)
         if isinstance(event, Launched):
-            self._launched(event)
+            self._launched(run, event)
         elif isinstance(event, (Started, Step)):
-            self._bar.n = event.step + isinstance(event, Step)
+            self._bars[run].n = event.step + isinstance(event, Step)
             if self._is_terminal:
-                self._bar.refresh()
+                self._bars[run].refresh()
         elif isinstance(event, Finished):
-            self._close()
+            self._close(run)
 
-    def _launched(self, event: Launched) -> None:
-        self._workers.append(str(event.num_workers))
-        self._bar.set_postfix_str("workers " + " ✕ ".join(self._workers))
+    def _launched(self, run: str, event: Launched) -> None:
+        self._workers[run].append(str(event.num_workers))
+        self._bars[run].set_postfix_str("workers " + " ✕ ".join(self._workers[run]))
 
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+    def _close(self, run: str) -> None:
+        self._bars.pop(run).close()
 
 
 def _tqdm() -> Any:

@@ -23,7 +23,6 @@ MARKED = {
     "integrations/lightning": "trainers",
     "integrations/lightning_fabric": "trainers",
     "integrations/test_dali_dynamic.py": "dali",
-    "integrations/test_dcp.py": "ranks",
     "integrations/test_dcp_refusals.py": "ranks",
     "integrations/test_device_mesh.py": "ranks",
     "integrations/test_reflection.py": "trainers",
@@ -37,6 +36,7 @@ MARKED = {
 COSTLY = {
     "engine/pipelines/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
     "engine/pipelines/test_processes_killed.py::test_killed_with_other_start_methods",
+    "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
     "test_loader_device_bad_samples.py::test_every_state_resumes_exactly",
     "test_loader_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
     "test_loader_iterables.py::test_a_caught_exception_loses_no_batch",

@@ -157,7 +157,6 @@ def test_images(changes: dict[str, Any]) -> None:
     assert_exact_resume(partial(make_photos, **changes), other=THREADS[:2])
 
 
-@pytest.mark.fuzz
 def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
     """B2: decoded and augmented there; the same samples as on the CPU."""
     build = partial(make_photos, device="cuda", batch_transform=blend)

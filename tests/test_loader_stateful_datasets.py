@@ -25,10 +25,10 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.parametrize(
     "arguments",
     [
+        {"num_workers": 2, "shuffle": True},
         {},
         {"shuffle": True},
         {"batch_size": None, "shuffle": True},
-        {"num_workers": 2, "shuffle": True},
         {"num_workers": 3, "shuffle": True, "persistent_workers": True, "drop_last": True},
         {"num_workers": 2, "snapshot_every_n_steps": 3},
         {"num_workers": 2, "snapshot_every_n_steps": 0},

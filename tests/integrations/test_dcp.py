@@ -83,6 +83,7 @@ def flat(runs: list[Run]) -> list[tuple[int, str]]:
     return [sample for run in runs for rank in run for batch in rank for sample in batch]
 
 
+@pytest.mark.ranks
 def test_a_loader_is_a_stateful_of_torch() -> None:
     """E5: DCP calls its two methods by itself."""
     loader = StatefulGPULoader(range(4))
@@ -90,6 +91,7 @@ def test_a_loader_is_a_stateful_of_torch() -> None:
     assert isinstance(RankedState(loader), Stateful)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS["map"])
 def test_map_style_keeps_its_global_batches(
     way: str, chains: Chains, undisturbed: dict[str, Samples]
@@ -100,6 +102,7 @@ def test_map_style_keeps_its_global_batches(
     assert [len(run) for run in chains["map", way]] == list(SIZES)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("way", WAYS["lanes"])
 def test_lanes_deliver_every_sample_once(
     way: str, chains: Chains, undisturbed: dict[str, Samples]
@@ -115,6 +118,7 @@ def test_lanes_deliver_every_sample_once(
     assert len(came) == 24
 
 
+@pytest.mark.ranks
 def test_lanes_of_known_length_deliver_every_sample(
     chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:

@@ -36,6 +36,7 @@ MARKED = {
 COSTLY = {
     "engine/pipelines/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
     "engine/pipelines/test_processes_killed.py::test_killed_with_other_start_methods",
+    "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
     "test_loader_device_bad_samples.py::test_every_state_resumes_exactly",
     "test_loader_faults.py::test_a_stopped_worker_is_found_by_the_timeout",

@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRAINERS := .venv-trainers
-# Python compiles what is imported; to compile every installed file takes half of an installation.
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+# uv takes a quarter of pip's time, but does not know an index of one's own that pip is told of.
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
+	$(BIN)/python -m pip install --quiet --no-compile $(1)
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
@@ -44,19 +45,20 @@ format: $(VENV)/.ready
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(BIN)/uv:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile uv
 
-$(VENV)/.ready-demo: pyproject.toml | $(BIN)/python
-	$(INSTALL) --editable '.[demo]'
+$(VENV)/.ready-demo: pyproject.toml | $(BIN)/uv
+	$(call INSTALL,--editable '.[demo]')
 	touch $@
 
-$(VENV)/.ready: pyproject.toml | $(BIN)/python
-	$(INSTALL) --editable '.[dev]'
+$(VENV)/.ready: pyproject.toml | $(BIN)/uv
+	$(call INSTALL,--editable '.[dev]')
 	touch $@ $(VENV)/.ready-demo
 
 $(VENV)/.ready-bench: $(VENV)/.ready
-	$(INSTALL) --editable '.[bench]'
+	$(call INSTALL,--editable '.[bench]')
 	touch $@
 
 # Layered on $(VENV), whose torch it shares. Composer pins an older one, which is overridden.

@@ -52,7 +52,12 @@ class Progress:
         """
         if run not in self._workers:
             self._workers[run] = []
-            self._bars[run] = self._new_bar(total=self._num_steps, desc=run, bar_format=_FORMAT)
+            self._bars[run] = self._new_bar(
+                total=self._num_steps,
+                desc=run,
+                bar_format=_FORMAT,
+                position=None if self._is_terminal else 0,  # no moves of a cursor into a file
+            )
         if isinstance(event, Launched):
             self._launched(run, event)
         elif isinstance(event, (Started, Step)):

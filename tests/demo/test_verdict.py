@@ -1,0 +1,59 @@
+"""The demo's judgement, from what processes told: exact, another run, or not shown at all (H6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stateful_gpu_loader.demo import command
+from stateful_gpu_loader.demo.comparison import compare
+from stateful_gpu_loader.demo.events import Event, Finished, Saved, Started, Step
+from stateful_gpu_loader.demo.experiment import Plan, Runs, TrainingRun
+from stateful_gpu_loader.demo.report import OURS, exit_status
+from stateful_gpu_loader.demo.supervision import Attempt
+
+STEPS = [
+    Step(epoch=0, step=step, labels=f"l{step}", pixels=f"p{step}", loss=float(step).hex())
+    for step in range(6)
+]
+FINISHED = Finished(weights="w")
+
+
+def attempt(*events: Event, returncode: int = 0) -> Attempt:
+    killed_at = 3 if returncode else None
+    return Attempt(num_workers=2, killed_at=killed_at, returncode=returncode, events=events)
+
+
+KILLED = attempt(*STEPS[:4], Saved(step=2, state_bytes=9), returncode=-9)
+RESUMED = attempt(Started(step=2, seconds=0.1), *STEPS[2:], FINISHED)
+
+
+def runs(*attempts: Attempt) -> dict[str, Runs]:
+    undisturbed = TrainingRun(attempts=(attempt(*STEPS, FINISHED),), kept=())
+    return {OURS: Runs(undisturbed=undisturbed, killed=TrainingRun(attempts=attempts, kept=()))}
+
+
+OTHER_PIXELS = attempt(*STEPS[2:5], replace(STEPS[5], pixels="other"), FINISHED)
+OTHER_WEIGHTS = attempt(*STEPS[2:], Finished(weights="other"))
+CASES = {
+    "exact": ((KILLED, RESUMED), 0),
+    "other pixels": ((KILLED, OTHER_PIXELS), 1),
+    "other weights": ((KILLED, OTHER_WEIGHTS), 1),
+    "a step that never came": ((KILLED, attempt(*STEPS[5:], FINISHED)), 1),
+    "never ended": ((KILLED, attempt(*STEPS[2:])), 1),
+    "was not killed": ((replace(KILLED, returncode=0), RESUMED), 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_exit_status_is_zero_only_for_an_exact_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts, wanted = CASES[name]
+    found = runs(*attempts)
+    assert exit_status({OURS: compare(found[OURS])}) == wanted
+    monkeypatch.setattr(command, "run_experiment", lambda *arguments: found)
+    monkeypatch.setattr(command, "write_pictures", lambda *arguments: [])
+    assert command.run_demo(tmp_path, Plan()) == wanted

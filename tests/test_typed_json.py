@@ -120,6 +120,15 @@ def test_lazily_conjugated_tensors_are_their_values() -> None:
         assert identical(through_text(negated), torch.full(negated.shape, -2.0))
 
 
+def test_arrays_of_any_strides_are_their_values() -> None:
+    whole = np.arange(24, dtype=np.int32).reshape(2, 3, 4)
+    for array in (whole.T, np.asfortranarray(whole), whole[:, ::2, ::-1], whole[0, 0, 0:0]):
+        found = through_text([array])[0]
+        assert found.dtype == array.dtype
+        assert found.shape == array.shape
+        assert np.array_equal(found, array)
+
+
 def test_decoded_tensors_and_arrays_can_be_written_and_share_nothing() -> None:
     tensor = torch.zeros(3)
     one, other, array = through_text([tensor, tensor, np.zeros(3)])

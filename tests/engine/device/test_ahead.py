@@ -155,6 +155,12 @@ def test_what_a_worker_and_the_stage_say_of_a_batch_is_kept() -> None:
     assert answer.bad == tuple(bad)
 
 
+def test_what_a_worker_says_of_a_batch_is_kept_where_the_stage_says_nothing() -> None:
+    inner = Scripted([Answer(torch.tensor(1), worker=3, snapshot=b"state")])
+    (answer,) = rest(pipeline(inner, lambda payload: payload + 1))
+    assert (int(answer.payload), answer.worker, answer.snapshot) == (2, 3, b"state")
+
+
 def test_an_exception_of_the_stage_stands_in_for_its_batch_alone() -> None:
     """G3."""
 

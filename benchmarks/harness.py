@@ -51,16 +51,18 @@ def alternate(
     total = (rounds + warm_up_rounds) * len(contestants)
     gc.collect()
     gc.freeze()
-    with progress_bar(title, total, unit="run") as progress:
-        for number in range(-warm_up_rounds, rounds):
-            for contestant in _rotated(contestants, number):
-                progress.set_postfix_str(contestant.label, refresh=sys.stderr.isatty())
-                gc.collect()
-                value = contestant.measure()
-                if number >= 0:
-                    values[contestant.name].append(value)
-                progress.update()
-    gc.unfreeze()
+    try:
+        with progress_bar(title, total, unit="run") as progress:
+            for number in range(-warm_up_rounds, rounds):
+                for contestant in _rotated(contestants, number):
+                    progress.set_postfix_str(contestant.label, refresh=sys.stderr.isatty())
+                    gc.collect()
+                    value = contestant.measure()
+                    if number >= 0:
+                        values[contestant.name].append(value)
+                    progress.update()
+    finally:
+        gc.unfreeze()
     return values
 
 

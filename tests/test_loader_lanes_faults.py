@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
 def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
     """G2."""
     dataset = LosesItself(3002, lives(tmp_path / "lives", 1), "hang", SIZES, **LANES)
-    loader = make(dataset, num_workers=2, timeout=seconds(0.3))
-    with pytest.warns(RuntimeWarning, match="timed out after"):
+    limit = seconds(0.3)
+    loader = make(dataset, num_workers=2, timeout=limit)
+    with pytest.warns(RuntimeWarning, match=re.escape(f"timed out after {limit} seconds")):
         assert same([[copy_of(batch) for batch in loader]], undisturbed(make, 1))
 
 
@@ -66,8 +68,9 @@ def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
         return make(dataset, transform=[T.Resize((8, 8))], **arguments)
 
     expected = undisturbed(build, 1)
-    loader = build(lives=lives(tmp_path / "lives", 1), num_workers=2, timeout=seconds(0.3))
-    with pytest.warns(RuntimeWarning, match="timed out after"):
+    limit = seconds(0.3)
+    loader = build(lives=lives(tmp_path / "lives", 1), num_workers=2, timeout=limit)
+    with pytest.warns(RuntimeWarning, match=re.escape(f"timed out after {limit} seconds")):
         assert same([[copy_of(batch) for batch in loader]], expected)
 
 

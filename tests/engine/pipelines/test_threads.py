@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -182,11 +183,13 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
             return super().__call__(request, check)
 
     executor = Stuck(4)
-    work = pipeline(executor, timeout=seconds(0.05))
+    limit = seconds(0.05)
+    work = pipeline(executor, timeout=limit)
     work.start(stream(4))
     executor.gates[0].set()
     assert next(work)[1] == 0
-    with pytest.raises(WorkersDied, match=r"^DataLoader timed out after") as died:
+    timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
+    with pytest.raises(WorkersDied, match=f"^{timed_out}$") as died:
         next(work)
     assert died.value.oldest is not None
     assert died.value.oldest.ordinal == 1

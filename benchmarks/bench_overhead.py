@@ -3,7 +3,8 @@
 All get the same map-style dataset, shuffled, in batches of 16, with no workers and with two
 processes. Once a sample costs 1 ms of computing, as real ones do; once nothing, so that the
 loader is all there is. There the cost of seeding the three global generators for each sample,
-which is what makes any dataset's randomness resume, is measured by itself.
+which is what makes any dataset's randomness resume, is measured by itself; beside the batches of
+1 ms a sample the digest that proves an iterable without state, of images of 3 x 224 x 224.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -25,6 +27,7 @@ from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_b
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.sample_digest import digest_with
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.randomness import (
     Stream,
@@ -37,13 +40,16 @@ NUM_WORKERS = (0, 2)
 BUSY, TRIVIAL = "busy", "trivial"
 SECONDS_A_SAMPLE = 1e-3
 TORCH, TORCHDATA, OURS, SEEDING = "torch", "torchdata", "ours", "seeding"
+DIGEST = "digest"
 LABELS = {
     TORCH: "torch DataLoader",
     TORCHDATA: "StatefulDataLoader",
     OURS: "StatefulGPULoader",
     SEEDING: "of it: seeding the generators",
+    DIGEST: "of an iterable's: the digest",
 }
 AIM = 1.05
+DIGEST_AIM = 0.01
 
 _WARM_UP, _SPARE = 4, 8
 
@@ -109,6 +115,15 @@ def main(given: Sequence[str] | None = None) -> None:
         for setting in settings
         if setting.dataset == TRIVIAL
     ]
+    contestants += [
+        Contestant(
+            name=setting.name(DIGEST),
+            label=setting.label(DIGEST),
+            measure=functools.partial(_microseconds_of_digest, setting),
+        )
+        for setting in settings
+        if setting.dataset == BUSY and setting.num_workers == 0
+    ]
     values = alternate(
         contestants,
         rounds=arguments.rounds,
@@ -164,6 +179,16 @@ def _microseconds_of_seeding(setting: Setting) -> float:
     return seconds / setting.timed / max(1, setting.num_workers) * 1e6
 
 
+def _microseconds_of_digest(setting: Setting) -> float:
+    """All that proving an iterable without state costs, for one batch after the other."""
+    samples = [(torch.full((3, 224, 224), float(i)), i) for i in range(BATCH_SIZE)]
+    digest = ""
+    started = time.perf_counter()
+    for _ in range(setting.timed):
+        digest = digest_with(digest, samples)
+    return (time.perf_counter() - started) / setting.timed * 1e6
+
+
 def _results(
     arguments: Arguments,
     settings: Sequence[Setting],
@@ -180,6 +205,8 @@ def _results(
         for setting in settings
         for loader in (OURS, TORCHDATA)
     ]
+    digest, batch = (measurement_name(loader, BUSY, 0) for loader in (DIGEST, TORCH))
+    share = ratio(values[digest], values[batch])
     busy = {setting.name(OURS): setting for setting in settings if setting.dataset == BUSY}
     return Results(
         benchmark="overhead",
@@ -210,6 +237,14 @@ def _results(
             for found in comparisons
             for setting in [busy.get(found.of)]
             if setting is not None
+        ]
+        + [
+            Aim(
+                what="share of a batch of 1 ms a sample that the digest of an iterable's takes",
+                aim=f"<= {DIGEST_AIM:g}",
+                reached=f"{share.median:.4f} [{share.low:.4f}, {share.high:.4f}]",
+                met=share.median <= DIGEST_AIM,
+            )
         ],
         load_average=before,
     )

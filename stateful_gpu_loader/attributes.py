@@ -15,6 +15,28 @@ from stateful_gpu_loader.sources import CallableSource
 from stateful_gpu_loader.state import as_int
 from stateful_gpu_loader.world import size_and_rank
 
+FIXED = frozenset(
+    (
+        *(
+            "shuffle",
+            "collate_fn",
+            "generator",
+            "seed",
+            "rank",
+            "num_replicas",
+            "device",
+            "decoder",
+        ),
+        *("transform", "batch_transform", "worker_type", "on_bad_sample", "max_worker_restarts"),
+        "on_epoch_boundary",
+    )
+)
+"""Attributes that the loader has made use of when it is built; torch refuses others itself."""
+OF_WORKERS = frozenset(
+    ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
+)
+"""Attributes that workers have made use of when they are started."""
+
 
 def workers_of(loader: Any) -> Workers:
     """Who does it."""

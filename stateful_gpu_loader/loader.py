@@ -20,18 +20,24 @@ from stateful_gpu_loader.arguments import (
     sampling_of,
 )
 from stateful_gpu_loader.assembly import Parts
-from stateful_gpu_loader.attributes import own_sampler_of, workers_of
+from stateful_gpu_loader.attributes import FIXED, OF_WORKERS, own_sampler_of, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
 from stateful_gpu_loader.engine.choice import Work, check_worker_type
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
+from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.rebuilding import Rebuildable
-from stateful_gpu_loader.resumption import place_of, put_sampler, states_between_passes
+from stateful_gpu_loader.resumption import (
+    place_of,
+    put_sampler,
+    states_between_passes,
+    with_dataset_state,
+)
 from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
@@ -199,6 +205,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             generator,
             sharded=num_replicas is not None,
         )
+        self._dataset_memory = DatasetMemory(dataset)
         self._passes = Passes()
         self._bad_samples = BadSamples()
         self._worker_restarts = 0
@@ -206,6 +213,21 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self._crew = Crew(self._parts.device)
         if num_workers > 0:
             check_worker_type(self._work(), workers_of(self))
+        self._is_built = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As torch's DataLoader refuses another ``batch_size``, this one refuses whatever makes
+        other batches. Other workers serve the next pass."""
+        if "_is_built" in self.__dict__:
+            if name in FIXED and value is not getattr(self, name):
+                raise ValueError(
+                    f"{name} cannot be set after {type(self).__name__} is built: it would not "
+                    f"count. Remedy: build a new loader with {name}=, and let it go on with "
+                    "load_state_dict(loader.state_dict(), accept=...)"
+                )
+            if name in OF_WORKERS:
+                self._crew.keep(None)
+        super().__setattr__(name, value)
 
     def __iter__(self) -> Any:
         """A new pass; it begins at its first ``next()``."""
@@ -282,7 +304,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         address = self._passes.address(batches_ago)
         user = address.user
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
-            user = states_between_passes(self, self._parts.memory, self._seed)
+            memory = self._parts.memory
+            user = states_between_passes(self, memory, self._dataset_memory, self._seed)
         return LoaderState(
             seed=self._seed.value,
             epoch=address.epoch,
@@ -305,7 +328,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
         Args:
             state_dict: what ``state_dict()`` returned.
-            accept: fields of the fingerprint, or ``"seed"``, that are meant to differ.
+            accept: fields of the fingerprint, or ``"seed"``, that are meant to differ;
+                ``"iterable"``, whose samples may be others when it is read again.
 
         Raises:
             StateMismatch: the state is damaged, or belongs to another loader; it names the
@@ -329,7 +353,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         present.check(saved, accept=accept, position=state.position)
         num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
         check_fits(state, seed=self._seed.given, num_positions=num_positions, accept=accept)
-        place = place_of(self, state, self._parts.memory, global_batch_size=batch)
+        place = place_of(
+            self,
+            state,
+            self._parts.memory,
+            self._dataset_memory,
+            global_batch_size=batch,
+            accept=accept,
+        )
         place = lane_place(self, self._parts, state, place)
         bad_samples = BadSamples.from_text(state.bad_samples)
 
@@ -354,6 +385,10 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         seed = self._seed.draw()
         current = self._parts.begin(self, self._passes)
         work = self._work()
+        if self.num_workers == 0 and work.has_worker_states:
+            current.start = current.place = with_dataset_state(
+                current.start, self._dataset_memory, resumed=current.resumed
+            )
         pipeline, has_new_workers = self._crew.take(work, workers_of(self), seed, current.start)
         stream = self._parts.stream(
             self, current, seed=seed, work=work, has_new_workers=has_new_workers

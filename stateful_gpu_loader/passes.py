@@ -48,6 +48,8 @@ class Pass:
     """Of the next sample to deliver."""
     resumed: bool
     """Whether it goes on from a loaded state."""
+    last_delivered: Address | None = None
+    """Behind the last batch that was delivered, where failed ones lie between it and ``place``."""
     delivered: bool = False
     """Whether a batch of it has reached the user."""
 
@@ -91,7 +93,8 @@ class Passes:
         """
         start = self._upcoming()
         skips_empty_rest = skips_empty_rest or self._requested == start.epoch + 1
-        if self._loaded and is_over is not None and skips_empty_rest and is_over(start):
+        is_rest = self._loaded and start.position > 0
+        if is_rest and is_over is not None and skips_empty_rest and is_over(start):
             start = Address(start.epoch + 1, 0)
         if self._loaded and self._requested not in (None, start.epoch):
             warnings.warn(
@@ -110,12 +113,22 @@ class Passes:
 
     def deliver(self, current: Pass, place: Address) -> None:
         """A batch of ``current`` reached the user; its next one starts at ``place``."""
-        before = current.place
+        before = current.last_delivered or current.place
         self._take_over(current)
-        current.place = place
+        current.place, current.last_delivered = place, None
         current.delivered = True
         if self._current is current:
             self._history.append(before)
+
+    def skip(self, current: Pass, place: Address) -> None:
+        """A batch of ``current`` has failed; its next one starts at ``place``.
+
+        The state after an earlier batch is from before the failed one, which is tried again then.
+        """
+        self._take_over(current)
+        current.last_delivered = current.last_delivered or current.place
+        current.place = place
+        current.delivered = True
 
     def end(self, current: Pass, following: Address) -> None:
         """``current`` has nothing more to deliver: the next pass starts at ``following``."""
@@ -135,8 +148,8 @@ class Passes:
 
     def note_start(self, current: Pass, place: Address) -> None:
         """Where a pass that has delivered nothing began, now that it is known in full."""
+        current.place = place
         if self._current is None and current.generation == self.generation:
-            current.place = place
             self._next = place
 
     def go_back(self, current: Pass) -> None:

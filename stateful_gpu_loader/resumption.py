@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.attributes import own_sampler_of
 from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
+from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.generator_text import generator_from_text
@@ -15,7 +18,7 @@ from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.settled_seed import SettledSeed
 from stateful_gpu_loader.state import REMEDY_FOREIGN, LoaderState, Stateful
-from stateful_gpu_loader.user_states import UserStates, worker_state
+from stateful_gpu_loader.user_states import UserStates
 
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
 _REMEDY_WORKERS = (
@@ -29,7 +32,7 @@ _MARKS = {
 
 
 def states_between_passes(
-    loader: Any, memory: SamplerMemory | None, seed: SettledSeed
+    loader: Any, memory: SamplerMemory | None, dataset_memory: DatasetMemory, seed: SettledSeed
 ) -> UserStates | None:
     """The user's objects where no pass is under way, or None where they have no state."""
     sampler: dict[str, Any] | None = None
@@ -41,16 +44,24 @@ def states_between_passes(
             sampler = state_mark(sampler_state, memory)
         elif any(capture.values()):
             sampler = {"kind": "replay", "passed": None, **capture}
-    dataset = _state_if_any(loader.dataset) if loader.num_workers == 0 else None
+    dataset = dataset_memory.state() if loader.num_workers == 0 else None
     if sampler is None and dataset is None:
         return None
     return UserStates(
         sampler=None if sampler is None else freeze(sampler, "a sampler"),
         num_workers=None if dataset is None else 0,
-        workers=None
-        if dataset is None
-        else (freeze(worker_state(dataset=dataset), type(loader.dataset).__name__),),
+        workers=None if dataset is None else (dataset,),
     )
+
+
+def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) -> Address:
+    """A pass's start in a loader without workers, and the state of its dataset there."""
+    user = place.user or UserStates(base=place.position)
+    is_loaded = user.workers is not None
+    dataset = memory.begin(as_built=resumed and not is_loaded)
+    if is_loaded or dataset is None:
+        return place
+    return replace(place, user=replace(user, num_workers=0, workers=(dataset,)))
 
 
 def state_mark(sampler_state: Any, memory: SamplerMemory) -> dict[str, Any]:
@@ -68,10 +79,15 @@ def place_of(
     loader: Any,
     state: LoaderState,
     memory: SamplerMemory | None,
+    dataset_memory: DatasetMemory,
     *,
     global_batch_size: int | None,
+    accept: Collection[str],
 ) -> Address:
     """The place that a state describes.
+
+    Args:
+        accept: ``"iterable"`` lets an iterable give other samples while it is read again.
 
     Raises:
         StateMismatch: it does not fit the loader's sampler, dataset or workers.
@@ -85,6 +101,10 @@ def place_of(
         _check_workers(user, loader)
         if user.permutation is not None:
             generator_from_text(user.permutation)
+        if "iterable" in accept:
+            user = user.without_digests()
+    if loader.num_workers == 0 and (user is None or user.workers is None):
+        dataset_memory.check_goes_back()
     steps = 0 if user is None else user.steps
     if ahead or steps or (user is not None and _is_read_again(user)):
         _check_same_batches(state, global_batch_size)

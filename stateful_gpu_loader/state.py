@@ -21,6 +21,9 @@ VERSION = 1
 MAX_EPOCH = 2**32 - 1
 MAX_POSITION = 2**63 - 1
 
+ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
+"""Keys that frameworks put into a loader's state: Accelerate its own note of the epoch's end."""
+
 _LONGEST_DESCRIPTION = 400
 _LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
@@ -112,10 +115,11 @@ class LoaderState:
             )
         lanes = {key: state[key] for key in state if _LANE_KEY.fullmatch(str(key))}
         expected, found = set(_CHECKS) | {"format", "version"}, set(state) - set(lanes)
-        if expected != found:
+        unknown, missing = found - expected - ADDED_BY_FRAMEWORKS, expected - found
+        if unknown or missing:
             raise StateMismatch(
                 "keys",
-                saved=sorted(map(str, found)),
+                saved=f"unknown keys {sorted(map(str, unknown))}, not {sorted(missing)}",
                 present=sorted(expected),
                 remedy=REMEDY_FOREIGN,
             )
@@ -239,7 +243,7 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
     "batch_transform": (str,),
 }
 
-ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed"}
+ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed", "iterable"}
 """Names that ``load_state_dict(..., accept=)`` understands."""
 
 

@@ -21,7 +21,7 @@ import torch
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.generator_text import checked_generator_state
-from stateful_gpu_loader.state import MAX_POSITION
+from stateful_gpu_loader.state import FORMAT, MAX_POSITION
 
 _REMEDY = "load what torchdata's StatefulDataLoader.state_dict() returned, unchanged"
 
@@ -31,14 +31,15 @@ _BATCH_ITERATOR = frozenset({"samples_yielded", "sampler_state", "sampler_iter_s
 
 
 def is_torchdata_state(state: Any) -> bool:
-    """Whether ``state`` has a key that torchdata's states have and this package's have not.
+    """Whether ``state`` is not this package's, and has a key that torchdata's states have.
 
     One is enough, so that :meth:`TorchdataState.from_dict` can name what is missing.
 
     >>> is_torchdata_state({"_num_yielded": 3}), is_torchdata_state({"format": "other"})
     (True, False)
     """
-    return isinstance(state, Mapping) and not _MARKS.isdisjoint(state)
+    is_other = isinstance(state, Mapping) and state.get("format") != FORMAT
+    return is_other and not _MARKS.isdisjoint(state)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,8 @@ They are frozen: nothing that the objects do later changes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
@@ -26,6 +27,7 @@ _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "fetches": (int,),
     "samples": (int,),
     "ended": (bool,),
+    "digest": (str, type(None)),
 }
 
 
@@ -67,6 +69,14 @@ class UserStates:
             "steps": self.steps,
         }
 
+    def without_digests(self) -> UserStates:
+        """The same, and nothing proves what is read again."""
+        workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
+        unproven = tuple(
+            None if worker is None else _frozen({**worker, "digest": None}) for worker in workers
+        )
+        return replace(self, workers=None if self.workers is None else unproven)
+
     @classmethod
     def from_dict(cls, user: Any) -> UserStates:
         """Check and copy what :meth:`to_dict` returned.
@@ -78,7 +88,7 @@ class UserStates:
         workers = user["workers"]
         for number, worker in enumerate(workers or ()):
             if worker is not None:
-                _check(f"user's worker {number}", worker, _WORKER_FIELDS)
+                _check(f"user's worker {number}", worker, _WORKER_FIELDS, newer={"digest"})
         return cls(
             sampler=None if user["sampler"] is None else freeze(user["sampler"], "a sampler"),
             permutation=user["permutation"],
@@ -97,6 +107,7 @@ def worker_state(
     fetches: int = 0,
     samples: int = 0,
     ended: bool = False,
+    digest: str | None = None,
 ) -> dict[str, Any]:
     """The state of one worker.
 
@@ -106,6 +117,7 @@ def worker_state(
         fetches: batches that its iterator was asked for in this pass.
         samples: samples that its iterator has given in this pass.
         ended: whether its iterator has ended.
+        digest: of those samples, where they are read again to get behind them.
     """
     return {
         "dataset": dataset,
@@ -113,6 +125,7 @@ def worker_state(
         "fetches": fetches,
         "samples": samples,
         "ended": ended,
+        "digest": digest,
     }
 
 
@@ -121,15 +134,21 @@ def _thawed(state: bytes | None) -> Any:
 
 
 def _frozen(worker: dict[str, Any] | None) -> bytes | None:
-    return None if worker is None else freeze(worker, "a worker")
+    return None if worker is None else freeze(worker_state(**worker), "a worker")
 
 
-def _check(name: str, value: Any, fields: dict[str, tuple[type, ...]]) -> None:
-    if not isinstance(value, dict) or set(value) != set(fields):
+def _check(
+    name: str,
+    value: Any,
+    fields: dict[str, tuple[type, ...]],
+    newer: Collection[str] = (),
+) -> None:
+    """``newer`` fields are not in states of earlier versions."""
+    if not isinstance(value, dict) or set(value) | set(newer) != set(fields):
         keys = sorted(map(str, value)) if isinstance(value, dict) else value
         raise StateMismatch(name, saved=keys, present=f"a dict of {sorted(fields)}", remedy=_REMEDY)
     for field, kinds in fields.items():
-        found = value[field]
+        found = value.get(field)
         is_bool_for_int = isinstance(found, bool) and int in kinds
         negative = isinstance(found, int) and found < 0
         if not isinstance(found, kinds) or is_bool_for_int or (negative and int in kinds):

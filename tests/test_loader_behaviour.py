@@ -21,6 +21,7 @@ from stateful_gpu_loader import (
 from tests.conformance import same
 from tests.datasets import Failing, Indices, Noisy
 from tests.generators import generators
+from tests.patience import seconds
 
 
 def _unchanged(samples: Any) -> Any:
@@ -294,3 +295,45 @@ def test_no_warning_reaches_the_user() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(StatefulGPULoader(Indices(10), batch_size=2, num_workers=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transform", str),
+        ("batch_transform", str),
+        ("collate_fn", list),
+        ("seed", 2),
+        ("shuffle", False),
+        ("device", "cpu"),
+        ("decoder", "torchvision"),
+        ("generator", torch.Generator()),
+        ("num_replicas", 2),
+        ("rank", 1),
+        ("worker_type", "thread"),
+        ("on_bad_sample", "drop"),
+        ("max_worker_restarts", 9),
+        ("on_epoch_boundary", "next_epoch"),
+    ],
+)
+def test_what_was_made_use_of_cannot_be_set(name: str, value: Any) -> None:
+    """Nothing is ignored in silence: as torch refuses another ``batch_size``."""
+    loader = StatefulGPULoader(Indices(6), batch_size=2, shuffle=True, seed=1)
+    before = getattr(loader, name)
+    with pytest.raises(ValueError, match=f"{name} cannot be set.*Remedy: build a new loader"):
+        setattr(loader, name, value)
+    setattr(loader, name, before)  # a subclass may keep its arguments, too
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        loader.batch_size = 3
+
+
+def test_other_workers_serve_the_next_pass() -> None:
+    """What torch lets be set acts: workers that wait for the next pass are ended."""
+    loader = StatefulGPULoader(
+        Indices(6), batch_size=2, num_workers=1, persistent_workers=True, timeout=seconds(60)
+    )
+    assert len(list(loader)) == 3
+    waiting = loader._crew.idle
+    loader.num_workers = 0
+    assert loader._crew.idle is None is not waiting
+    assert len(list(loader)) == 3

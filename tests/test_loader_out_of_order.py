@@ -123,3 +123,36 @@ def test_out_of_order_over_an_iterable() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert [int(batch) for batch in resumed] == list(range(10, 20))
+
+
+def test_out_of_order_what_is_drawn_for_a_batch_is_the_same_whenever_it_comes() -> None:
+    """Law 1: a batch of an iterable is keyed by its worker and its number there."""
+
+    def draw(batch: torch.Tensor) -> tuple[int, float]:
+        return int(batch), float(torch.rand(()))
+
+    def build(gate: Event) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            SlowPart(gate),
+            batch_size=1,
+            num_workers=2,
+            in_order=False,
+            prefetch_factor=1,
+            batch_transform=draw,
+            seed=7,
+        )
+
+    gate = closed_gate()
+    loader = build(gate)
+    batches = iter(loader)
+    slow_last = [next(batches) for _ in range(4)]
+    state = loader.state_dict()
+    gate.set()
+    slow_last += batches
+    slow_first = [*build(gate)]
+    assert sorted(slow_last) == sorted(slow_first)
+    resumed = build(gate)
+    resumed.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert sorted([*slow_last[:4], *resumed]) == sorted(slow_first)

@@ -227,6 +227,24 @@ def test_loading_leaves_an_older_iterator_running_without_moving_the_state() -> 
     assert same([copy_of(batch) for batch in loader], expected[0][3:])
 
 
+def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> None:
+    """``on_epoch_boundary="next_epoch"`` with ``drop_last``: each pass moves by one epoch."""
+    arguments: dict[str, Any] = {"drop_last": True, "on_epoch_boundary": "next_epoch"}
+    loader = StatefulGPULoader(Indices(10), batch_size=8, **arguments)
+    batches = iter(loader)
+    next(batches)
+    behind_the_last_batch = loader.state_dict()
+    resumed = StatefulGPULoader(Indices(10), batch_size=16, **arguments)
+    resumed.load_state_dict(behind_the_last_batch)
+    for epoch in (1, 2, 3):
+        assert list(resumed) == []
+        assert resumed.state_dict()["epoch"] == epoch + 1
+    for place in ((1, 0), (1, 10)):
+        resumed.load_state_dict({**behind_the_last_batch, "epoch": place[0], "position": place[1]})
+        assert list(resumed) == []
+        assert resumed.state_dict()["epoch"] == (2 if place[1] == 0 else 3)
+
+
 def test_the_epoch_boundary_can_resume_into_the_next_epoch() -> None:
     expected, states = uninterrupted(make_noisy(), 2)
     at_end = states[0, len(expected[0])]

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from stateful_gpu_loader import BadSample, MissingDependency, StateMismatch
 from stateful_gpu_loader.state import Fingerprint, LoaderState, describe
+from stateful_gpu_loader.torchdata_states import is_torchdata_state
 from tests.datasets import Indices, mix_batch
 
 STATE = LoaderState(
@@ -105,8 +106,15 @@ def test_missing_and_additional_keys_are_named() -> None:
         del truncated[key]
         with pytest.raises(StateMismatch, match="keys differs"):
             LoaderState.from_dict(truncated)
-    with pytest.raises(StateMismatch, match="surprise"):
+    with pytest.raises(StateMismatch, match=r"unknown keys \['surprise'\]"):
         LoaderState.from_dict({**STATE.to_dict(), "surprise": 1})
+
+
+def test_the_key_that_accelerate_adds_is_let_alone() -> None:
+    """And a state of this package is never taken for torchdata's, which has that key, too."""
+    added = {**STATE.to_dict(), "_iterator_finished": True}
+    assert LoaderState.from_dict(added) == STATE
+    assert not is_torchdata_state(added)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,8 @@ def execute(
         answer = failed(error)
     if isinstance(answer, Answer) and isinstance(answer.payload, Failure):
         answer = dataclasses.replace(answer, payload=failed(answer.payload.error))
-    if not request.snapshot:
+    has_snapshot = isinstance(answer, Answer) and answer.snapshot is not None
+    if has_snapshot or not request.snapshot:
         return answer
     stateful: Any = executor
     if not isinstance(answer, Answer):

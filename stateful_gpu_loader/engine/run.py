@@ -184,7 +184,8 @@ class Run:
             begun.is_running = True
 
     def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
-        epoch, position = begun.current.place.epoch, begun.stream.key_position(request)
+        epoch = begun.current.place.epoch
+        position = begun.stream.key_position(request, said)
         try:
             return self._conduct.finish(payload, seed=begun.seed, epoch=epoch, position=position)
         except Exception as error:
@@ -217,8 +218,9 @@ class Run:
         is_replay = begun.stream.is_replay(request)
         place = begun.stream.fail(request, said)
         if place is not None and not is_replay:
-            self._deliver(begun, place)
-        begun.losses = 0
+            self._passes.skip(begun.current, place)
+            begun.alone = max(0, begun.alone - 1)
+        begun.losses = begun.bad_in_a_row = 0
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """A function that tells its end by another error than StopIteration is called for ever.
@@ -248,7 +250,8 @@ class Run:
 
     def _end(self, begun: Begun) -> None:
         begun.ended = True
-        is_empty_rest = begun.current.resumed and not begun.current.delivered
+        current = begun.current
+        is_empty_rest = current.resumed and not current.delivered and current.start.position > 0
         self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
         following = begun.stream.end()
         self._former_workers = self._workers

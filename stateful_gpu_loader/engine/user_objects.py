@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.frozen import freeze
+from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.user_states import worker_state
 
 
 def state_of(thing: Any) -> Any:
@@ -29,3 +33,81 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
             remedy=f"build the loader with the {role} that the state was saved with",
         )
     thing.load_state_dict(state)
+
+
+def state_keeper(dataset: Any) -> Any:
+    """What a dataset's state lies in: the dataset, or the iterator in a CallableSource."""
+    is_iterated = isinstance(dataset, CallableSource) and dataset.is_iterated
+    return dataset.function if is_iterated else dataset
+
+
+def begins_anew(dataset: Any) -> bool:
+    """Whether every pass begins at its beginning, but for what was loaded: each later one, too.
+
+    So is Hugging Face's IterableDataset (their issue 7447). Its state is a place in a pass, and
+    means nothing between two.
+    """
+    return hasattr(dataset, "_starting_state_dict")
+
+
+def loaded_before(dataset: Any) -> Any:
+    """What a dataset that :func:`begins_anew` begins its passes with."""
+    return dataset._starting_state_dict
+
+
+class DatasetMemory:
+    """Remembers what the dataset of a loader without workers was before its passes.
+
+    Workers have copies of their own; here one object serves all passes, so that a state from
+    before a first batch has to put it back (A15).
+
+    Args:
+        dataset: with state or without.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._keeper = state_keeper(dataset)
+        self._has_begun = False
+        self._as_built: bytes | None = None
+        """As of the first pass."""
+
+    def state(self) -> bytes | None:
+        """Frozen state of a worker between two passes, or None where it has none."""
+        if begins_anew(self._keeper):
+            return None
+        try:
+            state = state_of(self._keeper)
+        except AttributeError:
+            return None  # of some objects before they are iterated
+        if state is None:
+            return None
+        return freeze(worker_state(dataset=state), type(self._keeper).__name__)
+
+    def begin(self, *, as_built: bool) -> bytes | None:
+        """What a pass begins from, where nothing was loaded for it; None is as it is.
+
+        Args:
+            as_built: whether it begins from a state that knows of no state of the dataset.
+        """
+        now = self.state()
+        if not self._has_begun:
+            self._has_begun, self._as_built = True, now
+            return None if as_built else now
+        return self._as_built if as_built else now
+
+    def check_goes_back(self) -> None:
+        """Refuse a state that knows of no state of the dataset, if that cannot be put back.
+
+        Raises:
+            StateMismatch: the dataset was used, and nothing tells what it was before.
+        """
+        keeper = self._keeper
+        moves_on = isinstance(keeper, (Stateful, Iterator)) and not begins_anew(keeper)
+        if self._has_begun and self._as_built is None and moves_on:
+            raise StateMismatch(
+                "dataset's state",
+                saved=None,
+                present=f"a {type(keeper).__name__} that was iterated since the loader was built, "
+                "and whose state before that nobody knows",
+                remedy="load the state into a new loader, of a new dataset",
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -16,13 +17,21 @@ from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import is_bad, reason_of
 from stateful_gpu_loader.engine.executors.datapipes import prepare_datapipe
 from stateful_gpu_loader.engine.executors.policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
-from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
+from stateful_gpu_loader.engine.sample_digest import digest_with
 from stateful_gpu_loader.engine.seed_block import SeedBlock
-from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
-from stateful_gpu_loader.errors import BadSample
+from stateful_gpu_loader.engine.user_objects import (
+    begins_anew,
+    load_user_state,
+    loaded_before,
+    state_keeper,
+    state_of,
+)
+from stateful_gpu_loader.errors import BadSample, StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.randomness import Stream, seed_global_generators
 from stateful_gpu_loader.records import Turn, WorkerStart
+from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.user_states import worker_state
 
 
@@ -52,6 +61,7 @@ class IterableExecutor:
         policy: BadSamplePolicy | None = None,
     ) -> None:
         self._dataset = dataset
+        self._keeper = state_keeper(dataset)
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._transform = transform
@@ -67,6 +77,10 @@ class IterableExecutor:
         self._exhausted = False
         self._ended = False
         self._loaded: bytes | None = None
+        self._digest: str | None = None
+        """Of this pass's samples, where they are read again to get behind them."""
+        self._put_back: Callable[[], None] | None = None
+        """Lets a dataset forget what was loaded, once it has begun from there."""
 
     def begin(self, start: WorkerStart) -> None:
         """torchdata's order: the dataset's state, ``iter()``, the iterator's state."""
@@ -75,7 +89,7 @@ class IterableExecutor:
         self._fetches = self._samples = 0
         self._exhausted = self._ended = False
         state = worker_state() if start.state is None else thaw(start.state)
-        load_user_state("dataset", self._dataset, state["dataset"])
+        self._load(state["dataset"])
         self._loaded = start.state if state["ended"] else None
         if state["ended"]:
             self._ended = True
@@ -85,26 +99,39 @@ class IterableExecutor:
         self._seed()
         self._iterator = iter(self._dataset)
         load_user_state("iterator", self._iterator, state["iterator"])
+        has_state = isinstance(self._keeper, Stateful) or isinstance(self._iterator, Stateful)
+        self._digest = None if has_state else ""
         if state["dataset"] is None and state["iterator"] is None:
-            self._read_again(state["samples"])
+            self._read_again(state["samples"], state["digest"])
         self._fetches, self._samples = state["fetches"], state["samples"]
 
     def __call__(self, request: Turn, check: Callable[[], None]) -> Any:
         if self._start is None:
             raise TypeError("an iterable's executor is told first where it begins")
-        found: tuple[FoundBad, ...] = ()
+        self._found = []
+        payload: Any = NOTHING
         if not self._ended:
-            self._fetches += 1
-            self._seed()
-            samples = self._fetch(self._batch_size or 1)
-            found = tuple(self._found)
-            if samples and not self._is_dropped(samples):
-                batch = self._collate_fn(samples if self._batch_size else samples[0])
-                return Answer(batch, bad=found) if found else batch
-            self._ended = True
+            try:
+                payload = self._next_batch()
+            except Exception as error:
+                payload = Failure(error)
+        tells = payload is NOTHING or self._digest is not None
         worker = get_worker_info()
-        number = worker.id if worker else 0
-        return Answer(NOTHING, worker=number, snapshot=self.snapshot(), bad=found)
+        return Answer(
+            payload,
+            worker=worker.id if worker else 0,
+            snapshot=self.snapshot() if tells else None,
+            bad=tuple(self._found),
+        )
+
+    def _next_batch(self) -> Any:
+        self._fetches += 1
+        self._seed()
+        samples = self._fetch(self._batch_size or 1)
+        if not samples or self._is_dropped(samples):
+            self._ended = True
+            return NOTHING
+        return self._collate_fn(samples if self._batch_size else samples[0])
 
     def snapshot(self) -> bytes:
         """The frozen state; of a worker with nothing left, what its dataset keeps."""
@@ -112,20 +139,26 @@ class IterableExecutor:
             return self._loaded  # nothing of it was used, and a dataset may tell it only then
         ended = self._ended or self._exhausted
         # torchdata stores a dataset that is its own iterator once.
-        is_iterator = self._iterator is self._dataset
+        has_both = self._iterator is not self._keeper
+        of_dataset = has_both if not ended else not begins_anew(self._keeper)
         state = worker_state(
-            dataset=state_of(self._dataset) if ended or not is_iterator else None,
+            dataset=state_of(self._keeper) if of_dataset else None,
             iterator=None if ended else state_of(self._iterator),
             fetches=self._fetches,
             samples=self._samples,
             ended=ended,
+            digest=self._digest,
         )
         return freeze(state, type(self._dataset).__name__)
+
+    def _load(self, state: Any) -> None:
+        if state is not None and begins_anew(self._keeper):
+            self._put_back = partial(self._keeper.load_state_dict, loaded_before(self._keeper))
+        load_user_state("dataset", self._keeper, state)
 
     def _fetch(self, count: int, last: int | None = None) -> list[Any]:
         """So many samples, of those up to the iterator's sample number ``last``."""
         samples: list[Any] = []
-        self._found = []
         raised: Exception | None = None
         in_a_row = 0
         iterator = self._iterator
@@ -158,6 +191,8 @@ class IterableExecutor:
                     reason=f"{bad.reason}; nor could any of the {in_a_row - 1} samples before it "
                     "be used (on_bad_sample='raise' shows where it fails)",
                 ) from error
+        if self._digest is not None:
+            self._digest = digest_with(self._digest, samples)
         return samples
 
     def _next(self, iterator: Iterator[Any]) -> tuple[Any, Exception | None]:
@@ -173,6 +208,10 @@ class IterableExecutor:
             if not self._drops_bad or not is_bad(error) or inspect.isgenerator(iterator):
                 raise
             return None, error
+        finally:
+            if self._put_back is not None:
+                self._put_back()
+                self._put_back = None
         self._samples += 1
         return sample, None
 
@@ -204,10 +243,13 @@ class IterableExecutor:
     def _is_dropped(self, samples: list[Any]) -> bool:
         return self._drop_last and len(samples) < (self._batch_size or 1)
 
-    def _read_again(self, count: int) -> None:
+    def _read_again(self, count: int, digest: str | None) -> None:
         """Fast-forward an iterator without state, fetch by fetch, as it was read before.
 
         Bad samples were raised, or dropped, when they were met first.
+
+        Raises:
+            StateMismatch: it gives other samples than before.
         """
         while self._samples < count:
             self._fetches += 1
@@ -220,6 +262,17 @@ class IterableExecutor:
                     raise
             if self._samples == before:
                 break
+        self._found = []
+        if digest not in (None, self._digest):
+            found = "other samples" if self._samples == count else f"an end after {self._samples}"
+            raise StateMismatch(
+                "iterable",
+                saved=f"the digest of {count} samples",
+                present=f"{found}: the iterable is not reproducible",
+                remedy=f"give the generators of {type(self._dataset).__name__} a seed, or itself "
+                "state_dict() and load_state_dict(); for tar files, TarShards needs neither. To "
+                'go on from other samples, load_state_dict(state, accept={"iterable"})',
+            )
 
     def _seed(self) -> None:
         start = self._start

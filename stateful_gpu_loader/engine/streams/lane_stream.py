@@ -67,7 +67,7 @@ class LaneStream:
     def starts(self) -> Sequence[WorkerStart] | None:
         return None
 
-    def key_position(self, request: LaneTurn | RestTurn) -> int:
+    def key_position(self, request: LaneTurn | RestTurn, answer: Answer | None) -> int:
         """The first sample's."""
         if isinstance(request, LaneTurn):
             cursor = self._requests.cursor_before(request)

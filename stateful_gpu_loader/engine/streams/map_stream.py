@@ -159,7 +159,7 @@ class MapStream:
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
 
-    def key_position(self, request: Request) -> int:
+    def key_position(self, request: Request, answer: Answer | None) -> int:
         return request.start
 
     def is_replay(self, request: Request) -> bool:
@@ -167,18 +167,18 @@ class MapStream:
 
     def deliver(self, request: Request, answer: Answer | None) -> Address:
         issued = self._issued[request.ordinal]
-        if self._pending:
-            of_answer = 0 if answer is None else answer.worker
-            self._pending.discard(of_answer if request.worker is None else request.worker)
+        of_answer = 0 if answer is None else answer.worker
+        worker = of_answer if request.worker is None else request.worker
+        self._pending.discard(worker)
         if not issued.is_done:
             for each in (*self._failed.values(), issued):
                 self._set_done(each)
             self._failed.clear()
             ended_at = self._note_end(answer)
             self._position = request.end if ended_at is None else ended_at
-        complete = issued.is_boundary
         if self._has_states:
-            complete = self._ledger.deliver(request.ordinal, answer)
+            self._ledger.deliver(worker, answer)
+        complete = issued.is_boundary and (not self._has_states or self._ledger.take_snapshot())
         if not self._in_order:
             while self._issued and next(iter(self._issued.values())).is_done:
                 self._move_base()

@@ -31,7 +31,7 @@ class Stream(Protocol):
         state."""
         ...
 
-    def key_position(self, request: Any) -> int:
+    def key_position(self, request: Any, answer: Answer | None) -> int:
         """The key of what is drawn for a whole batch, before it is delivered."""
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.streams.worker_ledger import WorkerLedger, worker_starts
@@ -65,6 +66,8 @@ class TurnStream:
         self._ledger = WorkerLedger(states, interval=self._interval)
         self._next_worker = user.next_worker
         self._ended: set[int] = set()
+        self._fetches: list[int] = []
+        """Of each worker, under ``in_order=False``."""
         # Batches since the workers started: made, delivered by then, and made at the snapshot.
         self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
 
@@ -73,6 +76,9 @@ class TurnStream:
         self._made = self._at_snapshot = 0
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
         self._ended = set()
+        if not self._in_order:
+            states = map(_thawed, self._ledger.states)
+            self._fetches = [state["fetches"] for state in states]
         kind = _Turns if self._in_order else _TurnsOfAnybody
         return kind(self._workers, self._next_worker, self._ended, self._ledger)
 
@@ -92,9 +98,15 @@ class TurnStream:
             num_replicas=self._num_replicas,
         )
 
-    def key_position(self, request: Turn) -> int:
-        """By the batches before it: what its samples are is not known here."""
-        return self._position
+    def key_position(self, request: Turn, answer: Answer | None) -> int:
+        """By the batches before it: what its samples are is not known here.
+
+        Where the order of delivery is left to chance, by the worker and the number of its batch:
+        the same while none has ended.
+        """
+        if self._in_order or answer is None:
+            return self._position
+        return self._fetches[answer.worker] * self._workers + answer.worker
 
     def is_replay(self, request: Turn) -> bool:
         return self._made < self._delivered
@@ -110,7 +122,10 @@ class TurnStream:
                 self._position += 1
                 self._check_length()
             self._made += 1
-        if self._ledger.deliver(request.ordinal, answer):
+            if not self._in_order:
+                self._fetches[worker] += 1
+        self._ledger.deliver(worker, answer)
+        if self._ledger.take_snapshot():
             self._at_snapshot = self._made
             self._next_worker = (worker + 1) % self._workers
         return self._place()
@@ -193,6 +208,10 @@ class _TurnsOfAnybody(_Turns):
         return None
 
 
+def _thawed(state: bytes | None) -> dict[str, Any]:
+    return worker_state() if state is None else dict(thaw(state))
+
+
 def _between_passes(state: bytes | None) -> bytes | None:
     """Of a worker whose iterator has ended: what its dataset keeps for the next one."""
     dataset = None if state is None else thaw(state)["dataset"]
@@ -203,7 +222,7 @@ def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
     """An iterator without state has to read what it has read before."""
     samples = 0
     for state in states:
-        worker = worker_state() if state is None else thaw(state)
+        worker = _thawed(state)
         if worker["dataset"] is None and worker["iterator"] is None and not worker["ended"]:
             samples += worker["samples"]
     if samples:

@@ -11,9 +11,9 @@ from stateful_gpu_loader.records import WorkerStart
 class WorkerLedger:
     """Frozen states of the workers of one pass.
 
-    Workers send their state with those batches only after which a whole snapshot is taken: the
-    last one of each worker before it. Between two snapshots batches are counted, and made again
-    after a resume.
+    Workers are asked for their state with those batches only after which a whole snapshot is
+    taken: the last one of each worker before it. Between two snapshots batches are counted, and
+    made again after a resume. Those whose state is small send it with every batch, unasked.
 
     Args:
         states: of each worker at the pass's start; None for one that begins anew.
@@ -28,6 +28,7 @@ class WorkerLedger:
         self._latest = list(states)
         self._interval = interval
         self._stale: set[int] = set()
+        """Workers that have delivered a batch since their latest state."""
         self.states: tuple[bytes | None, ...] = tuple(states)
         """As of the last snapshot."""
 
@@ -40,20 +41,19 @@ class WorkerLedger:
         interval = self._interval
         return interval > 0 and ordinal % interval + len(self._latest) >= interval
 
-    def deliver(self, ordinal: int, answer: Answer | None) -> bool:
-        """A batch was delivered; returns whether a snapshot is complete behind it.
-
-        A worker that could not tell its state when it was asked leaves none complete until it can.
-        """
+    def deliver(self, worker: int, answer: Answer | None) -> None:
+        """A batch of this worker was delivered."""
         if answer is not None and answer.snapshot is not None:
-            self._latest[answer.worker] = answer.snapshot
-            self._stale.discard(answer.worker)
-        elif answer is not None and self.wants_snapshot(ordinal):
-            self._stale.add(answer.worker)
-        if self._stale or self._interval == 0 or (ordinal + 1) % self._interval:
-            return False
-        self.states = tuple(self._latest)
-        return True
+            self._latest[worker] = answer.snapshot
+            self._stale.discard(worker)
+        else:
+            self._stale.add(worker)
+
+    def take_snapshot(self) -> bool:
+        """Take one, unless the state behind the last batch of some worker is not known."""
+        if not self._stale:
+            self.states = tuple(self._latest)
+        return not self._stale
 
 
 def worker_starts(

@@ -1,0 +1,93 @@
+"""A cheap digest of samples, which proves that an iterable gives again what it gave (A14)."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_MOST_ELEMENTS = 16
+"""Of an array or a sequence that are looked at."""
+_MOST_BYTES = 32
+"""At the beginning, and in the middle, of a text or of bytes: encoded files begin alike."""
+_DEEPEST = 4
+_SCALARS = frozenset((int, float, bool, complex, type(None)))
+
+
+def digest_with(before: str, samples: Sequence[Any]) -> str:
+    """The digest of all samples so far.
+
+    Of every tensor and array its dtype, its shape and up to 16 elements from its middle count; of
+    bytes and texts the length and up to 64 bytes; of any other object its class. Some 5
+    microseconds a sample.
+
+    Args:
+        before: of those that came before; "" at the beginning.
+        samples: of any kind.
+
+    >>> once = digest_with("", [(torch.zeros(3, 4, 4), 1)])
+    >>> once == digest_with("", [(torch.zeros(3, 4, 4), 1)])
+    True
+    >>> once == digest_with("", [(torch.zeros(3, 4, 4), 2)])
+    False
+    """
+    digest = hashlib.blake2b(before.encode(), digest_size=12)
+    parts: list[bytes] = []
+    for sample in samples:
+        _describe(sample, parts, _DEEPEST)
+    digest.update(b"|".join(parts))
+    return digest.hexdigest()
+
+
+def _describe(value: Any, parts: list[bytes], depth: int) -> None:
+    kind = type(value)
+    if kind in _SCALARS:
+        parts.append(repr(value).encode())
+    elif kind in (str, bytes):
+        middle = len(value) // 2
+        ends = value[:_MOST_BYTES], value[middle : middle + _MOST_BYTES]
+        parts.append(f"{len(value)} {ends!r}".encode(errors="surrogatepass"))
+    elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        parts += _of_array(value)
+    elif depth and isinstance(value, Mapping):
+        first = dict(itertools.islice(value.items(), _MOST_ELEMENTS))
+        names = [key for key in first if type(key) in (str, int)]
+        parts.append(f"dict {len(value)} {names}".encode(errors="surrogatepass"))
+        for each in first.values():
+            _describe(each, parts, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        parts.append(b"list %d" % len(value))
+        head = value[:_MOST_ELEMENTS]
+        if _SCALARS.issuperset(map(type, head)):
+            parts.append(repr(head).encode())
+        else:
+            for each in head:
+                _describe(each, parts, depth - 1)
+    else:
+        # Images of PIL tell their size; nothing else of an object is the same in every process.
+        size = getattr(value, "size", None)
+        parts.append(f"{kind.__qualname__} {size if isinstance(size, tuple) else None}".encode())
+
+
+def _of_array(value: Any) -> tuple[bytes, ...]:
+    """Dtype, shape, and up to 16 elements of the row in the middle; nothing large is copied."""
+    if isinstance(value, torch.Tensor):
+        try:
+            array = value.detach().numpy()
+        except (TypeError, RuntimeError):  # of a dtype, layout or device that NumPy has not
+            return str(value.dtype).encode(), repr(tuple(value.shape)).encode()
+    else:
+        array = np.asarray(value)
+    about = array.dtype.str.encode(), repr(array.shape).encode()
+    if array.dtype.hasobject or array.size == 0:
+        return about
+    while array.ndim > 1:
+        array = array[len(array) // 2]
+    if array.ndim == 1:
+        start = max(0, (len(array) - _MOST_ELEMENTS) // 2)
+        array = array[start : start + _MOST_ELEMENTS]
+    return *about, array.tobytes()

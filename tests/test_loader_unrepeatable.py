@@ -1,0 +1,155 @@
+"""An iterable without state is proven by a digest while it is read again: A14."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tarfile
+import warnings
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from tests.conformance import copy_of, same
+from tests.user_objects import worker_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+
+
+class Shuffled(IterableDataset[Any]):
+    """Shuffles with a generator of its own, seeded or not."""
+
+    def __init__(self, seed: int | None, length: int = 12, kind: str = "tensor") -> None:
+        self.seed, self.length, self.kind = seed, length, kind
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = worker_of()
+        numbers = list(range(worker, self.length, workers))
+        random.Random(self.seed).shuffle(numbers)
+        for number in numbers:
+            yield {
+                "tensor": torch.full((3, 4), number),
+                "array": np.full(5, float(number)),
+                "bytes": b"\xff\xd8" * 40 + bytes([number]) * 80,
+                "pair": (number, {"name": f"{number:04d}", "values": [number] * 40}),
+            }[self.kind]
+
+
+def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(dataset, **{"batch_size": 2, "seed": 1, **arguments})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
+def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
+    """A14: with the remedies; the state is what it was, and can be accepted as it is."""
+    interval = 1 if kind == "tensor" else 3
+    arguments = {"num_workers": num_workers, "snapshot_every_n_steps": interval}
+    loader = make(Shuffled(None, kind=kind), **arguments)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    resumed = make(Shuffled(None, kind=kind), **arguments)
+    resumed.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"not reproducible.*seed.*state_dict.*TarShards"):
+        next(iter(resumed))
+    assert resumed.state_dict() == state
+    resumed.load_state_dict(state, accept={"iterable"})
+    assert len(list(resumed)) == 2
+
+
+@pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
+def test_one_that_repeats_is_not(kind: str) -> None:
+    """A14: in a fresh loader and in a used one, a second time, too."""
+    undisturbed = make(Shuffled(7, kind=kind))
+    expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
+    for stop in range(7):
+        loader = make(Shuffled(7, kind=kind))
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        state = loader.state_dict()
+        for resumed in (loader, make(Shuffled(7, kind=kind))):
+            resumed.load_state_dict(state)
+            found = [[copy_of(batch) for batch in resumed] for _ in range(2)]
+            assert same(found, [expected[0][stop:], expected[1]]), stop
+
+
+def test_one_that_has_become_shorter_is_refused() -> None:
+    """A14: its end comes before the place."""
+    loader = make(Shuffled(7))
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    resumed = make(Shuffled(7, length=8))
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatch, match="an end after 8"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
+    """B8: states of earlier versions have none."""
+    loader = make(Shuffled(7), snapshot_every_n_steps=interval)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    del state["user"]["workers"][0]["digest"]
+    resumed = make(Shuffled(7), snapshot_every_n_steps=interval)
+    resumed.load_state_dict(state)
+    assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])
+
+
+def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> None:
+    """A14, G1: recovery is a resume, and nothing else tells that the stream would go on wrongly."""
+    loader = make(Shuffled(None, length=40), num_workers=1)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    os.kill(batches._workers[0].pid, signal.SIGKILL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with pytest.raises(StateMismatch, match="not reproducible"):
+            list(batches)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
+    tmp_path: Path, seed: int | None
+) -> None:
+    """A14: its buffer has a generator of its own, without a seed by default."""
+    webdataset = pytest.importorskip("webdataset")
+    path = tmp_path / "samples.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(60):
+            member = tarfile.TarInfo(f"{number:04d}.txt")
+            member.size = 2
+            tar.addfile(member, BytesIO(b"%02d" % number))
+
+    def build() -> StatefulGPULoader[Any]:
+        samples = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
+        generator = {} if seed is None else {"rng": random.Random(seed)}
+        return make(samples.shuffle(20, **generator).to_tuple("txt"), batch_size=4)
+
+    loader = build()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict())
+    if seed is None:
+        with pytest.raises(StateMismatch, match="not reproducible"):
+            next(iter(resumed))
+    else:
+        assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])

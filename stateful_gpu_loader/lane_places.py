@@ -56,7 +56,7 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
     if whole is None or (division.num_replicas == 1 and same_size):
         return replace(place, lanes=cursors)
     if len(cursors) == plan.num_lanes:
-        position = whole - _num_left(plan, state, division, cursors)
+        position = whole - num_left(plan, state.seed, state.epoch, division, cursors)
         if same_size:
             # Of as many ranks, which may be behind for samples that were left out.
             position = min(position, state.position)
@@ -79,7 +79,7 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
     # torch.distributed.checkpoint hands each rank of another number its lanes' cursors alone, and
     # a position that counts the batches of the saved number of ranks.
     others = {lane: LaneCursor(shard=plan.num_shards(lane)) for lane in range(plan.num_lanes)}
-    left = _num_left(plan, state, division, {**others, **cursors})
+    left = num_left(plan, state.seed, state.epoch, division, {**others, **cursors})
     if left > whole - state.position:
         raise StateMismatch(
             "position",
@@ -92,8 +92,12 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
     return replace(place, lanes=cursors)
 
 
-def _num_left(
-    plan: LanePlan, state: LoaderState, division: LaneDivision, cursors: Mapping[int, LaneCursor]
+def num_left(
+    plan: LanePlan,
+    seed: int,
+    epoch: int,
+    division: LaneDivision,
+    cursors: Mapping[int, LaneCursor],
 ) -> int:
     """Batches of the epoch that the largest rank has left."""
     counts = {
@@ -101,7 +105,7 @@ def _num_left(
         lane: cursor.count if cursor.shard < plan.num_shards(lane) else MOST_SAMPLES
         for lane, cursor in cursors.items()
     }
-    return plan.num_steps(state.seed, state.epoch, division, counts) or 0
+    return plan.num_steps(seed, epoch, division, counts) or 0
 
 
 def _unfit(state: LoaderState, present: str) -> StateMismatch:

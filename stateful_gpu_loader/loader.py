@@ -31,6 +31,9 @@ from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
+from stateful_gpu_loader.peeking import twin_of
+from stateful_gpu_loader.progress import batches_of, present_place
+from stateful_gpu_loader.randomness import caller_generators_restored
 from stateful_gpu_loader.rebuilding import Rebuildable
 from stateful_gpu_loader.resumption import (
     place_of,
@@ -264,6 +267,46 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return int(super().__len__()) if num_steps is None else num_steps
 
     @property
+    def epoch(self) -> int:
+        """The epoch of the pass under way, or, between two passes, of the next one.
+
+        A pass is under way from its first batch until it ends or its iterator is dropped, as a
+        ``break`` does with that of a ``for`` loop.
+        """
+        return self._present().epoch
+
+    @property
+    def batches_done(self) -> int | None:
+        """Batches of :attr:`epoch` that are behind this rank: the number of the one that is next.
+
+        Exact right after ``load_state_dict()``, too, for ``enumerate(loader, loader.batches_done)``
+        and tqdm's ``initial=``. A batch counts once it was delivered; of a :class:`CallableSource`
+        also if all its samples were bad, so that it was left out. With another batch size than the
+        state's it is ``len(loader) - batches_left``. None for a batch sampler of yours behind a
+        state that was saved before its batches were counted.
+
+        >>> loader = StatefulGPULoader(range(10), batch_size=4)
+        >>> loader.load_state_dict(StatefulGPULoader(range(10), batch_size=4).state_dict())
+        >>> for i, batch in enumerate(loader, loader.batches_done):
+        ...     print(loader.epoch, i, loader.batches_done, loader.batches_left)
+        0 0 1 2
+        0 1 2 1
+        0 2 3 0
+        >>> loader.epoch, loader.batches_done
+        (1, 0)
+        """
+        return self._batches()[0]
+
+    @property
+    def batches_left(self) -> int | None:
+        """Batches of :attr:`epoch` that this rank has still to deliver.
+
+        None where nobody knows: of iterable datasets, functions without ``length=``, shards without
+        ``num_samples``, samplers without ``__len__``. What is dropped as bad later is not known.
+        """
+        return self._batches()[1]
+
+    @property
     def worker_restarts(self) -> int:
         """How often lost workers were replaced since the loader was built."""
         return self._worker_restarts
@@ -286,6 +329,36 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         self._passes.request_epoch(epoch)
+
+    def peek(self) -> Any:
+        """The batch that ``next()`` gives next, made apart and without a trace.
+
+        Of the pass under way it is that of its iterator, otherwise the first of the next pass. No
+        position, epoch, generator, sampler or dataset moves, and no worker of the loader is asked:
+        the batch is made by a copy of the loader, in this thread, or in worker processes of its
+        own where the loader has such. Each call makes it anew. An iterable without state is read
+        again from the beginning of the pass. With ``in_order=False`` it is the oldest batch that is
+        missing, and after an exception in the pass what a resume would deliver.
+
+        Raises:
+            StopIteration: the pass has nothing left, as ``next()``.
+            LoaderError: a sampler, or a dataset that is iterated or has a state, cannot be copied.
+
+        >>> loader = StatefulGPULoader(range(10), batch_size=4)
+        >>> loader.peek(), loader.epoch, loader.batches_done
+        (tensor([0, 1, 2, 3]), 0, 0)
+        """
+        self._take_requested_epoch()
+        twin = twin_of(
+            self,
+            parts=self._parts,
+            work=self._work(),
+            passes=self._passes,
+            seed=self._seed,
+            bad=self._bad_samples,
+        )
+        with caller_generators_restored():
+            return next(iter(twin))
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """The state after the last delivered batch, or after one of the 16 before it.
@@ -420,6 +493,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     def _work(self) -> Work:
         return self._parts.work(self, self._image_decoder, self._bad_samples.known)
+
+    def _present(self) -> Address:
+        self._take_requested_epoch()
+        return present_place(self, self._parts, self._passes, self._seed.value)
+
+    def _batches(self) -> tuple[int | None, int | None]:
+        return batches_of(self, self._parts, self._present(), self._seed.value)
 
     def _take_requested_epoch(self) -> None:
         requested = take_requested_epoch(self.sampler)

@@ -6,6 +6,7 @@ when a batch is in the hands of the user's loop.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -52,6 +53,8 @@ class Pass:
     """Behind the last batch that was delivered, where failed ones lie between it and ``place``."""
     delivered: bool = False
     """Whether a batch of it has reached the user."""
+    is_left: bool = False
+    """Whether its iterator is gone, so that nobody goes on with it: after a ``break``."""
 
 
 class Passes:
@@ -91,11 +94,7 @@ class Passes:
             skips_empty_rest: whether a pass that was loaded there is one of the next epoch instead
                 of an empty one; it always is where :meth:`request_epoch` asked for that epoch.
         """
-        start = self._upcoming()
-        skips_empty_rest = skips_empty_rest or self._requested == start.epoch + 1
-        is_rest = self._loaded and start.position > 0
-        if is_rest and is_over is not None and skips_empty_rest and is_over(start):
-            start = Address(start.epoch + 1, 0)
+        start = self._start(is_over, skips_empty_rest)
         if self._loaded and self._requested not in (None, start.epoch):
             warnings.warn(
                 f"set_epoch({self._requested}) after load_state_dict() of epoch {start.epoch}: "
@@ -178,6 +177,42 @@ class Passes:
                 "batches are remembered since the loader was built or loaded"
             )
         return self._history[-batches_ago]
+
+    def present(
+        self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
+    ) -> Address:
+        """Where the pass under way stands, or, between two passes, where the next one begins.
+
+        Unlike :meth:`address` it leaves a broken pass behind. Arguments as for :meth:`begin`.
+        """
+        under_way = self._under_way
+        return self._start(is_over, skips_empty_rest) if under_way is None else under_way.place
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether some iterator has delivered a batch of a pass and may go on with it."""
+        return self._under_way is not None
+
+    def twin(self) -> Passes:
+        """Passes of a copy of the loader, whose next pass begins with the batch that comes next
+        here: it goes on from the pass under way, or is the next one."""
+        twin = copy.copy(self)
+        twin._history = deque(maxlen=HISTORY)
+        if self._under_way is not None:
+            twin.load(self._under_way.place)
+        return twin
+
+    @property
+    def _under_way(self) -> Pass | None:
+        return None if self._current is None or self._current.is_left else self._current
+
+    def _start(self, is_over: Callable[[Address], bool] | None, skips_empty_rest: bool) -> Address:
+        start = self._upcoming()
+        skips_empty_rest = skips_empty_rest or self._requested == start.epoch + 1
+        is_rest = self._loaded and start.position > 0
+        if is_rest and is_over is not None and skips_empty_rest and is_over(start):
+            return Address(start.epoch + 1, 0)
+        return start
 
     def _upcoming(self) -> Address:
         if self._current is not None:

@@ -45,9 +45,11 @@ def states_between_passes(
         elif any(capture.values()):
             sampler = {"kind": "replay", "passed": None, **capture}
     dataset = dataset_memory.state() if loader.num_workers == 0 else None
-    if sampler is None and dataset is None:
+    batches = 0 if memory is not None and own_sampler_of(loader)[1] else None
+    if sampler is None and dataset is None and batches is None:
         return None
     return UserStates(
+        batches=batches,
         sampler=None if sampler is None else freeze(sampler, "a sampler"),
         num_workers=None if dataset is None else 0,
         workers=None if dataset is None else (dataset,),

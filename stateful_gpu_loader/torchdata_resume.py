@@ -82,6 +82,7 @@ def from_torchdata(
         next_worker=0 if saved.finished or workers is None else saved.next_worker,
         base=0 if saved.finished else base,
         steps=0 if saved.finished else saved.steps,
+        batches=_batches_counted(loader, saved),
     )
     return LoaderState(
         seed=seed,
@@ -105,6 +106,13 @@ def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> in
         )
     counted, length = saved.requests * one_batch, _length_of(sampler)
     return counted if yields_batches or length is None else min(counted, length)
+
+
+def _batches_counted(loader: Any, saved: TorchdataState) -> int | None:
+    """Batches at the snapshot, of a batch sampler."""
+    if saved.iterable or not own_sampler_of(loader)[1]:
+        return None
+    return 0 if saved.finished else saved.batches - saved.steps
 
 
 def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: Any) -> str | None:

@@ -20,6 +20,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "next_worker": (int,),
     "base": (int,),
     "steps": (int,),
+    "batches": (int, type(None)),
 }
 _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "dataset": (object,),
@@ -54,11 +55,15 @@ class UserStates:
     """Position at which all these states were taken."""
     steps: int = 0
     """Batches delivered since then: they are made again and not delivered again."""
+    batches: int | None = None
+    """Batches before ``base``, of a user's batch sampler, whose positions do not tell it; None in
+    all other states, and in those saved before this was counted."""
     pending: frozenset[int] = frozenset()
     """Workers that still have to load their state, in this process; not saved."""
 
     def to_dict(self) -> dict[str, Any]:
         """A fresh dictionary, plain but for what the user's objects put in."""
+        counted = {} if self.batches is None else {"batches": self.batches}
         return {
             "sampler": _thawed(self.sampler),
             "permutation": self.permutation,
@@ -67,6 +72,7 @@ class UserStates:
             "next_worker": self.next_worker,
             "base": self.base,
             "steps": self.steps,
+            **counted,
         }
 
     def without_digests(self) -> UserStates:
@@ -84,6 +90,8 @@ class UserStates:
         Raises:
             StateMismatch: a field is missing, unknown or of another type.
         """
+        if isinstance(user, dict):
+            user = {"batches": None, **user}
         _check("user", user, _FIELDS)
         workers = user["workers"]
         for number, worker in enumerate(workers or ()):
@@ -97,6 +105,7 @@ class UserStates:
             next_worker=user["next_worker"],
             base=user["base"],
             steps=user["steps"],
+            batches=user["batches"],
         )
 
 

@@ -22,6 +22,8 @@ FLOORS: dict[str, float] = {
     "rank_states": 5,
     "loader": 4,
     # Landings between the engine and the loader.
+    "peeking": 3.8,
+    "progress": 3.8,
     "crew": 3.6,
     "resumption": 3.6,
     "lane_places": 3.6,

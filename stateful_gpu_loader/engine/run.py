@@ -144,6 +144,9 @@ class Run:
             raise StopIteration
 
     def __del__(self) -> None:
+        begun = getattr(self, "_begun", None)
+        if begun is not None:
+            begun.current.is_left = True
         self._stop()
 
     @property

@@ -24,6 +24,9 @@ class Feed(Protocol):
 
     position: int
     """Where the next request begins."""
+    batches: int | None
+    """Batches of the pass that were counted, of a user's batch sampler; None where the position
+    tells."""
 
     @property
     def has_state(self) -> bool:
@@ -146,7 +149,8 @@ class MapStream:
         user = self._start.user
         mark = self._feed.start_mark()
         if mark is not None and (user is None or user.sampler is None):
-            before = UserStates(base=self._start.position) if user is None else user
+            counted = None if self._feed.batches is None else 0
+            before = user or UserStates(base=self._start.position, batches=counted)
             user = replace(before, sampler=mark)
         return replace(self._start, user=user)
 
@@ -204,10 +208,12 @@ class MapStream:
         workers: tuple[bytes | None, ...] | None = None
         if self._has_states and self._keeps_workers:
             workers = self._ledger.latest()
-        if sampler is None and workers is None:
+        counted = None if self._feed.batches is None else 0
+        if sampler is None and workers is None and counted is None:
             return Address(self._epoch + 1, 0)
         user = UserStates(
             sampler=sampler,
+            batches=counted,
             num_workers=None if workers is None else self._num_workers,
             workers=workers,
             pending=frozenset(self._pending),
@@ -290,7 +296,8 @@ class MapStream:
             ahead = (*self._done_ahead, *sorted(self._ahead))
             steps = 0
         user = None
-        if self._has_states or self._mark is not None or self._permutation is not None or steps:
+        marks = self._mark, self._permutation, self._feed.batches
+        if self._has_states or steps or any(mark is not None for mark in marks):
             user = self._user(steps)
         return Address(self._epoch, self._position, ahead, self._digest, user)
 
@@ -306,6 +313,7 @@ class MapStream:
             next_worker=self._next_worker if self._has_states else 0,
             base=self._base,
             steps=steps,
+            batches=self._feed.batches,
         )
 
 

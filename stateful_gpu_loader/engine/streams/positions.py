@@ -65,6 +65,7 @@ class Requests:
         self._next_block_size = 0
 
     has_state = False
+    batches: int | None = None
 
     def __iter__(self) -> Requests:
         return self

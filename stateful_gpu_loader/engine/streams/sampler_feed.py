@@ -98,6 +98,10 @@ class SamplerFeed:
         self._start_mark: bytes | None = None
         self._digest = hashlib.blake2b(digest_size=12)
         self.position = place.position if place.user is None else place.user.base
+        known = None if place.user is None else place.user.batches
+        if known is None and not self.position:
+            known = 0
+        self.batches: int | None = known if use.yields_batches else None
 
     @property
     def has_state(self) -> bool:
@@ -142,6 +146,8 @@ class SamplerFeed:
     def count(self, request: Request) -> str | None:
         """A request was delivered: the digest of all indices up to it (B4: however batched)."""
         self._use.memory.note_delivery()
+        if self.batches is not None:
+            self.batches += 1
         if self._has_state:
             return None
         self._digest.update(self._written(request.index_list()))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler
 
-from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
+from stateful_gpu_loader import FolderSource, LoaderError, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests import device_loaders
 from tests.bad_sample_loaders import make as make_bad
@@ -132,17 +132,47 @@ def test_no_generator_of_the_callers_moves(name: str) -> None:
     assert same(next(batches), wanted)
 
 
-def test_a_generator_that_sampler_and_loader_share_does_not_move() -> None:
-    """A17: its copy is one object for both, as it is."""
-    generator = torch.Generator().manual_seed(5)
-    loader: Loader = StatefulGPULoader(
-        Noisy(20), batch_size=4, sampler=RandomSampler(range(20), generator=generator)
-    )
-    loader.generator = generator
-    before = generator.get_state()
-    for _ in range(3):
-        loader.peek()
-    assert torch.equal(generator.get_state(), before)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_given_generator_does_not_move(is_shared: bool) -> None:
+    """A17: not where the seed is still to be drawn from it, nor where a sampler has it as well."""
+
+    def make(generator: torch.Generator) -> Loader:
+        sampler = RandomSampler(range(20), generator=generator) if is_shared else None
+        return StatefulGPULoader(
+            Noisy(20), batch_size=4, sampler=sampler, shuffle=not is_shared, generator=generator
+        )
+
+    generator, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    loader, alone = make(generator), make(other)
+    for _ in range(2):
+        wanted = copy_of(next(iter(alone)))
+        before = generator.get_state()
+        assert same(loader.peek(), wanted)
+        assert torch.equal(generator.get_state(), before)
+        assert same(next(iter(loader)), wanted)
+
+
+def test_a_sampler_of_this_package_does_not_move() -> None:
+    """A17: it is not told of the pass that only a copy begins."""
+    sampler = ShuffledSampler(range(20))
+    loader: Loader = StatefulGPULoader(Noisy(20), batch_size=4, sampler=sampler)
+    loader.set_epoch(3)
+    loader.state_dict()
+    before = dict(vars(sampler))
+    loader.peek()
+    assert vars(sampler) == before
+
+
+def test_what_a_sampler_is_told_in_the_middle_of_a_pass_is_of_the_next() -> None:
+    """A17, A8: as trainers tell it; without a warning that speaks of a load."""
+    loader, alone = KINDS["a sampler without state"](), KINDS["a sampler without state"]()
+    expected, batches = iter(alone), iter(loader)
+    assert same(next(batches), next(expected))
+    loader.sampler.set_epoch(4)
+    wanted = copy_of(next(expected))
+    assert same(loader.peek(), wanted)
+    assert loader.sampler.epoch == 4
+    assert same(next(batches), wanted)
 
 
 class Opened(Dataset[int]):

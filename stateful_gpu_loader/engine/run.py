@@ -144,9 +144,6 @@ class Run:
             raise StopIteration
 
     def __del__(self) -> None:
-        begun = getattr(self, "_begun", None)
-        if begun is not None:
-            begun.current.is_left = True
         self._stop()
 
     @property
@@ -299,6 +296,7 @@ class Run:
     def _stop(self) -> None:
         begun, self._begun = getattr(self, "_begun", None), None
         if begun is not None:
+            begun.current.is_left = True
             self._conduct.release(begun)
 
 

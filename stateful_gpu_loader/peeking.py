@@ -55,6 +55,7 @@ def twin_of(
     # In one go, so that a generator that two of them share is one in the copies, too.
     copies, memory = _copied((moved, memory), None if moves_dataset else loader.dataset)
     own |= copies
+    own["_dataset_memory"] = loader._dataset_memory.twin(twin.dataset)
     has_source = moves_dataset and parts.source is not None
     own["_parts"] = replace(
         parts, memory=memory, source=as_source(twin.dataset) if has_source else parts.source

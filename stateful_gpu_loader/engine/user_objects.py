@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,12 @@ class DatasetMemory:
             self._has_begun, self._as_built = True, now
             return None if as_built else now
         return self._as_built if as_built else now
+
+    def twin(self, dataset: Any) -> DatasetMemory:
+        """The same of a copy of the dataset."""
+        twin = copy.copy(self)
+        twin._keeper = state_keeper(dataset)
+        return twin
 
     def check_goes_back(self) -> None:
         """Refuse a state that knows of no state of the dataset, if that cannot be put back.

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from stateful_gpu_loader.bad_samples import BadSamples
+from stateful_gpu_loader.engine.streams.rank_share import unsigned
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze
 from stateful_gpu_loader.shards.cursor import ENDED, LaneCursor, lane_text
@@ -17,6 +18,12 @@ from stateful_gpu_loader.state import Fingerprint, LoaderState
 from stateful_gpu_loader.typed_json import encode
 
 _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
+
+_REMEDIES = {
+    "index_digest": "merge states of one step; if they are, the sampler gives each rank indices of "
+    "its own and does not say by num_replicas and rank which: keep a state for each rank",
+    "user": "keep a state for each rank: objects of yours have different ones there",
+}
 
 
 def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -116,17 +123,29 @@ def gathered(thing: Any, group: Any = None) -> list[Any]:
 
 
 def _check_equal(field: str, one: Any, other: Any) -> None:
-    # States of the user's objects may hold tensors, which == compares element by element.
-    differ = comparable(one) != comparable(other) if field == "user" else one != other
-    if differ:
+    if _shared(field, one) != _shared(field, other):
         raise StateMismatch(
             field,
             saved=other,
             present=f"{one!r}, which another rank's state has",
-            remedy="merge states that the ranks of one run took after the same step"
-            if field != "user"
-            else "keep a state for each rank: objects of yours have different ones there",
+            remedy=_REMEDIES.get(
+                field, "merge states that the ranks of one run took after the same step"
+            ),
         )
+
+
+def _shared(field: str, value: Any) -> Any:
+    """What must be the same on all ranks, in a form that == compares."""
+    if field == "index_digest":
+        return unsigned(value)
+    if field != "user":
+        return value
+    sampler = value.get("sampler") if isinstance(value, dict) else None
+    if isinstance(sampler, dict) and isinstance(sampler.get("passed"), dict):
+        passed = sampler["passed"] | {"digest": unsigned(sampler["passed"].get("digest"))}
+        value = value | {"sampler": sampler | {"passed": passed}}
+    # States of the user's objects may hold tensors, which == compares element by element.
+    return comparable(value)
 
 
 def comparable(user: Any) -> Any:

@@ -253,3 +253,72 @@ class OwnIterator(PlainIterable):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.i = state_dict["i"]
+
+
+class RepeatedAugmentation(Sampler[int]):
+    """As RASampler of torchvision's references: each sample three times, its copies on different
+    ranks; ``set_epoch`` shuffles anew."""
+
+    def __init__(self, length: int, num_replicas: int, rank: int, *, seed: int = 0) -> None:
+        self.length = length
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.seed = seed
+        self.epoch = 0
+        self.num_samples = -(-3 * length // num_replicas)
+        self.total_size = self.num_samples * num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(self.length, generator=generator).tolist()
+        indices = [index for index in order for _ in range(3)]
+        indices += indices[: self.total_size - len(indices)]
+        return iter(indices[self.rank : self.total_size : self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class DealtWhenBuilt(Sampler[int]):
+    """Its rank counts when it is built, and never again."""
+
+    def __init__(self, length: int, num_replicas: int, rank: int) -> None:
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.indices = list(range(length))[rank::num_replicas]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class ShuffledWhereItLies(RepeatedAugmentation):
+    """Each pass shuffles the list that the pass before has left."""
+
+    def __init__(self, length: int, num_replicas: int, rank: int) -> None:
+        super().__init__(length, num_replicas, rank)
+        self.order = list(range(3 * length))
+
+    def __iter__(self) -> Iterator[int]:
+        random.Random(self.seed).shuffle(self.order)
+        return iter([i // 3 for i in self.order[self.rank :: self.num_replicas]])
+
+
+class InBatches(Sampler[list[int]]):
+    """A batch sampler of the user's around another sampler, as detection scripts have it."""
+
+    def __init__(self, sampler: Sampler[int], sizes: tuple[int, ...]) -> None:
+        self.sampler = sampler
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices, turn = list(self.sampler), 0
+        while indices:
+            size = self.sizes[turn % len(self.sizes)]
+            yield indices[:size]
+            indices, turn = indices[size:], turn + 1

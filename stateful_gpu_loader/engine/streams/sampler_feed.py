@@ -8,6 +8,7 @@ digest of the indices that were skipped proves that they are the same.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.engine.streams.rank_share import RankShare
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
@@ -56,6 +58,12 @@ _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
 ranks, so that any rank's state serves every one (law 3)."""
 
 
+_KEEP_OWN = (
+    "load into each rank the state that it saved itself: keep a file a rank, or, with "
+    "torch.distributed.checkpoint, a RankedState, which holds all of them"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplerUse:
     """How a loader uses a sampler."""
@@ -87,8 +95,9 @@ class SamplerFeed:
         self._place = place
         self._seed = seed
         self._resumed = resumed
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Any = None
         self._has_state = has_own_state(use.sampler)
+        self._share = RankShare(None if type(use.sampler) in _DIVIDES else use.sampler)
         self._seeds = SeedBlock(Stream.SAMPLER)
         self._partial: list[Any] = []
         self._dropped: list[Any] = []
@@ -151,7 +160,7 @@ class SamplerFeed:
         if self._has_state:
             return None
         self._digest.update(self._written(request.index_list()))
-        return self._digest.hexdigest()
+        return self._share.signed(self._digest.hexdigest())
 
     def _written(self, indices: list[Any]) -> bytes:
         if type(self._use.sampler) in _DIVIDES:
@@ -167,7 +176,7 @@ class SamplerFeed:
             passed = {
                 "epoch": self._place.epoch,
                 "indices": self.position + len(self._dropped),
-                "digest": self._digest.hexdigest(),
+                "digest": self._share.signed(self._digest.hexdigest()),
             }
             return self._frozen_capture(self._capture, passed=passed)
         capture = self._use.memory.capture()
@@ -219,7 +228,8 @@ class SamplerFeed:
         if type(self._use.sampler) in _DIVIDES:
             self._digest.update(_text([*_identity(self._use.sampler).values()]))
         if self._resumed and not self._has_state:
-            self._skip(self.position, self._place.index_digest, epoch=self._place.epoch)
+            place = self._place
+            self._skip(self.position, place.index_digest, epoch=place.epoch, start=self._capture)
 
     def _open(self) -> None:
         self._iterator = iter(self._use.sampler)
@@ -266,36 +276,108 @@ class SamplerFeed:
         self._use.memory.put(state)
         self._seed_for(0, passed["epoch"])
         self._iterator = iter(self._use.sampler)
-        self._skip(passed["indices"], passed["digest"], epoch=passed["epoch"])
-        if next(self._iterator, self) is not self:
-            raise _not_reproducible(passed["indices"], "more indices")
+        self._skip(
+            passed["indices"], passed["digest"], epoch=passed["epoch"], start=state, to_end=True
+        )
         self._use.memory.tell(told)
         self._digest = hashlib.blake2b(digest_size=12)
 
-    def _skip(self, count: int, digest: str | None, *, epoch: int) -> None:
-        iterator, skipped = self._iterator, 0
-        if iterator is None or not count:
+    def _skip(
+        self,
+        count: int,
+        digest: str | None,
+        *,
+        epoch: int,
+        start: dict[str, Any],
+        to_end: bool = False,
+    ) -> None:
+        """Go through the indices that were delivered, once it is proven that they are the same.
+
+        Args:
+            count: of the indices.
+            digest: of them, or of those of another rank's share.
+            epoch: of the loader, when they were delivered.
+            start: where the memory found the sampler before its first index.
+            to_end: whether they were the whole pass.
+        """
+        if not (count or to_end):
             return
+        other = self._share.other_rank(digest)
+        if other is None:
+            self._prove(count, digest, epoch, to_end=to_end)
+        else:
+            self._skip_what_another_rank_counted(other, count, digest, epoch, start, to_end)
+
+    def _skip_what_another_rank_counted(
+        self,
+        other: int,
+        count: int,
+        digest: str | None,
+        epoch: int,
+        start: dict[str, Any],
+        to_end: bool,
+    ) -> None:
+        """The sampler is what it was if, as the other rank's, it gives what was delivered there.
+
+        Twice, for what the first time leaves behind in the sampler shows in the second.
+        """
+        for _ in range(2):
+            self._rewind(start, epoch)
+            with self._share.taken_as(other):
+                self._iterator = iter(self._use.sampler)
+                try:
+                    steps = self._prove(count, digest, epoch, to_end=to_end)
+                except Exception as error:
+                    raise self._not_this_ranks(count, other, digest) from error
+        self._rewind(start, epoch)
+        self._iterator = iter(self._use.sampler)
+        found = self._pass_over(sys.maxsize if to_end else count, epoch)
+        if not to_end and found != (count, steps):
+            raise self._not_this_ranks(count, other, digest)
+
+    def _rewind(self, start: dict[str, Any], epoch: int) -> None:
+        self._use.memory.put(start)
+        self._seed_for(0, epoch)
+        self._digest = hashlib.blake2b(digest_size=12)
+
+    def _prove(self, count: int, digest: str | None, epoch: int, *, to_end: bool) -> int:
+        """Go through so many indices, which the digest is of; in how many batches they came.
+
+        Raises:
+            StateMismatch: they are others.
+        """
+        skipped, steps = self._pass_over(count, epoch)
+        if skipped < count:
+            raise self._not_reproducible(count, f"an end after {skipped}")
+        saved = None if digest is None else digest.partition(" ")[0]
+        if skipped > count or saved not in (None, self._digest.hexdigest()):
+            divides = type(self._use.sampler) in _DIVIDES
+            raise self._not_reproducible(
+                count, f"those of {_identity(self._use.sampler)}" if divides else "other indices"
+            )
+        if to_end and next(self._iterator, self) is not self:
+            raise self._not_reproducible(count, "more indices")
+        return steps
+
+    def _pass_over(self, count: int, epoch: int) -> tuple[int, int]:
+        """How many indices, ``count`` at least unless the sampler ends, and in how many batches."""
         settled = type(self._use.sampler) in _SETTLED_AT_THE_START
+        skipped = steps = 0
         while skipped < count:
             if skipped and not settled:
                 self._seed_for(skipped, epoch)
             if self._use.yields_batches:
-                indices = list(next(iterator, ()))
+                indices = list(next(self._iterator, ()))
             else:
                 size = min(self._use.batch_size, count - skipped)
-                indices = _take(iterator, size, [])
+                indices = _take(self._iterator, size, [])
             if not indices:
-                raise _not_reproducible(count, f"an end after {skipped}")
-            skipped += len(indices)
+                break
+            skipped, steps = skipped + len(indices), steps + 1
             self._digest.update(self._written(indices))
-        if skipped != count or digest not in (None, self._digest.hexdigest()):
-            divides = type(self._use.sampler) in _DIVIDES
-            raise _not_reproducible(
-                count, f"those of {_identity(self._use.sampler)}" if divides else "other indices"
-            )
         if not settled:
-            self._seed_for(count, epoch)
+            self._seed_for(skipped, epoch)
+        return skipped, steps
 
     def _draw(self) -> list[Any]:
         if self._exhausted or self._iterator is None:
@@ -325,6 +407,29 @@ class SamplerFeed:
         with caller_generators_restored():
             self._seed_for(self.position, self._place.epoch)
             yield
+
+    def _not_reproducible(self, count: int, found: str) -> StateMismatch:
+        of_another_rank = keep_own = ""
+        if self._use.num_replicas > 1 and type(self._use.sampler) not in _DIVIDES:
+            of_another_rank = f", or the state is of another rank than {self._use.rank}"
+            keep_own = f"; {_KEEP_OWN}"
+        return StateMismatch(
+            "sampler",
+            saved=f"the digest of {count} indices",
+            present=f"{found}: the sampler is not reproducible{of_another_rank}",
+            remedy="build it as it was, with the same batch size, or give it state_dict() and "
+            f"load_state_dict(){keep_own}",
+        )
+
+    def _not_this_ranks(self, count: int, other: int, digest: str | None) -> StateMismatch:
+        return StateMismatch(
+            "sampler",
+            saved=f"the digest of {count} indices {(digest or '').partition(' ')[2]}",
+            present=f"the sampler of rank {self._use.rank}, which gives others if its rank is set "
+            f"to {other}: so the state of another rank cannot tell where it stands",
+            remedy="build the sampler as it was; if it is, but takes its share when it is built, "
+            f"{_KEEP_OWN}",
+        )
 
     def _seed_for(self, position: int, epoch: int) -> None:
         seed_global_generators(self._seeds.at(self._seed, epoch, position))
@@ -358,13 +463,3 @@ def _identity(sampler: Any) -> dict[str, Any]:
     arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
     length = len(sampler.dataset)
     return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}
-
-
-def _not_reproducible(count: int, found: str) -> StateMismatch:
-    return StateMismatch(
-        "sampler",
-        saved=f"the digest of {count} indices",
-        present=f"{found}: the sampler is not reproducible",
-        remedy="build it as it was, with the same batch size, or give it state_dict() and "
-        "load_state_dict()",
-    )

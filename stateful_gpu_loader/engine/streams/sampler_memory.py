@@ -207,6 +207,11 @@ def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _walk(value, f"{path}.", depth - 1)
 
 
+def samplers_in(sampler: Any) -> list[Any]:
+    """The samplers that a sampler holds among its attributes."""
+    return [value for _, value in _walk(sampler, "", _DEEPEST) if isinstance(value, Sampler)]
+
+
 def _is_epoch(path: str) -> bool:
     return path.rpartition(".")[2] == "epoch"
 

@@ -10,6 +10,7 @@ from stateful_gpu_loader.engine.choice import Work, Workers, make_pipeline
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
 from stateful_gpu_loader.engine.device.place import open_place
 from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.executors.own_generators import warn_of_own_generators
 from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.passes import Address
@@ -29,6 +30,7 @@ class Crew:
         """Kept from a pass for the next one."""
         self._is_new = False
         """It has served none yet."""
+        self._has_looked = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the loader, or its pickle, has a crew of its own."""
@@ -68,6 +70,9 @@ class Crew:
 
     def renew(self, work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
         """A pipeline with new workers, none of them started."""
+        if not self._has_looked and not work.is_iterable:
+            warn_of_own_generators(work.dataset, work.transform)
+        self._has_looked = True
         if self._device is not None and (self._stage is None or self._stage.is_abandoned):
             self._stage = Stage(open_place(self._device))
         return make_pipeline(work, workers, seed, start, self._stage)

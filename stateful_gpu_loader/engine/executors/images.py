@@ -16,6 +16,7 @@ import torch
 from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
 from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
+from stateful_gpu_loader.engine.executors.own_generators import seed_setters
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
 from stateful_gpu_loader.engine.executors.samples import SampleExecutor, collate
@@ -294,6 +295,7 @@ class CallableExecutor(SampleExecutor):
         self._source = source
         self._decoder = decoder
         self._image_transform = transform
+        self._set_sample_seeds = list(seed_setters(source, transform))
 
     def fetch(self, key: SampleKey) -> tuple[Any, Any]:
         sample = read(self._source, key)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch.utils.data import ConcatDataset, StackDataset, Subset
+from torch.utils.data import StackDataset, Subset
 
 from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
 from stateful_gpu_loader.engine.executors.handed import HandedSamples
+from stateful_gpu_loader.engine.executors.own_generators import inner_datasets, seed_setters
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
 from stateful_gpu_loader.engine.pipeline import noting_sample
@@ -25,7 +26,8 @@ class SampleExecutor:
     So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
     any worker (A5). A dataset with generators of its own, also one inside torch's Subset,
     ConcatDataset or StackDataset, may offer ``set_sample_seed(int)``, which is called before each
-    item, or before each of its own ``__getitems__``.
+    item, or before each of its own ``__getitems__``. Transforms of albumentations that the dataset
+    or ``transform`` hold are seeded at the same moments.
 
     Args:
         dataset: map-style.
@@ -55,7 +57,7 @@ class SampleExecutor:
         self._collate_fn = collate_fn
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
-        self._set_sample_seeds = list(_sample_seed_setters(dataset))
+        self._set_sample_seeds = list(seed_setters(dataset, transform))
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy if policy is not None and policy.is_active else None
 
@@ -181,7 +183,7 @@ class SampleExecutor:
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.
 
-        Of a dataset's own generators nothing is known.
+        Of generators of the user's own nothing is known.
         """
         following = next_draws()
         seed_global_generators(seed)
@@ -218,23 +220,5 @@ def has_native_batches(dataset: Any) -> bool:
     """
     own = getattr(type(dataset), "__getitems__", None)
     if own in (Subset.__getitems__, StackDataset.__getitems__):
-        return any(has_native_batches(part) for part in _parts(dataset))
+        return any(has_native_batches(part) for part in inner_datasets(dataset))
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def _sample_seed_setters(dataset: Any) -> Iterator[Callable[[int], None]]:
-    own = getattr(dataset, "set_sample_seed", None)
-    if callable(own):
-        yield own
-    for part in _parts(dataset):
-        yield from _sample_seed_setters(part)
-
-
-def _parts(dataset: Any) -> list[Any]:
-    """The datasets that a wrapper of torch's is made of."""
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    if isinstance(dataset, (ConcatDataset, StackDataset)):
-        parts: Any = dataset.datasets
-        return list(parts.values()) if isinstance(parts, dict) else list(parts)
-    return []

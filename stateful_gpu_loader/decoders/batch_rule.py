@@ -16,14 +16,19 @@ import torch
 
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.orientation import apply_orientation
-from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY, SOURCE_LOCATION
+from stateful_gpu_loader.decoders.rule import (
+    NO_CAUSE,
+    OUT_OF_MEMORY,
+    SOURCE_LOCATION,
+    without_cause,
+)
 from stateful_gpu_loader.errors import LoaderError
 
 RawBatch = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 """Encoded images to uint8 [3, height, width] each, as stored: no orientation applied. None in place
 of one that cannot be decoded, or RuntimeError for all of them."""
 
-NO_MEMORY = re.compile("|".join(OUT_OF_MEMORY) + r"|cudaErrorMemoryAllocation|: 5$")
+NO_MEMORY = re.compile(rf"{OUT_OF_MEMORY.pattern}|cudaErrorMemoryAllocation|: 5$", re.IGNORECASE)
 """5 is nvJPEG's ALLOCATOR_FAILURE, which ends the operators' messages."""
 
 NO_FAULT_OF_THE_BYTES = re.compile(
@@ -54,7 +59,7 @@ def decode_batch_by_rule(
         torch.OutOfMemoryError, RuntimeError: there is no memory.
         LoaderError: the backend does not work here, whatever the bytes are.
     """
-    together = _attempt(decode, list(data))
+    together = _attempt(decode, data, headers)
     return [
         _by_rule(decode, image, each, header, alone=len(data) == 1)
         for image, each, header in zip(together, data, headers, strict=True)
@@ -83,8 +88,8 @@ def check_memory(device: torch.device, header: ImageHeader) -> None:
         raise torch.OutOfMemoryError(
             f"an image of {header.height} x {header.width} pixels was not decoded, and {device} "
             f"may be out of memory: {free} of {total} bytes are free, {needed} may be needed. "
-            "Remedy: a smaller batch or model, or decoder='torchcodec', whose images lie in "
-            "torch's own memory"
+            "Remedy: a smaller batch or model; images of decoder='torchcodec' lie in torch's own "
+            "memory"
         )
 
 
@@ -99,13 +104,15 @@ def check_memory_behind(
             check_memory(device, header)
 
 
-def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+def _attempt(
+    decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+) -> Sequence[torch.Tensor | None]:
     """As ``decode``, but all None where it fails for reasons that may lie in the bytes."""
     if not data:
         return []
     try:
         with _unfilled_memory():
-            return decode(data)
+            return decode(list(data))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -117,6 +124,11 @@ def _attempt(decode: RawBatch, data: list[torch.Tensor]) -> Sequence[torch.Tenso
                 f"images cannot be decoded on this GPU: {reason}. Remedy: pass another decoder=, "
                 "see docs/decoders.md, or device=None"
             ) from error
+        if NO_CAUSE.search(reason):
+            largest = max(headers, key=lambda header: header.height * header.width)
+            if torch.cuda.is_initialized():
+                check_memory(torch.device("cuda", torch.cuda.current_device()), largest)
+            raise without_cause(largest, reason) from error
         if torch.cuda.is_initialized():
             # What was begun may still be written, into memory that is free again.
             torch.cuda.current_stream().synchronize()
@@ -149,7 +161,7 @@ def _by_rule(
     alone: bool,
 ) -> torch.Tensor | ValueError:
     if image is None and not alone:
-        (image,) = _attempt(decode, [data])
+        (image,) = _attempt(decode, [data], [header])
     if image is None:
         return ValueError(
             f"{header.format.upper()} cannot be decoded: the batch decoder refuses it"

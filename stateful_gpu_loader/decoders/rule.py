@@ -11,6 +11,7 @@ import torch
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
 from stateful_gpu_loader.decoders.orientation import apply_orientation
 from stateful_gpu_loader.decoders.png_pixels import plain_png
+from stateful_gpu_loader.errors import LoaderError
 
 RawOperator = Callable[[torch.Tensor, int], torch.Tensor]
 """(uint8 [num_bytes], mode) -> [3, height, width]: a registered operator that decodes a file."""
@@ -18,7 +19,17 @@ RawOperator = Callable[[torch.Tensor, int], torch.Tensor]
 RGB = 3
 """The mode of torchvision's and torchcodec's operators, their ``ImageReadMode.RGB``."""
 
-OUT_OF_MEMORY = ("allocate memory", "out of memory", "bad_alloc")
+OUT_OF_MEMORY = re.compile(
+    r"allocate memory|(out of|insufficient) memory|memory allocation|bad_alloc", re.IGNORECASE
+)
+"""As torch, libjpeg, libpng and nvJPEG say it."""
+
+NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
+"""What torchcodec says under a torch below 2.13, whatever failed beneath it: a lack of memory above
+all, and never the bytes. Later ones say the cause, and this behind it in parentheses."""
+
+_SPARE_BYTES = 2**20
+"""What a library's working memory may come to beside a small image."""
 
 SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Where in its C++ the operator failed, which its message begins with."""
@@ -43,6 +54,7 @@ def decode_by_rule(
         ValueError: the operator cannot decode the bytes, or they hold another image than the
             header says.
         RuntimeError: there is no memory, for which the bytes are not to blame.
+        LoaderError: the operator failed for a reason that it does not say.
     """
     if isinstance(header, PngHeader):
         data = plain_png(data, header)
@@ -52,8 +64,11 @@ def decode_by_rule(
         image = operators[header.format](data, RGB)
     except RuntimeError as error:
         reason = SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
-        if any(words in reason for words in OUT_OF_MEMORY):
+        if OUT_OF_MEMORY.search(reason):
             raise
+        _check_memory(header)
+        if NO_CAUSE.search(reason):
+            raise without_cause(header, reason) from error
         raise ValueError(f"{header.format.upper()} cannot be decoded: {reason}") from error
     if image.dtype == torch.uint16:
         image = to_8_bits(image)
@@ -67,6 +82,24 @@ def decode_by_rule(
             f"{[3, header.height, header.width]}"
         )
     return image
+
+
+def without_cause(header: ImageHeader, reason: str) -> LoaderError:
+    """The error for an image that was refused, nobody knows why, and that may be sound."""
+    return LoaderError(
+        f"an image of {header.height} x {header.width} pixels could not be decoded, and its "
+        f"decoder does not say why: {reason}. It is not taken for a bad sample. Remedy: if memory "
+        "is short, a smaller batch or fewer workers; torch >= 2.13 says the cause"
+    )
+
+
+def _check_memory(header: ImageHeader) -> None:
+    """Libraries refuse images in the same words for damage and for want of memory.
+
+    Raises:
+        RuntimeError: what the image needs cannot be had, so that nothing is known of its bytes.
+    """
+    torch.empty(4 * 3 * header.height * header.width + _SPARE_BYTES, dtype=torch.uint8)
 
 
 def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:

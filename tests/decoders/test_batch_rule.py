@@ -11,7 +11,7 @@ from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import check_memory, decode_batch_by_rule
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import damaged, decode_as_stored, is_damaged
-from tests.decoders.variants import exif, photo
+from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, exif, photo
 from tests.images import encode
 
 
@@ -116,12 +116,19 @@ def test_an_empty_batch_asks_nobody() -> None:
         "Error while decoding JPEG images: Failed to decode batch: 5",
         "CUDA out of memory. Tried to allocate 2.00 GiB",
         "CUDA runtime API error cudaErrorMemoryAllocation (2)",
-        "std::bad_alloc",
+        *NO_MEMORY,
     ],
 )
 def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
+
+
+@pytest.mark.parametrize("message", WITHOUT_CAUSE)
+def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
+    """Law 6: torch 2.11 says no more than this where nothing could be allocated."""
+    with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h"):
+        decode_batch_by_rule(AllOrNothing(message), [*FILES, damaged(FILES[0])], [*HEADERS] * 2)
 
 
 def test_torchs_own_want_of_memory_is_raised_as_it_is() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import zlib
+from pathlib import Path
 from struct import pack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.decoders import Decoder, available, make_decoder, probe
+from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
+from stateful_gpu_loader.decoders import (
+    Decoder,
+    available,
+    make_decoder,
+    probe,
+    rule,
+    torchvision_decoder,
+)
+from tests.conformance import same
 from tests.decoders.png_files import as_tensor, chunk, header, write_png
-from tests.decoders.variants import photo, pillow_variants
+from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, photo, pillow_variants
 from tests.images import encode
 
 SMALL = {name: data for name, data in pillow_variants().items() if "tall" not in name}
@@ -183,13 +195,75 @@ def test_damage_after_the_header_names_the_reason(decoder: Decoder) -> None:
         decoder.decode(data, probe(data))
 
 
-def test_want_of_memory_is_no_fault_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(*messages: str) -> Any:
+    """An operator that fails with each message in turn, and works then."""
+    left = list(messages)
+
+    def decode(data: torch.Tensor, mode: int) -> torch.Tensor:
+        if left:
+            raise RuntimeError(left.pop(0))
+        pixels: torch.Tensor = torch.ops.image.decode_jpeg(data, mode)
+        return pixels
+
+    return {"jpeg": decode}
+
+
+@pytest.mark.parametrize("message", NO_MEMORY)
+def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
     """Law 6: a sample must not be replaced because the machine was short of memory."""
-    from stateful_gpu_loader.decoders import rule
-
-    def exhausted(data: torch.Tensor, mode: int) -> torch.Tensor:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
-
     data = encode(photo())
+    with pytest.raises(RuntimeError, match=re.escape(message[:20])) as raised:
+        rule.decode_by_rule(failing(message), data, probe(data))
+    assert not isinstance(raised.value, LoaderError)
+
+
+@pytest.mark.parametrize("message", WITHOUT_CAUSE)
+def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
+    """Law 6: torch 2.11 says no more than this where nothing could be allocated."""
+    data = encode(photo())
+    with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h.*torch >= 2\.13"):
+        rule.decode_by_rule(failing(message), data, probe(data))
+
+
+def test_memory_is_asked_for_before_an_image_is_called_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Law 6: libwebp and torchvision's PNG reader refuse in the same words for want of memory."""
+    sizes: list[int] = []
+
+    def full(size: int, **arguments: Any) -> torch.Tensor:
+        sizes.append(size)
+        raise RuntimeError(NO_MEMORY[0])
+
+    data = encode(photo(40, 50))
+    with pytest.raises(ValueError, match=r"^JPEG cannot be decoded: Internal error\.$"):
+        rule.decode_by_rule(failing("Internal error."), data, probe(data))
+    monkeypatch.setattr(rule.torch, "empty", full)
     with pytest.raises(RuntimeError, match="allocate memory"):
-        rule.decode_by_rule({"jpeg": exhausted}, data, probe(data))
+        rule.decode_by_rule(failing("Internal error."), data, probe(data))
+    assert sizes[0] > 40 * 50 * 3
+
+
+def test_no_sample_is_replaced_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 6: the pixels would depend on how much memory others use."""
+    (tmp_path / "a").mkdir()
+    for i in range(4):
+        (tmp_path / "a" / f"{i}.jpg").write_bytes(bytes(encode(photo()).numpy()))
+    operators = failing()
+    monkeypatch.setattr(torchvision_decoder, "_operators", lambda: operators)
+
+    def build() -> StatefulGPULoader[Any]:
+        source = FolderSource(tmp_path)
+        return StatefulGPULoader(
+            source, batch_size=2, decoder="torchvision", on_bad_sample="replace"
+        )
+
+    expected = list(build())
+    operators = failing(WITHOUT_CAUSE[0])
+    loader = build()
+    with pytest.raises(LoaderError, match="not taken for a bad sample"):
+        next(iter(loader))
+    assert same(list(loader), expected)
+    assert len(loader.bad_samples) == 0

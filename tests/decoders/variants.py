@@ -176,3 +176,24 @@ def _offset_animation() -> torch.Tensor:
         + frame
     )
     return as_tensor(riff(b"RIFF", body))
+
+
+_IN_TORCH = (
+    'torch_call_dispatcher( "aten::empty", "memory_format", stack.data(), TORCH_ABI_VERSION) API '
+    "call failed at /__w/_temp/lib/python3.11/site-packages/torch/include/torch/csrc/stable/ops.h, "
+    "line 291"
+)
+WITHOUT_CAUSE = (_IN_TORCH, f"{_IN_TORCH}\nException raised from throw_exception")
+"""What torchcodec says under torch 2.11 where nothing could be allocated."""
+
+NO_MEMORY = (
+    "[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 5 bytes. Error code 12 (Cannot allocate memory) (originally from "
+    f"{_IN_TORCH})",
+    "Insufficient memory (case 4)",
+    "Out of memory",
+    "std::bad_alloc",
+)
+"""The same from torch 2.13 on, from libjpeg, from libpng, and from C++."""
+
+WITH_CAUSE = f"shape '[3]' is invalid for input of size 4 (originally from {_IN_TORCH})"

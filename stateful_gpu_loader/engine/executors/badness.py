@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 
 import numpy as np
 import torch
 
 from stateful_gpu_loader.bad_samples import shortened
-from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY
+from stateful_gpu_loader.decoders.rule import NO_CAUSE, OUT_OF_MEMORY
 from stateful_gpu_loader.engine.pipeline import Stopped
 from stateful_gpu_loader.errors import BadSample, LoaderError
 
@@ -33,6 +34,8 @@ _NEVER_BAD = (
 )
 """Of the code or the machine; a RecursionError also depends on who calls, a Warning on filters."""
 
+_OF_THE_MACHINE = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)
+
 _LONGEST_NAME = 100
 
 
@@ -43,7 +46,7 @@ def is_bad(error: BaseException) -> bool:
 
     - those of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
       and the like (IndexError and KeyError are what malformed records raise, and are bad);
-    - a lack of memory;
+    - a lack of memory, and what torch's operators say if they do not say the cause;
     - an OSError that reports a failure of the system: one that has an ``errno``, or is of a class
       of its own, such as FileNotFoundError, TimeoutError or requests' ConnectionError. Pillow
       raises OSErrors for damaged bytes, and these are bad: the plain class without an ``errno``,
@@ -64,7 +67,7 @@ def is_bad(error: BaseException) -> bool:
         named = f"{kind.__module__}.{kind.__qualname__}"
         of_bytes = kind in (OSError, gzip.BadGzipFile) or named == "PIL.UnidentifiedImageError"
         return of_bytes and error.errno is None
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
+    if isinstance(error, RuntimeError) and _OF_THE_MACHINE.search(str(error)):
         return False
     return isinstance(error, Exception) and not isinstance(error, _NEVER_BAD)
 

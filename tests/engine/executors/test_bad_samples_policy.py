@@ -28,6 +28,7 @@ from stateful_gpu_loader.order import Permutation
 from stateful_gpu_loader.randomness import Stream, words
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
+from tests.decoders.variants import NO_MEMORY, WITH_CAUSE, WITHOUT_CAUSE
 from tests.engine.executors.damaged import EPOCH, SEED, request_of, requests_of
 from tests.images import encode, photograph
 
@@ -64,6 +65,7 @@ BAD = [
     EOFError(),
     AssertionError("an empty box"),
     RuntimeError("stack expects each tensor to be equal size"),
+    RuntimeError(WITH_CAUSE),
     Exception(),
     BAD_SAMPLE,
     OSError("image file is truncated"),
@@ -89,6 +91,7 @@ NEVER_BAD = [
     SystemExit(),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes"),
     torch.OutOfMemoryError("CUDA out of memory."),
+    *map(RuntimeError, (*NO_MEMORY, *WITHOUT_CAUSE)),
     OSError(5, "Input/output error"),
     FileNotFoundError(2, "No such file or directory"),
     FileNotFoundError("a.jpg"),

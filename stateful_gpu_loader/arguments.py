@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
+from torchvision.datasets import DatasetFolder
 
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
@@ -20,6 +23,7 @@ from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.sources import CallableSource
 from stateful_gpu_loader.state import ACCEPTABLE, as_int, describe
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.foreign import remedy_for
 from stateful_gpu_loader.world import size_and_rank
 
 BOUNDARIES = ("empty", "next_epoch")
@@ -155,6 +159,59 @@ def sampling_of(
         rank=rank,
     )
     return chosen, None
+
+
+def check_dataset(dataset: Any) -> None:
+    """A path is no dataset, though the letters of its text could be delivered one by one.
+
+    Raises:
+        TypeError: it is a str or a Path.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        raise TypeError(
+            f"{dataset = } is a path, and no dataset. Remedy: FolderSource({str(dataset)!r}) for "
+            "a folder of images, a subfolder a class; docs/data.md has the sources for other files"
+        )
+
+
+def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, recipes: Any) -> None:
+    """What torchvision's datasets and transforms were told otherwise.
+
+    Args:
+        transform: as :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it.
+        is_source: whether the transform gets images, as tensors.
+        recipes: the transform, if it is recipes alone.
+
+    Raises:
+        TypeError: recipes for an ImageFolder, or a ToTensor for what is a tensor already.
+    """
+    if not is_source:
+        inner: Any = dataset.dataset if type(dataset) is Subset else dataset
+        gives_pairs = getattr(type(inner), "__getitem__", None) is DatasetFolder.__getitem__
+        if gives_pairs and recipes is not None and transform is not None:
+            raise TypeError(
+                f"recipes apply to the images of a source, and {type(inner).__name__} gives "
+                "samples of a PIL image and a label. Remedy: "
+                f"FolderSource({str(inner.root)!r}), which has the same classes and order, in its "
+                "place; or give the recipes, behind torchvision.transforms.v2.PILToTensor(), to "
+                f"{type(inner).__name__}(transform=)"
+            )
+        return
+    for step in _steps(transform):
+        remedy = remedy_for(step)
+        if remedy is not None:
+            raise TypeError(
+                f"transform has {step!r}, which makes tensors of PIL images, and a source's images "
+                f"are tensors already, uint8 [3, H, W]. Remedy: {remedy}"
+            )
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """A transform, and those that it is composed of."""
+    yield transform
+    parts = getattr(transform, "transforms", ())
+    for part in parts if isinstance(parts, (list, tuple)) else ():
+        yield from _steps(part)
 
 
 def check_calls(dataset: Any, batch_size: int | None) -> None:

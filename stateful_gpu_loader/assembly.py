@@ -8,7 +8,11 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from stateful_gpu_loader.arguments import as_device, check_targets_move
+from stateful_gpu_loader.arguments import (
+    as_device,
+    check_image_transform,
+    check_targets_move,
+)
 from stateful_gpu_loader.attributes import (
     batching_of,
     called,
@@ -106,6 +110,12 @@ class Parts:
         has_images = calls is not None and calls.image is not None
         if has_images or isinstance(loader.dataset, EncodedShards):
             source = HandedImages()
+        check_image_transform(
+            loader.dataset,
+            transform,
+            is_source=source is not None,
+            recipes=recipes_of(transform),
+        )
         device = as_device(loader.device)
         collate_fn, batched = collation_of(loader)
         stacks = batched and collate_fn in STACKS_IMAGES

@@ -76,8 +76,8 @@ class BadSample(LoaderError, ValueError):
         self.epoch = epoch
         self.reason = reason
         super().__init__(
-            f"bad sample {name!r} ({index = }, {position = }, {epoch = }): {reason}. "
-            "Remedy: repair or remove it"
+            f"bad sample {name!r} ({index = }, {position = }, {epoch = }): {reason}"
+            + ("" if "Remedy: " in reason else ". Remedy: repair or remove it")
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

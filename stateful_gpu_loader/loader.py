@@ -16,6 +16,7 @@ from stateful_gpu_loader.arguments import (
     check_arguments,
     check_bad_sample_mode,
     check_calls,
+    check_dataset,
     check_division,
     sampling_of,
 )
@@ -148,6 +149,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
         check_bad_sample_mode(on_bad_sample, is_iterable=not is_map(dataset))
+        check_dataset(dataset)
         check_calls(dataset, batch_size)
         sampler, inherited_shuffle = sampling_of(
             dataset,

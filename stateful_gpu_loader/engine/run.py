@@ -98,6 +98,13 @@ class Run:
         self._ended = False
         self._lock = threading.RLock()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a StatefulGPULoader can be neither pickled nor copied: it has workers, "
+            "and its loader counts what it delivers. Remedy: keep loader.state_dict(), which says "
+            "where it stands; elsewhere build the loader again, load_state_dict(), and iterate it"
+        )
+
     def __iter__(self) -> Run:
         return self
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from stateful_gpu_loader.randomness import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
+from stateful_gpu_loader.transforms.foreign import remedy_for
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
 from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
@@ -71,10 +72,13 @@ class Compose:
             elif isinstance(step, Recipe):
                 recipes.append(step)
             else:
+                remedy = remedy_for(step) or (
+                    "take the recipe of that name from stateful_gpu_loader.transforms, or put all "
+                    "into torchvision.transforms.v2.Compose, which calls recipes as well"
+                )
                 raise TypeError(
                     f"Compose got {step!r} of type {type(step).__name__}, which is no recipe. "
-                    "Remedy: take the recipe of that name from stateful_gpu_loader.transforms, or "
-                    "put all into torchvision.transforms.v2.Compose, which calls recipes as well"
+                    f"Remedy: {remedy}"
                 )
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
 

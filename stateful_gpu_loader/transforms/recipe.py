@@ -207,6 +207,13 @@ def copy_into(result: Tensor, out: Tensor) -> None:
 
 
 def _checked_image(image: Any) -> Tensor:
+    if isinstance(image, (tuple, list, dict)):
+        raise TypeError(
+            f"a recipe got a whole sample, a {type(image).__name__}: a loader's recipes apply to "
+            "the images of a source; of any other dataset, transform gets the samples as they "
+            "are. Remedy: a source, such as FolderSource(root) in place of torchvision's "
+            "ImageFolder, or the recipes in the dataset's own transform"
+        )
     if not isinstance(image, Tensor):
         raise TypeError(
             f"a recipe got an object of type {type(image).__name__}. Remedy: pass a tensor "

@@ -132,7 +132,7 @@ class ImageFinisher:
         drawn: PipelineDraw,
         keys: list[SampleKey],
     ) -> list[Any]:
-        check_one_size(drawn.sizes, keys)
+        check_one_size(drawn.sizes, keys, self._source)
         batch = self._recipes.apply_batch(pixels, drawn)
         targets = moved_targets(
             self._source,

@@ -16,6 +16,7 @@ import torch
 from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
 from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
+from stateful_gpu_loader.engine.executors.naming import FIXED_SIZE, name_of
 from stateful_gpu_loader.engine.executors.own_generators import seed_setters
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
@@ -104,7 +105,7 @@ class RecipeExecutor:
     def _rows(self, sizes: IndexArray, keys: list[SampleKey]) -> torch.Tensor | None:
         if not self._stacked:
             return None
-        check_one_size(sizes, keys)
+        check_one_size(sizes, keys, self._source)
         height, width = sizes[0].tolist()
         recipes = self._recipes
         if recipes.memory_format is torch.channels_last:
@@ -250,12 +251,13 @@ def _sizes_of(headers: list[ImageHeader]) -> IndexArray:
     return np.array([(header.height, header.width) for header in headers], dtype=np.int64)
 
 
-def check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:
+def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> None:
     """Refuse a batch whose images cannot be stacked.
 
     Args:
         sizes: int64 [n, 2]: height and width in pixels.
         keys: of the same images.
+        source: of the images.
 
     Raises:
         ValueError: they differ in size.
@@ -263,10 +265,9 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey]) -> None:
     if (sizes != sizes[0]).any():
         other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
         raise ValueError(
-            f"the images of one batch differ in size: index {keys[0].index} gives "
-            f"{sizes[0, 0]}x{sizes[0, 1]}, index {keys[other].index} gives "
-            f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). Remedy: end the recipes "
-            "with one that fixes the size, such as RandomResizedCrop(224), or pass collate_fn"
+            f"the images of one batch differ in size: {name_of(source, keys[0].index)} gives "
+            f"{sizes[0, 0]}x{sizes[0, 1]}, {name_of(source, keys[other].index)} gives "
+            f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). {FIXED_SIZE.format('recipes')}"
         )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import StackDataset, Subset
 
-from stateful_gpu_loader.collating import DRAWS_NOTHING
+from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES
 from stateful_gpu_loader.engine.executors.badness import is_bad, next_draws
 from stateful_gpu_loader.engine.executors.handed import HandedSamples
+from stateful_gpu_loader.engine.executors.naming import FIXED_SIZE, name_of
 from stateful_gpu_loader.engine.executors.own_generators import inner_datasets, seed_setters
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot, retried
@@ -66,7 +68,23 @@ class SampleExecutor:
             return self._salvaged(self._policy, request, check)
         fetch = self._native_batch if self._native else self._items
         samples = fetch(request, check)
-        return collate(request, samples, self._collate_fn, batched=self._batched)
+        return self._collated(request, request.keys(), samples)
+
+    def _collated(self, request: Request, keys: list[SampleKey], samples: Any) -> Any:
+        try:
+            return collate(request, samples, self._collate_fn, batched=self._batched)
+        except RuntimeError as error:
+            if self._collate_fn not in STACKS_IMAGES or not isinstance(samples, list):
+                raise
+            shapes = [_shape_of(sample) for sample in samples]
+            if len(set(shapes)) == 1 or len(shapes) != len(keys):
+                raise
+            other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+            raise RuntimeError(
+                f"{error}. {name_of(self._dataset, keys[0].index)} gives {shapes[0]}, "
+                f"{name_of(self._dataset, keys[other].index)} gives {shapes[other]}. "
+                f"{FIXED_SIZE.format('transform')}"
+            ) from error
 
     def fetch(self, key: SampleKey) -> Any:
         """One sample, before its transform."""
@@ -149,8 +167,8 @@ class SampleExecutor:
             samples = self._salvaged_native(salvage, request, seeds, alone, check)
         else:
             samples = [slot.sample for slot in salvage.settle(alone)]
-        batch = collate(request, samples, self._collate_fn, batched=self._batched)
-        return salvage.answer(batch)
+        keys = [slot.key for slot in salvage.kept]
+        return salvage.answer(self._collated(request, keys, samples))
 
     def _salvaged_native(
         self,
@@ -202,6 +220,13 @@ def collate(
     if collate_fn not in DRAWS_NOTHING:
         seed_global_generators(batch_seed(request, Stream.COLLATE))
     return collate_fn(samples if batched else samples[0])
+
+
+def _shape_of(sample: Any) -> str | None:
+    """Of a sample's first tensor, as text, which is compared and shown."""
+    values = list(sample.values()) if isinstance(sample, dict) else sample
+    parts = values if isinstance(values, (list, tuple)) else [values]
+    return next((str(list(part.shape)) for part in parts if isinstance(part, Tensor)), None)
 
 
 def batch_seed(request: Request, stream: Stream) -> int:

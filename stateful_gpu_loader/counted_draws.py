@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +36,7 @@ class CountedDraws:
         philox1_<key, 16 hexadecimal digits>_<draws consumed, 16 hexadecimal digits>
 
     Args:
-        seed: -2**63 <= seed < 2**64; taken modulo 2**64.
+        seed: -2**63 <= seed < 2**64; taken modulo 2**64. None draws one from Python's ``random``.
         name: derives another key from that of the seed, unless it is empty.
 
     Raises:
@@ -45,7 +46,9 @@ class CountedDraws:
     'philox1_1adeceffff50d997_0000000000000000'
     """
 
-    def __init__(self, seed: int, name: str = "") -> None:
+    def __init__(self, seed: int | None = None, name: str = "") -> None:
+        if seed is None:
+            seed = random.getrandbits(64)
         self._key = derived_key(checked_seed(seed), "")
         self._offset = 0
         if name:

@@ -43,7 +43,9 @@ class RNG(CountedDraws):
 
     Args:
         seed: -2**63 <= seed < 2**64; taken modulo 2**64. Draws have nothing in common with those
-            that a loader of this seed makes.
+            that a loader of this seed makes. None draws a seed from Python's ``random``, as DALI's
+            RNG does: for one that is about to be restored, or that need not repeat. Its state
+            holds the key, so that it resumes like any other.
         name: ``RNG(seed, name)`` is ``RNG(seed).stream(name)``.
 
     Raises:
@@ -56,7 +58,7 @@ class RNG(CountedDraws):
     >>> state
     'philox1_1adeceffff50d997_0000000000000003'
     >>> following = rng.integers(100, size=4)
-    >>> restored = RNG(0)
+    >>> restored = RNG()
     >>> restored.set_state(state)
     >>> bool((restored.integers(100, size=4) == following).all())
     True

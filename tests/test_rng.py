@@ -7,6 +7,7 @@ import io
 import json
 import math
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -349,3 +350,28 @@ def test_repr_shows_the_state():
 def test_get_state_takes_a_stream_as_dalis_checkpoint_passes_it():
     """E2"""
     assert RNG(1).get_state(cuda_stream=object()) == RNG(1).get_state()
+
+
+def test_without_a_seed_it_is_another_generator_each_time_and_restores_any():
+    """As DALI's RNG(): the side that restores need not know the seed (E2, E3)."""
+    first, second = RNG(), RNG()
+    assert first.get_state() != second.get_state()
+    saved = RNG(42)
+    saved.uniform(size=3)
+    second.set_state(saved.get_state())
+    assert second.uniform() == saved.uniform()
+    first.uniform()
+    resumed = RNG()
+    resumed.load_state_dict(first.state_dict())
+    assert (resumed.uniform(size=5) == first.uniform(size=5)).all()
+
+
+def test_a_seed_that_is_not_given_comes_from_pythons_generator():
+    """As DALI's, so that it repeats where the program, or the loader for a sample, has seeded."""
+    random.seed(5)
+    first, named = RNG(), RNG(name="crop")
+    random.seed(5)
+    assert RNG().get_state() == first.get_state()
+    assert RNG(name="crop").get_state() == named.get_state()
+    random.seed(5)
+    assert RNG(None, "crop").get_state() == first.stream("crop").get_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from typing import Any
 
@@ -17,6 +18,16 @@ from stateful_gpu_loader.typed_json import is_text
 
 AUTOMATIC = "__object_"
 """Begins the names that :meth:`Checkpoint.register` gives."""
+
+
+class _Threads(threading.local):
+    """What each thread has entered; the first is its own."""
+
+    def __init__(self) -> None:
+        self.entered: list[Checkpoint] = []
+
+
+_threads = _Threads()
 
 
 class Checkpoint:
@@ -57,6 +68,38 @@ class Checkpoint:
 
     def __init__(self) -> None:
         self.clear()
+
+    @staticmethod
+    def current() -> Checkpoint:
+        """The checkpoint of this thread, for code that is not handed one: the same at every call.
+
+        Inside ``with checkpoint:`` it is that one; elsewhere one that the thread has for its whole
+        life. It is that of ``nvidia.dali.experimental.dynamic.checkpoint.current()``, with a
+        checkpoint in place of the ``EvalContext``. What is registered stays registered, so a second
+        run in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
+
+        >>> def build_noise():
+        ...     from stateful_gpu_loader import RNG
+        ...     noise = RNG(7)
+        ...     Checkpoint.current().register(noise, "noise")
+        ...     return noise
+        >>> with Checkpoint() as checkpoint:
+        ...     noise = build_noise()
+        >>> checkpoint.names, Checkpoint.current().names
+        (('noise',), ())
+        """
+        if not _threads.entered:
+            _threads.entered.append(Checkpoint())
+        return _threads.entered[-1]
+
+    def __enter__(self) -> Checkpoint:
+        """Make it the :meth:`current` one of this thread, until the block ends."""
+        Checkpoint.current()  # the thread's own is the one below all others
+        _threads.entered.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _threads.entered.pop()
 
     def clear(self) -> None:
         """Forget all objects and states, as if it were new. The objects keep their state.

@@ -3,7 +3,8 @@
 After DALI's notebook "Dynamic mode checkpointing", without DALI: a shuffled folder, batches of
 eight, angles from -30 to 30 degrees, a checkpoint behind the third batch, and the fourth batch of
 the run beside the first of one that was restored. The loader draws its order and its angles from
-its seed; the training loop's own draws, here a brightness for each image, come from an `RNG`.
+its seed, and `loader.draws()` tells those of a batch; the training loop's own draws, here a
+brightness for each image, come from an `RNG`.
 examples/dali_dynamic.py does the same with DALI's reader and generator.
 
 Safer here:
@@ -37,7 +38,7 @@ from stateful_gpu_loader.demo.photographs import write_photographs
 
 BATCH_SIZE = 8
 Loader = StatefulGPULoader[list[torch.Tensor]]
-Batch = tuple[torch.Tensor, list[int], list[float]]
+Batch = tuple[torch.Tensor, list[int], list[float], list[float]]
 
 
 def build(folder: Path, num_workers: int) -> Loader:
@@ -52,11 +53,13 @@ def build(folder: Path, num_workers: int) -> Loader:
     )
 
 
-def brighten(images: torch.Tensor, labels: torch.Tensor, rng: RNG) -> Batch:
-    """Images, uint8 [n, 3, 256, 256], their labels and what each was multiplied with."""
+def brightened(loader: Loader, images: torch.Tensor, labels: torch.Tensor, rng: RNG) -> Batch:
+    """Images, uint8 [n, 3, 256, 256], their labels and angles, and by what each was multiplied."""
+    angles = loader.draws()[-1]["angle"].round(4)
     factors = rng.uniform(0.7, 1.3, size=len(images)).round(4)
     scale = torch.tensor(factors, dtype=torch.float32, device=images.device)[:, None, None, None]
-    return (images * scale).clamp(0, 255).to(torch.uint8), labels.tolist(), factors.tolist()
+    images = (images * scale).clamp(0, 255).to(torch.uint8)
+    return images, labels.tolist(), angles.tolist(), factors.tolist()
 
 
 def main(folder: Path, checkpoints: Path, output: Path) -> None:
@@ -66,40 +69,40 @@ def main(folder: Path, checkpoints: Path, output: Path) -> None:
     checkpoint.register(rng, "rng")
     batches = iter(loader)
     for _ in range(3):
-        brighten(*next(batches), rng)
+        brightened(loader, *next(batches), rng)
     checkpoint.collect()
     print("Saved checkpoint to", Path(checkpoint.save(pattern)).name)
-    original = [brighten(images, labels, rng) for images, labels in batches]
+    original = [brightened(loader, images, labels, rng) for images, labels in batches]
 
-    loader, rng, checkpoint = build(folder, num_workers=3), RNG(0), Checkpoint()
+    loader, rng, checkpoint = build(folder, num_workers=3), RNG(), Checkpoint()
     checkpoint.load(pattern)
     checkpoint.register(loader, "loader")
     checkpoint.register(rng, "rng")
-    restored = [brighten(images, labels, rng) for images, labels in loader]
+    restored = [brightened(loader, images, labels, rng) for images, labels in loader]
 
-    for name, (images, labels, factors) in {
+    for name, (images, labels, angles, factors) in {
         "original": original[0],
         "restored": restored[0],
     }.items():
         print(f"labels ({name}):  {labels}")
+        print(f"angles ({name}):  {angles}")
         print(f"brightness ({name}):  {factors}")
-        show(images, labels, factors, output / f"rotation_{name}.png")
+        show(images, labels, angles, output / f"rotation_{name}.png")
     print("rest of the epoch:", len(original), "and", len(restored), "batches")
     for number, (one, other) in enumerate(zip(original, restored, strict=True), 4):
         is_same = one[1:] == other[1:] and torch.equal(one[0], other[0])
-        print(
-            f"batch {number}: labels, brightness and pixels", "the same" if is_same else "ANOTHER"
-        )
+        verdict = "the same" if is_same else "ANOTHER"
+        print(f"batch {number}: labels, angles, brightness and pixels", verdict)
 
 
-def show(images: torch.Tensor, labels: list[int], factors: list[float], path: Path) -> None:
-    """Draw a batch in four columns, each image under its label and brightness."""
+def show(images: torch.Tensor, labels: list[int], angles: list[float], path: Path) -> None:
+    """Draw a batch in four columns, each image under its label and angle."""
     figure = Figure(figsize=(16, 8), layout="constrained")
-    for axes, image, label, factor in zip(
-        figure.subplots(2, 4).flat, images, labels, factors, strict=True
+    for axes, image, label, angle in zip(
+        figure.subplots(2, 4).flat, images, labels, angles, strict=True
     ):
         axes.imshow(image.permute(1, 2, 0).numpy(force=True))
-        axes.set_title(f"label={label}, brightness={factor:.2f}")
+        axes.set_title(f"label={label}, angle={angle:.2f}")
         axes.axis("off")
     figure.savefig(path)
 

@@ -24,11 +24,12 @@ from stateful_gpu_loader.assembly import Parts
 from stateful_gpu_loader.attributes import FIXED, OF_WORKERS, own_sampler_of, workers_of
 from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.crew import Crew
-from stateful_gpu_loader.engine.choice import Work, check_worker_type
+from stateful_gpu_loader.engine.choice import Work, check_worker_type, drawn_for
 from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
 from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
@@ -214,6 +215,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self._passes = Passes()
         self._bad_samples = BadSamples()
         self._worker_restarts = 0
+        self._delivered: tuple[Any, tuple[FoundBad, ...]] | None = None
         self._fingerprint: tuple[int | None, str] | None = None
         self._crew = Crew(self._parts.device)
         if num_workers > 0:
@@ -254,6 +256,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                     device=lambda: self._crew.device,
                 ),
                 note_bad=self._note_bad,
+                note_delivered=self._note_delivered,
                 note_restart=self._note_restart,
                 length=self.__len__,
                 max_worker_restarts=self.max_worker_restarts,
@@ -317,6 +320,53 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def bad_samples(self) -> BadSamples:
         """The record of samples that could not be used."""
         return self._bad_samples
+
+    def draws(self) -> list[dict[str, Any]]:
+        """What the recipes of ``transform`` drew for the last delivered batch, in their order.
+
+        It is found when it is asked for: numbers are functions of the samples' keys and sizes, so
+        the images' headers are read again in this thread, and nothing is decoded. A sharded dataset
+        reads up to a shuffle window again, and a CallableSource's function is called again. What
+        ``batch_transform`` draws is not among them. A trainer that fetches ahead trains on an
+        earlier batch than the last delivered one.
+
+        Returns:
+            For each recipe ``"recipe"``, its name, and by their names the numbers that its class
+            describes: int64 or float64 [n], for the n samples of the batch in their order. A recipe
+            of your own that has no ``number_names`` has ``"numbers"`` [n, k].
+
+        Raises:
+            LoaderError: no batch was delivered yet; the images are no Source's or go through a
+                callable, and only that code knows what was drawn; or the batch cannot be read
+                again as it was.
+
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from stateful_gpu_loader import FolderSource, transforms as T
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> Path(folder.name, "grey").mkdir()
+        >>> for number in range(3):
+        ...     Image.new("RGB", (80, 60)).save(f"{folder.name}/grey/{number}.png")
+        >>> recipes = [T.RandomRotation(30), T.RandomHorizontalFlip()]
+        >>> loader = StatefulGPULoader(
+        ...     FolderSource(folder.name), batch_size=3, seed=42, transform=recipes
+        ... )
+        >>> images, labels = next(iter(loader))
+        >>> rotation, flip = loader.draws()
+        >>> rotation["recipe"], rotation["angle"].round(2)
+        ('RandomRotation', array([-21.6 ,  10.96,  -4.22]))
+        >>> flip
+        {'recipe': 'RandomHorizontalFlip', 'acts': array([0, 1, 0])}
+        >>> folder.cleanup()
+        """
+        work = self._work()
+        if self._delivered is None:
+            raise LoaderError(
+                "draws() tells what was drawn for the last delivered batch, and this loader has "
+                "delivered none. Remedy: call it after a batch has come out of iter(loader)"
+            )
+        return drawn_for(work, *self._delivered)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
@@ -489,6 +539,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
         self._bad_samples.add(found)
+
+    def _note_delivered(self, request: Any, bad: tuple[FoundBad, ...]) -> None:
+        self._delivered = request, bad
 
     def _note_restart(self) -> None:
         self._worker_restarts += 1

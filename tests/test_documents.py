@@ -31,6 +31,20 @@ def test_the_example_prints_what_the_readme_shows(
     assert printed.getvalue() == wanted
 
 
+def test_what_was_drawn_is_what_the_document_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A17."""
+    text = (ROOT / "docs" / "augmentation.md").read_text()
+    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    code, wanted = found.groups()
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "augmentation.md", "exec"), {})
+    assert capsys.readouterr().out == wanted
+
+
 def test_the_readme_is_read_in_one_sitting() -> None:
     """At most 200 lines, and no table of benchmarks but the six rows that are drawn."""
     text = README.read_text()

@@ -90,9 +90,10 @@ EXAMPLES = {
         prints=(
             r"Saved checkpoint to checkpoint_0000.json",
             r"labels \((original|restored)\):  \[[\d, ]+\]",
+            r"angles \((original|restored)\):  \[[-\d., ]+\]",
             r"brightness \((original|restored)\):  \[[\d., ]+\]",
             r"rest of the epoch: 4 and 4 batches",
-            r"batch [4567]: labels, brightness and pixels the same",
+            r"batch [4567]: labels, angles, brightness and pixels the same",
         ),
         pictures=("rotation_original.png", "rotation_restored.png"),
     ),

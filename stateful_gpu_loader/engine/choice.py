@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
+from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
@@ -18,6 +19,7 @@ from stateful_gpu_loader.engine.device.images import ImageFinisher
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.executors.calls import CallExecutor
+from stateful_gpu_loader.engine.executors.drawn import DrawnExecutor
 from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
 from stateful_gpu_loader.engine.executors.handed import HandedSamples
 from stateful_gpu_loader.engine.executors.handing import HandedBatches, HandedFinisher
@@ -32,12 +34,21 @@ from stateful_gpu_loader.engine.executors.memory import BatchMemory
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.samples import SampleExecutor
 from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
-from stateful_gpu_loader.engine.pipeline import Executor, Pipeline
+from stateful_gpu_loader.engine.pipeline import (
+    Answer,
+    Executor,
+    Failure,
+    NoBatch,
+    Pipeline,
+    never_stopped,
+)
 from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
 from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline
 from stateful_gpu_loader.engine.pipelines.shared_memory import empty_shared
 from stateful_gpu_loader.engine.pipelines.team import InnerLoader
 from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
+from stateful_gpu_loader.engine.surroundings import workers_surroundings
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.passes import Address
 from stateful_gpu_loader.randomness import Stream, sample_seeds
 from stateful_gpu_loader.shards.lanes import LanePlan
@@ -76,6 +87,8 @@ class Work:
     """How the dataset is read, if it is sharded."""
     calls: CallableSource | None = None
     """What makes the samples, if nothing is read."""
+    only_draws: bool = False
+    """Whether the numbers that the recipes draw are wanted instead of the batch."""
 
     @property
     def is_iterable(self) -> bool:
@@ -205,6 +218,46 @@ def make_pipeline(
     )
 
 
+def drawn_for(work: Work, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[str, Any]]:
+    """What the recipes drew for a batch that was delivered: see ``StatefulGPULoader.draws``.
+
+    Args:
+        request: that the batch was made from; a lane's with its cursor.
+        bad: all samples that could not be used for it.
+
+    Raises:
+        LoaderError: no recipes drew for it, or it cannot be read again.
+    """
+    obstacle = _obstacle_to_draws(work)
+    if obstacle is not None:
+        raise LoaderError(
+            f"draws() has no numbers of this loader's batches: {obstacle}. Remedy: return what "
+            "was drawn with the sample; or give the images as a Source, and recipes of "
+            "stateful_gpu_loader.transforms as transform"
+        )
+    known: dict[Any, str] = {found.index: found.reason for found in bad}
+    policy = replace(work.bad_samples, known=known, reads_again=False)
+    executor = _executor(replace(work, only_draws=True, bad_samples=policy), empty_shared)
+    with workers_surroundings(draws=executor.uses_global_generators):
+        said = executor(request, never_stopped)
+    answer = said if isinstance(said, Answer) else Answer(said)
+    if isinstance(answer.payload, Failure):
+        answer.payload.reraise()
+    if isinstance(answer.payload, NoBatch) or _places(answer.bad) != _places(bad):
+        raise LoaderError(
+            f"the last batch does not come out again as it was: {len(_places(bad))} samples could "
+            f"not be used for it, and now it is {len(_places(answer.bad))}. Remedy: leave the "
+            "data unchanged while they are read, and let a sampler yield indices whose repr() "
+            "tells them apart"
+        )
+    drawn: list[dict[str, Any]] = answer.payload
+    return drawn
+
+
+def _places(bad: tuple[FoundBad, ...]) -> set[tuple[int | str, int]]:
+    return {(found.index, found.position) for found in bad}
+
+
 def _workers_pipeline(
     work: Work, workers: Workers, seed: int, start: Address, allocate: Allocate
 ) -> Pipeline:
@@ -286,6 +339,8 @@ def _handed(work: Work, allocate: Allocate) -> HandedBatches:
 
 
 def _map_executor(work: Work, allocate: Allocate) -> Executor:
+    if work.only_draws and work.source is not None and work.recipes is not None:
+        return DrawnExecutor(work.source, recipes=work.recipes, policy=work.bad_samples)
     if work.source is not None and work.batch_decoder is not None and work.recipes is not None:
         return EncodedExecutor(
             work.source,
@@ -321,6 +376,17 @@ def _map_executor(work: Work, allocate: Allocate) -> Executor:
         batched=work.batched,
         policy=work.bad_samples,
     )
+
+
+def _obstacle_to_draws(work: Work) -> str | None:
+    name = type(work.dataset).__name__
+    if work.source is None:
+        return f"{name} is no Source of encoded images, so only its own code knows what it drew"
+    if work.recipes is None:
+        return "its transform is, or holds, a callable of your own, which draws unseen"
+    if work.has_worker_states:
+        return f"{name} has a state, which reading the images' sizes again would move"
+    return None
 
 
 def _obstacle_to_threads(work: Work, workers: Workers) -> str | None:

@@ -70,6 +70,8 @@ class Conduct:
     """The last step on a batch, in the user's thread."""
     note_bad: Callable[[tuple[FoundBad, ...]], None]
     """Samples of a delivered batch that could not be used."""
+    note_delivered: Callable[[Any, tuple[FoundBad, ...]], None]
+    """The request of a batch that is being handed over, and the samples that it could not use."""
     note_restart: Callable[[], None]
     length: Callable[[], int]
     """Of the iterator."""
@@ -144,8 +146,10 @@ class Run:
                     begun.stream.deliver(request, said)
                     continue
                 batch = self._finished(begun, request, said, payload)
-                if said is not None and said.bad:
-                    self._conduct.note_bad(said.bad)
+                bad = () if said is None else said.bad
+                if bad:
+                    self._conduct.note_bad(bad)
+                self._conduct.note_delivered(begun.stream.by_itself(request), bad)
                 self._deliver(begun, begun.stream.deliver(request, said))
                 return batch
             raise StopIteration

@@ -27,6 +27,7 @@ class WithProbability(Recipe):
     """
 
     num_draws = 1
+    number_names = ("acts",)
 
     def __init__(self, p: float) -> None:
         self.p = as_probability(p)

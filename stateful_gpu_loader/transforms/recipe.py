@@ -68,17 +68,22 @@ class Recipe(ABC):
 
     num_draws: int = 0
     """Uniforms per sample: a fixed budget, 0 where nothing is random."""
+    number_names: tuple[str, ...] = ()
+    """What the columns of :attr:`Draw.numbers` are called; () leaves them together."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         """A class with an :meth:`apply` of its own inherits none of the other ways to it.
 
-        They would make the pixels of the class above it.
+        They would make the pixels of the class above it. Nor are numbers of its own :meth:`draw`
+        called what those of the class above it are.
         """
         super().__init_subclass__(**arguments)
         if "apply" in vars(cls):
             for name in ("apply_into", "apply_batch", "place", "pointwise", "motion"):
                 if name not in vars(cls):
                     setattr(cls, name, getattr(Recipe, name))
+        if "draw" in vars(cls) and "number_names" not in vars(cls):
+            cls.number_names = ()
 
     @abstractmethod
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
@@ -158,6 +163,17 @@ class Recipe(ABC):
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of the result for an image of ``dtype``."""
         return dtype
+
+    def named(self, drawn: Draw) -> dict[str, Any]:
+        """What was drawn, for a person: ``"recipe"``, its name, and an array [n] for each number.
+
+        One array ``"numbers"`` [n, k], where the recipe does not name its numbers.
+        """
+        columns = drawn.numbers.T
+        if len(self.number_names) != len(columns):
+            return {"recipe": type(self).__name__, "numbers": drawn.numbers}
+        named = dict(zip(self.number_names, columns, strict=True))
+        return {"recipe": type(self).__name__, **named}
 
     def fingerprint(self) -> str:
         """The recipe and its arguments as text: equal texts give equal pixels."""

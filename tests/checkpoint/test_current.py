@@ -54,4 +54,3 @@ def test_what_was_loaded_into_it_is_applied_at_registration() -> None:
     with Checkpoint() as loaded:
         loaded.deserialize(saved.serialize())
         assert build(0).count == 3
-

@@ -46,6 +46,17 @@ def test_all_public_recipes_are_tested() -> None:
 
 
 @every_recipe
+def test_every_number_has_a_name(recipe: T.Recipe) -> None:
+    """A17: what a loader's draws() is read by."""
+    drawn = recipe.draw(np.full((2, recipe.num_draws), 0.5), np.array([[90, 80], [70, 120]]))
+    assert len(recipe.number_names) == drawn.numbers.shape[1]
+    named = recipe.named(drawn)
+    assert named.pop("recipe") == type(recipe).__name__
+    assert list(named) == list(recipe.number_names)
+    assert all(np.array_equal(named[name], drawn.numbers[:, i]) for i, name in enumerate(named))
+
+
+@every_recipe
 def test_arguments_are_torchvisions(recipe: T.Recipe) -> None:
     """D6: the same names in the same order with the same defaults."""
     if isinstance(recipe, T.ToMemoryFormat):

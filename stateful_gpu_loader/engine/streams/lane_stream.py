@@ -79,6 +79,11 @@ class LaneStream:
         """Nothing is made again to get to a place: cursors lead there."""
         return False
 
+    def by_itself(self, request: LaneTurn | RestTurn) -> LaneTurn | RestTurn:
+        if isinstance(request, RestTurn) or request.cursor is not None:
+            return request
+        return replace(request, cursor=self._requests.cursor_before(request).to_text())
+
     def deliver(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address:
         is_batch = answer is None or answer.payload is not SKIPPED
         self._note(request, answer, is_batch=is_batch)

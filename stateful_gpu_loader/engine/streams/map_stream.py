@@ -169,6 +169,9 @@ class MapStream:
     def is_replay(self, request: Request) -> bool:
         return self._issued[request.ordinal].is_done
 
+    def by_itself(self, request: Request) -> Request:
+        return request
+
     def deliver(self, request: Request, answer: Answer | None) -> Address:
         issued = self._issued[request.ordinal]
         of_answer = 0 if answer is None else answer.worker

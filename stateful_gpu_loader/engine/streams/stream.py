@@ -39,6 +39,10 @@ class Stream(Protocol):
         """Whether this request was delivered before, and is made again for its effects alone."""
         ...
 
+    def by_itself(self, request: Any) -> Any:
+        """The oldest request that was not delivered, as one that needs none before it."""
+        ...
+
     def deliver(self, request: Any, answer: Answer | None) -> Address:
         """The place behind a batch that is being handed over, or behind an iterator's end."""
         ...

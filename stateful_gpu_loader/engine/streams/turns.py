@@ -111,6 +111,9 @@ class TurnStream:
     def is_replay(self, request: Turn) -> bool:
         return self._made < self._delivered
 
+    def by_itself(self, request: Turn) -> Turn:
+        return request
+
     def deliver(self, request: Turn, answer: Answer | None) -> Address:
         worker = request.worker
         if worker is None:

@@ -36,6 +36,7 @@ class GaussianBlur(Recipe):
     """
 
     num_draws = 1
+    number_names = ("sigma",)
 
     def __init__(
         self, kernel_size: int | Sequence[int], sigma: float | Sequence[float] = (0.1, 2.0)

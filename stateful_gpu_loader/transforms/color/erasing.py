@@ -45,6 +45,7 @@ class RandomErasing(Recipe):
     """
 
     num_draws = 1 + 2 + 2 * _NUM_ATTEMPTS + 2
+    number_names = ("top", "left", "height", "width", "seed_low", "seed_high")
 
     def __init__(
         self,

@@ -58,6 +58,10 @@ class ColorJitter(Recipe):
     """
 
     num_draws = 5
+    number_names = (
+        *("first", "second", "third", "fourth"),
+        *("brightness", "contrast", "saturation", "hue"),
+    )
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class RandomAffine(Recipe):
     """
 
     num_draws = 6
+    number_names = ("angle", "translate_x", "translate_y", "scale", "shear_x", "shear_y")
 
     def __init__(
         self,

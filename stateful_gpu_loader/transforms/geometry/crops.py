@@ -17,6 +17,7 @@ from stateful_gpu_loader.transforms.geometry.resampling import crop
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
+_NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom", "top", "left")
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
@@ -34,6 +35,8 @@ class CenterCrop(Recipe):
     >>> CenterCrop(224).draw(np.empty((1, 0)), np.array([[256, 341]])).numbers
     array([[ 0,  0,  0,  0, 16, 58]])
     """
+
+    number_names = _NUMBER_NAMES
 
     def __init__(self, size: int | Sequence[int]) -> None:
         self.size = as_size(size)
@@ -85,6 +88,7 @@ class RandomCrop(Recipe):
     """
 
     num_draws = 2
+    number_names = _NUMBER_NAMES
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class RandomResizedCrop(Recipe):
     """
 
     num_draws = 2 + 2 * _NUM_ATTEMPTS
+    number_names = ("top", "left", "height", "width")
 
     def __init__(
         self,

@@ -41,6 +41,8 @@ class Resize(Recipe):
     array([[256, 341]])
     """
 
+    number_names = ("height", "width")
+
     def __init__(
         self,
         size: int | Sequence[int] | None,

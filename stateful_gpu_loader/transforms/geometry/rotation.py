@@ -45,6 +45,7 @@ class RandomRotation(Recipe):
     """
 
     num_draws = 1
+    number_names = ("angle",)
 
     def __init__(
         self,

@@ -77,6 +77,11 @@ class RandAugment(AugmentPolicy):
                 f"0 <= magnitude < {num_magnitude_bins}"
             )
         self.num_draws = 2 * self.num_ops
+        self.number_names = tuple(
+            f"{name}_{number}"
+            for number in range(1, self.num_ops + 1)
+            for name in ("operation", "magnitude")
+        )
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         numbers = np.empty((len(sizes), 2 * self.num_ops))

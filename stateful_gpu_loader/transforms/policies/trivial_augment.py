@@ -53,6 +53,7 @@ class TrivialAugmentWide(AugmentPolicy):
     """
 
     num_draws = 3
+    number_names = ("operation", "magnitude")
 
     def __init__(
         self,

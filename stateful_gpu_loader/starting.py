@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,13 @@ from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 
-def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
+class HasPyWorkers(Protocol):
+    """What starts worker processes by itself: a ``DALILoader``, or a pipeline of DALI's."""
+
+    def start_py_workers(self) -> None: ...
+
+
+def start_workers(*loaders: StatefulGPULoader[Any] | HasPyWorkers) -> None:
     """Start the worker processes that the loaders' next passes will use.
 
     By itself a loader starts them at its first ``next()``. Where they are forked, a process that
@@ -24,7 +30,8 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
     no generator advanced.
 
     Args:
-        loaders: in any number.
+        loaders: in any number, DALILoaders and DALI's pipelines among them: for their parallel
+            external sources. They come last, as DALI's threads are not to be forked.
 
     Raises:
         LoaderError: workers would be forked, and CUDA has been initialised in this process.
@@ -35,16 +42,20 @@ def start_workers(*loaders: StatefulGPULoader[Any]) -> None:
     >>> [int(batch) for batch in loader]
     [0, 1, 2, 3]
     """
-    if torch.cuda.is_initialized() and any(map(_would_fork, loaders)):
+    ours = [loader for loader in loaders if isinstance(loader, StatefulGPULoader)]
+    if torch.cuda.is_initialized() and any(map(_would_fork, ours)):
         raise LoaderError(
             "start_workers() forks worker processes, and CUDA has been initialised in this process "
             "before. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
             "loader with device='cuda'), or build the loaders with "
             "multiprocessing_context='forkserver' or 'spawn'"
         )
-    for loader in loaders:
+    for loader in ours:
         place = loader._passes.address()
         loader._crew.launch(loader._work(), workers_of(loader), loader._seed.value, place)
+    for other in loaders:
+        if not isinstance(other, StatefulGPULoader):
+            other.start_py_workers()
 
 
 def _would_fork(loader: StatefulGPULoader[Any]) -> bool:

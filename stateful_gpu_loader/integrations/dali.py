@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from stateful_gpu_loader.decoders.dali_pipelines import require_dali
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.integrations.dali_identity import check_accept, refuse, report
-from stateful_gpu_loader.integrations.dali_pipeline import opening
+from stateful_gpu_loader.integrations.dali_pipeline import opening, own_checkpoint
 from stateful_gpu_loader.integrations.dali_pipeline.description import (
     Description,
     acceptable,
@@ -95,6 +97,8 @@ class DALILoader(TextState):
         self._pipeline = pipeline
         self._description: Description | None = None
         self._stream: PipelineStream | None = None
+        self._started: Any = None
+        """A pipeline that is not built, and has its worker processes."""
 
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the epoch under way, or the next epoch: tensors by the names of outputs."""
@@ -147,11 +151,7 @@ class DALILoader(TextState):
             LoaderError: the loader was given a built pipeline, or one that cannot be restored.
         """
         state = DALIState.from_dict(state_dict)
-        if not callable(self._pipeline):
-            raise LoaderError(
-                "this loader was given a Pipeline, and DALI restores one only while it is built. "
-                "Remedy: give it the function that makes the pipeline"
-            )
+        self._check_restorable()
         if state.place is None or state.description is None:
             self._stream = None
             return
@@ -164,6 +164,55 @@ class DALILoader(TextState):
             )
         self._stream, self._description = stream, description
 
+    def load_checkpoint(self, checkpoint: bytes | str | os.PathLike[str]) -> None:
+        """Go on from a checkpoint of DALI's own, behind the last batch that it counts.
+
+        It acts on the next iterator, and what is known is checked before anything is changed. That
+        is less than a :meth:`state_dict` tells: the operators by their names, and by the place of
+        each reader the batch size, the shards, the padding and the number of samples. Other
+        arguments (shuffle, crops, angles), seeds and files of the same number go unnoticed.
+
+        Args:
+            checkpoint: what ``Pipeline.checkpoint()`` returned, or the path of the file that it
+                wrote; ``DALIGenericIterator.checkpoints()`` has one for each pipeline.
+
+        Raises:
+            StateMismatch: it is no checkpoint, or of another pipeline; names what differs.
+            LoaderError: as :meth:`load_state_dict`.
+            OSError: the file cannot be read.
+        """
+        self._check_restorable()
+        place = own_checkpoint.read(checkpoint)
+        self._stream, self._description = self._open(place, None, ())
+
+    def start_py_workers(self) -> None:
+        """Start the worker processes of parallel external sources, before anything uses the GPU.
+
+        Forked workers must not inherit a GPU in use. These serve the pipeline that is built next:
+        at the first batch, or by the first state that is loaded; later ones start theirs when they
+        are built. Nothing is done where the pipeline is built already.
+
+        :func:`stateful_gpu_loader.start_workers` calls it, beside the workers of other loaders.
+
+        Raises:
+            LoaderError: they would be forked, and CUDA has been initialised in this process.
+        """
+        if self._stream is not None or self._started is not None:
+            return
+        if not callable(self._pipeline):
+            opening.start_py_workers(self._pipeline)
+            return
+        started = opening.make_pipeline(self._pipeline, None)
+        opening.start_py_workers(started)
+        self._started = started
+
+    def _check_restorable(self) -> None:
+        if not callable(self._pipeline):
+            raise LoaderError(
+                "this loader was given a Pipeline, and DALI restores one only while it is built. "
+                "Remedy: give it the function that makes the pipeline"
+            )
+
     def _settled(self) -> PipelineStream:
         """The stream of batches; builds the pipeline where that was not done yet."""
         if self._stream is None:
@@ -173,16 +222,27 @@ class DALILoader(TextState):
     def _open(
         self, place: Place | None, saved: Description | None, accept: Collection[str]
     ) -> tuple[PipelineStream, Description]:
-        """A stream that begins at a place of a described pipeline, or at the beginning."""
+        """A stream that begins at a place of a described pipeline, or at the beginning.
+
+        A place without a description is that of a checkpoint of DALI's own.
+        """
         pipeline = self._pipeline
-        if callable(pipeline):
-            pipeline = opening.make_pipeline(pipeline, None if place is None else place.checkpoint)
+        checkpoint = None if place is None else place.checkpoint
+        if self._started is not None:
+            pipeline = opening.put_checkpoint(self._started, checkpoint)
+        elif callable(pipeline):
+            pipeline = opening.make_pipeline(pipeline, checkpoint)
         policy = self.last_batch_policy
-        description = describe(opening.graph_of(pipeline), last_batch_policy=policy.value)
+        graph = opening.graph_of(pipeline)
+        description = describe(graph, last_batch_policy=policy.value)
+        is_own = place is not None and saved is None
+        if place is not None and is_own:
+            own_checkpoint.check_operators(place, graph)
         if saved is not None:
             # Before the build: DALI would say of other operators only that one has no checkpoint.
             check_accept(accept, acceptable(saved, description))
             _refuse(before_build(saved), description, accept)
+        self._started = None
         opening.build(pipeline, place)
         metas = pipeline.reader_meta()
         reader = opening.ending_reader(pipeline, metas, self.reader_name)
@@ -193,11 +253,16 @@ class DALILoader(TextState):
         if reader is not None:
             batch_size = pipeline.max_batch_size
             cuts = Cuts(metas[reader], batch_size=batch_size, last_batch_policy=policy)
+        if place is not None and is_own:
+            own_checkpoint.check_readers(place, graph, metas)
+            if cuts is not None:
+                epoch, position = cuts.place_after(place.runs)
+                place = replace(place, epoch=epoch, position=position)
         if place is not None:
             check_place(place, cuts)
         beginning = opening.beginning_of(pipeline) if place is None else place
         names = self.output_map
-        stream = PipelineStream(pipeline, names, cuts, beginning, loaded=place is not None)
+        stream = PipelineStream(pipeline, names, cuts, beginning, loaded=saved is not None)
         if saved is not None:
             report(changes(saved, description))
         return stream, description

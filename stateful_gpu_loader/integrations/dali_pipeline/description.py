@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from stateful_gpu_loader.integrations.dali_identity import (
     DATA,
+    NOT_GIVEN,
     Differences,
     brief,
     differences,
@@ -18,6 +21,11 @@ from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
 
 LONGEST_TEXT = 8192
 """Characters of a description: in a longer one, operators that are no readers are digests."""
+
+NO_OPERATOR = "no such operator"
+
+_NUMBERED = re.compile(r"__(?P<kind>.+)_(?P<number>\d+)")
+"""What DALI calls an operator that was given no name."""
 
 _OPERATOR, _LENGTH, _READER_NAME = "operator ", ".epoch_size", "reader_name"
 
@@ -90,8 +98,43 @@ def changes(saved: Description, present: Description) -> Differences:
     found = differences(saved, present)
     if None in found.get("seed", ()):
         del found["seed"]
+    for field in found:
+        if field.startswith(_OPERATOR):
+            before, now = (NO_OPERATOR if kind == NOT_GIVEN else kind for kind in found[field])
+            found[field] = before, now
     # One operator more or less renames others, and DALI tells them apart by name.
-    return dict(sorted(found.items(), key=lambda item: _is_detail(item[0])))
+    names = [_operator_names(description) for description in (saved, present)]
+    missing, new = unmatched(*names)
+    at_fault = {f"{_OPERATOR}{name}" for name in missing + new}
+
+    def order(field: str) -> tuple[bool, bool]:
+        return _is_detail(field), field.startswith(_OPERATOR) and field not in at_fault
+
+    return dict(sorted(found.items(), key=lambda item: order(item[0])))
+
+
+def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Operators of one pipeline that the other does not have: the missing, and the new ones.
+
+    One more or less renumbers those behind it; these are not meant, unless there are no others.
+
+    >>> unmatched(["__Image_0", "__Rotate_1", "__Resize_2"], ["__Image_0", "__Resize_1"])
+    (['__Rotate_1'], [])
+    """
+    absent = (set(saved) - set(present), set(present) - set(saved))
+    before, now = (sorted(names, key=_number) for names in (saved, present))
+    kinds = [[_kind(name) for name in names] for names in (before, now)]
+    missing, new = [], []
+    steps = SequenceMatcher(None, kinds[0], kinds[1], autojunk=False).get_opcodes()
+    for step, begin, end, new_begin, new_end in steps:
+        if step != "equal":
+            missing += [name for name in before[begin:end] if name in absent[0]]
+            new += [name for name in now[new_begin:new_end] if name in absent[1]]
+    if missing or new:
+        return missing, new
+    return [name for name in before if name in absent[0]], [
+        name for name in now if name in absent[1]
+    ]
 
 
 def acceptable(*descriptions: Description) -> set[str]:
@@ -110,6 +153,21 @@ def acceptable(*descriptions: Description) -> set[str]:
             if argument in DATA or not kind.startswith(("readers.", "ExternalSource")):
                 found.add(field)
     return found
+
+
+def _operator_names(description: Description) -> list[str]:
+    return [field[len(_OPERATOR) :] for field in description if field.startswith(_OPERATOR)]
+
+
+def _kind(name: str) -> str:
+    numbered = _NUMBERED.fullmatch(name)
+    return name if numbered is None else numbered["kind"]
+
+
+def _number(name: str) -> tuple[int, str]:
+    """The order in which operators were made; the named ones come first."""
+    numbered = _NUMBERED.fullmatch(name)
+    return (-1, name) if numbered is None else (int(numbered["number"]), "")
 
 
 def _is_detail(field: str) -> bool:

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.integrations.dali_identity import foreign
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph
@@ -44,6 +46,32 @@ def make_pipeline(factory: Factory, checkpoint: bytes | None) -> Any:
             "makes, functools.partial of it for other arguments, or a function that hands its "
             "keyword arguments on to it"
         ) from error
+
+
+def start_py_workers(pipeline: Any) -> None:
+    """Start the worker processes of a pipeline's parallel external sources.
+
+    Raises:
+        LoaderError: they would be forked, and CUDA has been initialised in this process.
+    """
+    if torch.cuda.is_initialized() and pipeline.py_start_method == "fork":
+        # Private in DALI, which itself asks after it has forked, or never.
+        if not pipeline._py_graph_built:
+            pipeline._build_graph()
+        if pipeline._parallel_input_callbacks:
+            raise LoaderError(
+                "start_py_workers() forks worker processes, and CUDA has been initialised in this "
+                "process before. Remedy: call it before the first use of the GPU, or make the "
+                "pipeline with py_start_method='spawn'"
+            )
+    pipeline.start_py_workers()
+
+
+def put_checkpoint(pipeline: Any, checkpoint: bytes | None) -> Any:
+    """Give a pipeline that is not built yet the checkpoint that it is restored from, if any."""
+    # Private in DALI, which takes it where the pipeline is made; workers may have started since.
+    pipeline._checkpoint = checkpoint
+    return pipeline
 
 
 def graph_of(pipeline: Any) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,6 +59,11 @@ class Cuts:
     def runs_before(self, epoch: int) -> int:
         """Batches that the pipeline gives to all epochs before this one."""
         return self._sharding.consumed(epoch, self._n) // self._sharding.batch_size
+
+    def place_after(self, runs: int) -> tuple[int, int]:
+        """The epoch that is under way after so many batches of the pipeline, and those of it."""
+        begun = bisect_right(range(runs + 1), runs, key=self.runs_before)
+        return begun - 1, runs - self.runs_before(begun - 1)
 
     def samples(self, epoch: int, position: int) -> int:
         """Samples of an epoch's batch at a position."""

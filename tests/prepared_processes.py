@@ -6,14 +6,20 @@ server starts with the first of them, once a test process.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import ModuleType
 
 from tests.patience import seconds
 
@@ -56,6 +62,54 @@ def run_script(
     return subprocess.CompletedProcess(
         [str(script), *arguments], process.exitcode, output.read_text(), errors.read_text()
     )
+
+
+def run_until_exit(statements: str) -> tuple[int, str]:
+    """Run statements as a script of ``python -W ignore``, to the interpreter's own end.
+
+    It leads a process group of its own. Whoever waits for processes that outlive it waits here: for
+    all that hold its standard error.
+
+    Returns:
+        Its exit code, and what it and the processes that it started wrote to standard error.
+    """
+    reader, writer = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_run_until_exit, args=(statements, writer))
+    process.start()
+    writer.close()
+    written, deadline = b"", time.monotonic() + (limit := seconds(10))
+    while wait([reader], max(0.0, deadline - time.monotonic())):
+        part = os.read(reader.fileno(), 1 << 16)
+        written += part
+        if not part:
+            process.join()
+            reader.close()
+            return process.exitcode or 0, written.decode()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    raise AssertionError(f"something was left after {limit:.0f} s; {written.decode()}")
+
+
+def _run_until_exit(statements: str, errors: Connection) -> None:
+    os.setpgid(0, 0)
+    os.dup2(errors.fileno(), 2)
+    errors.close()
+    warnings.simplefilter("ignore")
+    multiprocessing.set_start_method("fork", force=True)  # not another server of its own
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    code = 0
+    try:
+        exec(compile(statements, "script.py", "exec"), main.__dict__)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        # As the interpreter does, which keeps the frames of the script until its end.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        code = 1
+    del main
+    # A process of multiprocessing ends by os._exit, and takes nothing apart.
+    ctypes.pythonapi.Py_Exit(code)
 
 
 def _run(

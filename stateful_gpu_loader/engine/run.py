@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -53,6 +54,10 @@ class Begun:
     """Whether all its requests were answered."""
     decoder: Any = None
     """Of the images that its workers make."""
+    has_worker_states: bool = False
+    """Whether what they do depends on what they did before."""
+    crew: Any = None
+    """Whose the pipeline is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +159,11 @@ class Run:
                 return batch
             raise StopIteration
 
-    def __del__(self) -> None:
-        self._stop()
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An interpreter that takes its modules apart has ended threads and processes before, and
+        # what it takes to close a pipeline may be gone.
+        if not _is_finalizing():
+            self._stop()
 
     @property
     def _workers(self) -> list[Any]:

@@ -6,7 +6,10 @@ import dataclasses
 import os
 import pickle
 import tempfile
+import threading
 from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import IO, Any, NamedTuple
@@ -54,6 +57,10 @@ class WorkerSide(Dataset[Any]):
     def start(self, worker: int) -> None:
         """The ``worker_init_fn`` of the inner loader."""
         self._worker = worker
+        main = parent_process()
+        if main is not None and main.pid != os.getppid():
+            # Torch asks whether the parent lives, and that of a forkserver's worker is the server.
+            end_with(main.sentinel)
         object.__setattr__(get_worker_info(), "dataset", self._dataset)  # it refuses assignment
         try:
             if self._initialise is not None:
@@ -110,6 +117,16 @@ class WorkerSide(Dataset[Any]):
         sent, self._sent, self.refusal = self._sent, None, None
         if sent is not None:
             sent.close()
+
+
+def end_with(sentinel: int) -> None:
+    """End this process as soon as the sentinel says that another one has ended."""
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="stateful_gpu_loader parent", daemon=True).start()
 
 
 def in_place_of(content: Any, error: Exception) -> Any:

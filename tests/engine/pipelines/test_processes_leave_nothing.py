@@ -6,14 +6,18 @@ import gc
 import os
 import signal
 import threading
+from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import pytest
 import torch
 
+from stateful_gpu_loader.engine.pipelines.worker_side import end_with
 from tests.engine.pipelines import fakes
 from tests.engine.pipelines.fakes import Gate, children, fds, request, requests
+from tests.patience import seconds
+from tests.prepared_processes import CONTEXT
 
 
 def left() -> tuple[int, int, int, int]:
@@ -132,6 +136,21 @@ def test_killed_in_the_middle_of_a_polite_end(gate: Gate, monkeypatch: Any) -> N
     monkeypatch.setattr(team.watch, "stop", stop_just_before_a_kill)
     pipeline.close()
     assert not any(worker.is_alive() for worker in workers)
+
+
+def wait_with_an_end(end: Connection) -> None:
+    end_with(end.fileno())
+    signal.pause()
+
+
+def test_a_process_ends_with_another() -> None:
+    """A8: what workers of a forkserver do, whose parent is the server, with the main process."""
+    end, held = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=wait_with_an_end, args=(end,))
+    process.start()
+    held.close()
+    process.join(seconds(10))
+    assert process.exitcode == 1
 
 
 def test_a_forked_child_leaves_the_workers_alone() -> None:

@@ -6,7 +6,11 @@ import inspect
 import sys
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from stateful_gpu_loader.errors import LoaderError
+
+_CONTEXT: Any = vars(DataLoader)["multiprocessing_context"]
 
 
 class Rebuildable:
@@ -44,12 +48,28 @@ class Rebuildable:
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate reads it first of all; others that look at all attributes are let alone."""
-        asks = sys._getframe(1).f_globals.get("__name__", "")
-        if asks.partition(".")[0] != "accelerate":
-            return False
+        """``accelerator.prepare()`` reads it first of all."""
+        _refuse_accelerate()
+        return False
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """As DataLoader's, of which Accelerate's functions read it to build another one."""
+        _refuse_accelerate()
+        return _CONTEXT.__get__(self)
+
+    @multiprocessing_context.setter
+    def multiprocessing_context(self, multiprocessing_context: Any) -> None:
+        _CONTEXT.__set__(self, multiprocessing_context)
+
+
+def _refuse_accelerate() -> None:
+    """Raise where Accelerate reads a property; others that look at all attributes are let alone."""
+    asks = sys._getframe(2).f_globals.get("__name__", "")
+    if asks.partition(".")[0] == "accelerate":
         raise LoaderError(
-            "accelerator.prepare() would build a DataLoader of this loader's dataset, without "
-            "its decoded images, its transforms and its state. Remedy: loader = "
-            "stateful_gpu_loader.integrations.accelerate.prepare_loader(accelerator, loader)"
+            "accelerator.prepare() or skip_first_batches() would build a DataLoader of this "
+            "loader's dataset, without its decoded images, its transforms and its state. Remedy: "
+            "loader = stateful_gpu_loader.integrations.accelerate.prepare_loader(accelerator, "
+            "loader)"
         )

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 
 from stateful_gpu_loader import CheckpointError, LoaderError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.errors import CheckpointNotFound
 from stateful_gpu_loader.integrations.accelerate import PreparedLoader, prepare_loader
 from tests.integrations.hf_accelerate.loops import new_accelerator
+from tests.integrations.lightning.streams import Stream
 
 
 def job(*loaders: StatefulGPULoader[Any]) -> tuple[Accelerator, torch.nn.Module, list[Any]]:
@@ -48,6 +50,19 @@ def test_accelerates_own_prepare_is_refused() -> None:
         with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
             prepare(numbers())
     assert accelerator._dataloaders == []
+
+
+def test_functions_of_accelerate_that_build_another_loader_are_refused() -> None:
+    """A1: ``skip_first_batches`` returned a plain DataLoader, and said nothing; of map-style and
+    iterable datasets."""
+    for dataset in (range(10), Stream(10)):
+        loader = StatefulGPULoader(dataset, batch_size=3, seed=1)
+        for function in (skip_first_batches, new_accelerator().skip_first_batches):
+            with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
+                function(loader, 1)
+        with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
+            prepare_data_loader(loader)
+        assert loader.multiprocessing_context is None
 
 
 def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ def test_end_of_a_counted_job(data: FolderSource, tmp_path: Path) -> None:
     assert resumed_places(job, tmp_path / "step=4.ckpt") == FIRST + THIRD + [None] * 6
 
 
+def test_epoch_end_of_a_counted_job(data: FolderSource, tmp_path: Path) -> None:
+    """Where ``max_steps`` is given, Lightning takes the epoch that has ended for one under way
+    (``FitLoop.restarting``), and trains one more batch in it: it has told the sampler the next
+    epoch, so that it is that epoch's first, and tells it the one after for the rest."""
+    job = Job(make=make(data), trainer={"max_epochs": -1, "max_steps": 18})
+    job.run(every_epoch(tmp_path), fails_at=13)
+    again = resumed_places(job, tmp_path / "step=6.ckpt")
+    assert again == [*FIRST, SECOND[0], *THIRD, *[None] * 5]
+
+
 @pytest.mark.parametrize("fails_at", [3, 6])
 def test_exception(data: FolderSource, tmp_path: Path, fails_at: int) -> None:
     """The state speaks of the batch in flight as delivered, and no step was made of it."""

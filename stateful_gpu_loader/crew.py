@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ class Crew:
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self._stage: Stage | None = None
+        self._former_stage: Callable[[], Stage | None] = _nothing
+        """Of the crew before, as long as a live iterator uses it."""
         self.idle: Pipeline | None = None
         """Kept from a pass for the next one."""
         self._is_new = False
@@ -47,7 +51,8 @@ class Crew:
         """The idle pipeline or a new one, and whether its workers are new."""
         idle, self.idle = self.idle, None
         is_new, self._is_new = self._is_new, False
-        if idle is not None:
+        team = getattr(idle, "team", None)
+        if idle is not None and not (team is not None and team.has_ended):
             return idle, is_new
         return self.renew(work, workers, seed, start), True
 
@@ -73,8 +78,10 @@ class Crew:
         if not self._has_looked and not work.is_iterable:
             warn_of_own_generators(work.dataset, work.transform)
         self._has_looked = True
-        if self._device is not None and (self._stage is None or self._stage.is_abandoned):
-            self._stage = Stage(open_place(self._device))
+        if self._device is not None:
+            self._stage = self._stage or self._former_stage()
+            if self._stage is None or self._stage.is_abandoned:
+                self._stage = Stage(open_place(self._device))
         return make_pipeline(work, workers, seed, start, self._stage)
 
     def keep(self, pipeline: Pipeline | None) -> None:
@@ -85,3 +92,20 @@ class Crew:
         self._is_new = False
         if before is not None:
             before.close()
+
+    def successor(self) -> Crew:
+        """The crew of the passes to come: what waits for them here is ended.
+
+        What live iterators use of this one ends with them. The two share a device stage as long as
+        that is: a decoder serves one thread.
+        """
+        self.keep(None)
+        following = Crew(self.device)
+        following._former_stage = (
+            self._former_stage if self._stage is None else weakref.ref(self._stage)
+        )
+        return following
+
+
+def _nothing() -> None:
+    """There is no crew before the first."""

@@ -368,6 +368,26 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             )
         return drawn_for(work, *self._delivered)
 
+    @property
+    def _iterator(self) -> Any:
+        """For programs that look for persistent workers here, and end them: torch's iterator over
+        those that wait for the next pass, or what the program has put here; None is neither."""
+        if self._placed_iterator is not None:
+            return self._placed_iterator
+        return getattr(self._crew.idle, "team", None)
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        """None, as Lightning sets it at the end of a fit, ends what waits for the next pass: as in
+        torch, an iterator that somebody holds goes on, and its workers end with it."""
+        self._placed_iterator = iterator
+        if iterator is None and hasattr(self, "_crew"):
+            self._crew = self._crew.successor()
+
+    def _get_iterator(self) -> Any:
+        """What torch's class makes its iterators by, and programs, too."""
+        return iter(self)
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
 
@@ -518,21 +538,30 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         stream = self._parts.stream(
             self, current, seed=seed, work=work, has_new_workers=has_new_workers
         )
-        return Begun(current, stream, pipeline, seed=seed, decoder=self._image_decoder)
+        return Begun(
+            current,
+            stream,
+            pipeline,
+            seed=seed,
+            decoder=self._image_decoder,
+            has_worker_states=work.has_worker_states,
+            crew=self._crew,
+        )
 
     def _new_workers(self, begun: Begun) -> Pipeline:
         place = begun.current.place
         return self._crew.renew(self._work(), workers_of(self), self._seed.value, place)
 
     def _release(self, begun: Begun) -> None:
-        """Keep persistent workers for the next pass, unless they are ahead of it or outdated."""
+        """Keep persistent workers for the next pass, unless they are ahead of it, outdated, or
+        dismissed by ``_iterator = None``."""
         is_current = begun.current.generation == self._passes.generation
-        work = self._work()
-        if self.persistent_workers and (
+        is_of_use = (
             begun.ended and is_current
-            if work.has_worker_states
+            if begun.has_worker_states
             else begun.decoder is self._image_decoder
-        ):
+        )
+        if self.persistent_workers and is_of_use and begun.crew is self._crew:
             self._crew.keep(begun.pipeline)
         else:
             begun.pipeline.close()

@@ -80,6 +80,11 @@ class DevicePipeline:
         """The worker processes of the inner pipeline."""
         return list(getattr(self._inner, "workers", []))
 
+    @property
+    def team(self) -> Any:
+        """That of the inner pipeline, if it has worker processes."""
+        return getattr(self._inner, "team", None)
+
     def launch(self) -> None:
         self._inner.launch()
 

@@ -43,6 +43,11 @@ class ProcessPipeline:
         self._is_fresh = False
         """The workers were started, and have not served a pass."""
 
+    @property
+    def team(self) -> Team | None:
+        """The workers that live, as torch's own iterator over them."""
+        return self._team
+
     def launch(self) -> None:
         self._launched()
         self._is_fresh = True

@@ -158,6 +158,11 @@ class Team(_MultiProcessingDataLoaderIter):
         """Torch would fill its own queues now; requests come by :meth:`send`."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether somebody has ended the workers, as programs do by ``_shutdown_workers``."""
+        return self._ended
+
+    @property
     def watch(self) -> Watch:
         """Over the workers."""
         if self._watch is None:

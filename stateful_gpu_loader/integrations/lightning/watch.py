@@ -97,8 +97,10 @@ class Watch(Iterator[Any]):
         return len(self._combined)
 
     def reset(self) -> None:
-        """As CombinedLoader's: the iterators are given up."""
+        """As CombinedLoader's: the iterators are given up, and workers that were kept."""
         self._combined.reset()
+        for each in self.counted:
+            each.loader._iterator = None
 
     def adopt(self, combined: Any, prefetched: int) -> None:
         """Go on with the iterators of ``combined``, of which so much was fetched."""

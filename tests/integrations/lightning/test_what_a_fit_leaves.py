@@ -1,0 +1,66 @@
+"""Behind a fit no process and no thread of the loaders' is left, as with torch's (A8, F1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
+from tests.engine.pipelines.fakes import children
+from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.integrations.lightning.recorded_fits import OF_LIGHTNING, Recorder, silent_trainer
+from tests.trainer_data import image_loader, photos, seen
+
+__all__ = ["fake_gpu"]
+pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "processes": {"num_workers": 2, "worker_type": "process"},
+    "threads": {"num_workers": 2, "worker_type": "thread"},
+    "device": {"num_workers": 2, "worker_type": "process", "device": "cuda"},
+}
+CALLBACKS: dict[str, Callable[[], list[Callback]]] = {
+    "built in": list,
+    "with the callback": lambda: [LoaderStateCallback()],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
+    return photos(tmp_path_factory.mktemp("photos"))
+
+
+def what_is_left() -> tuple[set[str], list[str]]:
+    """Processes, and threads of the package and of the queues to its workers."""
+    names = [thread.name for thread in threading.enumerate()]
+    return children(), [name for name in names if "stateful_gpu" in name or "Queue" in name]
+
+
+@pytest.mark.parametrize("callbacks", CALLBACKS)
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_and_a_second_fit_goes_on(
+    data: FolderSource, fake_gpu: FakeGpu, kind: str, persistent: bool, callbacks: str
+) -> None:
+    """Ended by ``max_epochs``, and in the middle of the second epoch by ``max_steps``."""
+    make = partial(image_loader, data, device=KINDS[kind].get("device"))
+    undisturbed = make()
+    expected = [[seen(batch) for batch in undisturbed] for _ in range(3)]
+    fake_gpu.decoder.place = None
+    del undisturbed
+    before = what_is_left()
+    loader = make(**KINDS[kind], persistent_workers=persistent)
+    validation = make(**KINDS[kind], persistent_workers=persistent)
+    model, trainer = Recorder(), silent_trainer(*CALLBACKS[callbacks](), max_epochs=1)
+    trainer.fit(model, loader, validation)
+    assert what_is_left() == before
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 3, 8
+    trainer.fit(model, loader, validation)
+    assert what_is_left() == before
+    assert model.seen == expected[0] + expected[1][:2]

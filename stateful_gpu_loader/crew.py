@@ -35,6 +35,7 @@ class Crew:
         self._is_new = False
         """It has served none yet."""
         self._has_looked = False
+        """For generators of the user's own, of which it warns once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the loader, or its pickle, has a crew of its own."""
@@ -101,6 +102,7 @@ class Crew:
         """
         self.keep(None)
         following = Crew(self.device)
+        following._has_looked = self._has_looked
         following._former_stage = (
             self._former_stage if self._stage is None else weakref.ref(self._stage)
         )

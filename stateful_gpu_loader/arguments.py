@@ -13,6 +13,7 @@ from torchvision.datasets import DatasetFolder
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.executors.policy import ON_BAD_SAMPLE
+from stateful_gpu_loader.fingerprints import describe
 from stateful_gpu_loader.samplers import (
     OWN_SAMPLERS,
     DistributedShuffledSampler,
@@ -21,7 +22,7 @@ from stateful_gpu_loader.samplers import (
 )
 from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 from stateful_gpu_loader.sources import CallableSource
-from stateful_gpu_loader.state import ACCEPTABLE, as_int, describe
+from stateful_gpu_loader.state import ACCEPTABLE, as_int
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.foreign import remedy_for
 from stateful_gpu_loader.world import size_and_rank

@@ -41,7 +41,7 @@ from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
 from stateful_gpu_loader.engine.streams.stream import Stream
 from stateful_gpu_loader.engine.streams.turns import TurnStream
 from stateful_gpu_loader.generator_text import generator_from_text
-from stateful_gpu_loader.identity import fingerprint_of
+from stateful_gpu_loader.identity import Identity, identity_of
 from stateful_gpu_loader.passes import Address, Pass, Passes
 from stateful_gpu_loader.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.samplers import (
@@ -58,7 +58,7 @@ from stateful_gpu_loader.shards.sharded_dataset import EncodedShards, ShardedDat
 from stateful_gpu_loader.sources import as_source
 from stateful_gpu_loader.sources.callable import CallableSource
 from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.state import Fingerprint, Stateful
+from stateful_gpu_loader.state import Stateful
 from stateful_gpu_loader.torchdata_states import shuffled_indices
 from stateful_gpu_loader.world import size_and_rank
 
@@ -227,16 +227,28 @@ class Parts:
             return present
         return self.make_decoder(loader, prefer=saved)
 
-    def fingerprint(self, loader: Any, decoder: AnyDecoder) -> Fingerprint:
+    def length(self, loader: Any) -> int | None:
+        """Samples of a map-style dataset, or of an epoch of the loader's own order."""
+        if self.order is not None or not is_map(loader.dataset):
+            return self.num_positions
+        try:
+            return len(loader.dataset)
+        except (TypeError, NotImplementedError):
+            return None  # read by the indices of the user's sampler alone
+
+    def identity(self, loader: Any, decoder: AnyDecoder) -> Identity:
         """What must not change between saving and loading."""
-        return fingerprint_of(
+        return identity_of(
             dataset=self._known_dataset(loader),
             order=self.lanes or self.order,
             sampler=None if self.memory is None else own_sampler_of(loader)[0],
-            length=self.num_positions,
+            length=self.length(loader),
             drop_last=batching_of(loader).drop_last,
+            batched=collation_of(loader)[1],
             transform=self.transform,
             batch_transform=self.batch_transform,
+            collate_fn=loader.collate_fn,
+            on_bad_sample=loader.on_bad_sample,
             decoder=decoder,
             on_device=self.finishes_images,
         )

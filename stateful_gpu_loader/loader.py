@@ -30,7 +30,15 @@ from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.identity import check_fits, report_batch_size, report_changes
+from stateful_gpu_loader.identity import (
+    Identity,
+    check_fits,
+    check_proven,
+    report_batch_size,
+    report_changes,
+    report_unverified,
+    unsaid,
+)
 from stateful_gpu_loader.lane_places import lane_place, lane_texts
 from stateful_gpu_loader.passes import Address, Passes
 from stateful_gpu_loader.peeking import twin_of
@@ -90,6 +98,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             workers that die for reasons outside it; a batch delivered starts the count anew.
         on_epoch_boundary: what a state taken between an epoch's last batch and its end resumes
             to: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next one.
+        strict: whether ``load_state_dict`` refuses, by StateMismatch, what :attr:`unverified` names
+            and what an older state does not say; else that is logged. An argument of the loader
+            because trainers call ``load_state_dict(state)``.
 
     Raises:
         ValueError, TypeError: an argument is out of range, or two exclude each other.
@@ -136,6 +147,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         on_bad_sample: str = "raise",
         max_worker_restarts: int = 3,
         on_epoch_boundary: str = "empty",
+        strict: bool = False,
     ) -> None:
         check_arguments(
             seed=seed,
@@ -202,6 +214,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.on_bad_sample = on_bad_sample
         self.max_worker_restarts = max_worker_restarts
         self.on_epoch_boundary = on_epoch_boundary
+        self.strict = strict
 
         self._parts = Parts.of(self, has_batch_sampler=batch_sampler is not None)
         check_division(bool(self._parts.order or self._parts.lanes), num_replicas)
@@ -216,7 +229,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self._bad_samples = BadSamples()
         self._worker_restarts = 0
         self._delivered: tuple[Any, tuple[FoundBad, ...]] | None = None
-        self._fingerprint: tuple[int | None, str] | None = None
+        self._identity: tuple[int | None, Identity] | None = None
         self._crew = Crew(self._parts.device)
         if num_workers > 0:
             check_worker_type(self._work(), workers_of(self))
@@ -388,6 +401,18 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """What torch's class makes its iterators by, and programs, too."""
         return iter(self)
 
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """What a state cannot be held against: ``"dataset"``, ``"collate_fn"``, ``"sampler"``...
+
+        Things known by a name alone, which may do something else under the same name. With
+        a method ``fingerprint()`` that returns a text they are known by that.
+
+        >>> StatefulGPULoader(range(10), collate_fn=lambda samples: samples).unverified
+        ('collate_fn',)
+        """
+        return tuple(self._known().unverified)
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
 
@@ -455,7 +480,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             seed=self._seed.value,
             epoch=address.epoch,
             position=address.position,
-            fingerprint=self._fingerprint_text(),
+            fingerprint=self._known().text,
             global_batch_size=self._parts.global_batch_size(self),
             index_digest=address.index_digest,
             ahead=json.dumps(address.ahead) if address.ahead else None,
@@ -487,15 +512,19 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 self,
                 state_dict,
                 seed=self._seed.value,
-                fingerprint=self._parts.fingerprint(self, self._image_decoder),
+                fingerprint=unsaid(self._known().fingerprint),
                 global_batch_size=self._parts.global_batch_size(self),
             )
         else:
             state = LoaderState.from_dict(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
         decoder = self._parts.decoder_for(self, saved.decoder, present=self._image_decoder)
-        present = self._parts.fingerprint(self, decoder)
+        is_same = decoder is self._image_decoder
+        identity = self._known() if is_same else self._parts.identity(self, decoder)
+        present = identity.fingerprint
         present.check(saved, accept=accept, position=state.position)
+        if self.strict:
+            check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
         num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
         check_fits(state, seed=self._seed.given, num_positions=num_positions, accept=accept)
         place = place_of(
@@ -510,10 +539,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         bad_samples = BadSamples.from_text(state.bad_samples)
 
         report_changes(saved, present)
+        report_unverified(identity.unverified)
         report_batch_size(state, batch)
         if decoder is not self._image_decoder:
             self._image_decoder = decoder
-            self._fingerprint = None
+            self._identity = None
             self._crew.keep(None)
         if self._work().has_worker_states:
             self._crew.keep(None)
@@ -590,9 +620,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         if requested is not None:
             self._passes.request_epoch(requested)
 
-    def _fingerprint_text(self) -> str:
-        length = self._parts.num_positions
-        if self._fingerprint is None or self._fingerprint[0] != length:
-            text = self._parts.fingerprint(self, self._image_decoder).to_text()
-            self._fingerprint = length, text
-        return self._fingerprint[1]
+    def _known(self) -> Identity:
+        """What the loader is known by, described once for each length of the dataset."""
+        length = self._parts.length(self)
+        if self._identity is None or self._identity[0] != length:
+            self._identity = length, self._parts.identity(self, self._image_decoder)
+        return self._identity[1]

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, IterableDataset
 
 from stateful_gpu_loader.apportionment import Apportionment, as_integers
-from stateful_gpu_loader.state import describe
+from stateful_gpu_loader.fingerprints import describe_dataset
 
 EPOCHS = ("first_exhausted", "all_exhausted")
 """Names of an epoch's length, those of ``datasets.interleave_datasets``."""
@@ -87,8 +87,8 @@ class MixedDataset(ConcatDataset[Any]):
         self.block_length = _checked("block_length", block_length, LONGEST_BLOCK)
 
     def fingerprint(self) -> str:
-        """The parts' own content ids; of a part without one, its class and length."""
-        return " + ".join(f"({describe(part)}, {len(part)})" for part in self.datasets)  # type: ignore[arg-type]
+        """What is known of each part's content, and its length."""
+        return " + ".join(f"({describe_dataset(part).text}, {len(part)})" for part in self.datasets)  # type: ignore[arg-type]
 
 
 def pass_length(part: Any) -> int:

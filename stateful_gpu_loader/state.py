@@ -5,12 +5,10 @@ Law 3: small, flat and plain; law 4: identity is compared, position is adopted.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import json
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +22,6 @@ MAX_POSITION = 2**63 - 1
 ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
 """Keys that frameworks put into a loader's state: Accelerate its own note of the epoch's end."""
 
-_LONGEST_DESCRIPTION = 400
 _LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
 REMEDY_FOREIGN = "load what StatefulGPULoader.state_dict() returned, unchanged"
@@ -145,22 +142,33 @@ class Fingerprint:
     """
 
     dataset: str | None
-    """Content id of the dataset, or None where it cannot be had cheaply."""
+    """What is known of the dataset's content; see :func:`.fingerprints.describe_dataset`."""
     length: int | None
-    """Number of samples of a map-style dataset."""
+    """Number of samples of a map-style dataset; under a user's sampler ``len(dataset)``."""
     order: str
     """Algorithm and version that maps positions to indices, "sampler" and the class of a user's,
     or "iterable"."""
     shuffle: bool
     drop_last: bool
     transform: str
-    """The recipes with their arguments, the qualified name of a callable, or "none"."""
+    """The recipes, or torchvision's or albumentations' transforms, with their arguments, the
+    qualified name of another callable, or "none"."""
     decoder: str
     """Family of the decoder of encoded images, or "none"."""
     decoder_version: str | None
     """For information: another one warns."""
     batch_transform: str = "none"
     """As ``transform``, of the whole batch."""
+    dataset_transform: str | None = None
+    """As ``transform``, of what lies in the dataset's own attributes."""
+    collate_fn: str | None = None
+    """As ``transform``."""
+    batched: bool | None = None
+    """Whether samples are collated into batches: not with ``batch_size=None``."""
+    on_bad_sample: str | None = None
+    """"replace" or "drop". None under "raise", which never delivers anything else than the others
+    in silence: a run that met a bad sample may be resumed without it, and one that left some out
+    ends at the next."""
 
     def to_text(self) -> str:
         """JSON, one line, keys in order of declaration."""
@@ -228,6 +236,10 @@ COMPARED = (
     "transform",
     "batch_transform",
     "decoder",
+    "dataset_transform",
+    "collate_fn",
+    "batched",
+    "on_bad_sample",
 )
 """Fields of :class:`Fingerprint` that are compared, in this order."""
 
@@ -241,9 +253,13 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
     "decoder": (str,),
     "decoder_version": (str, type(None)),
     "batch_transform": (str,),
+    "dataset_transform": (str, type(None)),
+    "collate_fn": (str, type(None)),
+    "batched": (bool, type(None)),
+    "on_bad_sample": (str, type(None)),
 }
 
-ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed", "iterable"}
+ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed", "sampler", "iterable"}
 """Names that ``load_state_dict(..., accept=)`` understands."""
 
 
@@ -283,38 +299,6 @@ def as_epoch(epoch: Any) -> int:
     if not 0 <= number < MAX_EPOCH:
         raise ValueError(f"{epoch = } must be an int from 0 to {MAX_EPOCH - 1}")
     return number
-
-
-def describe(thing: Any) -> str:
-    """Name a callable or a dataset so that the name is the same in every process.
-
-    ``thing.fingerprint()`` where it has one, else the qualified name of the function or
-    class, with those that it is composed of (``partial``, and the ``transforms`` of a Compose);
-    never repr, pickle or bytecode, which change without the thing changing.
-
-    >>> describe(functools.partial(json.dumps, indent=2))
-    'functools.partial(json.dumps)'
-    """
-    own = getattr(thing, "fingerprint", None)
-    if callable(own) and not isinstance(thing, type):
-        text = str(own())
-    else:
-        named = thing if hasattr(thing, "__qualname__") else type(thing)
-        text = f"{named.__module__}.{named.__qualname__}"
-        parts = [describe(part) for part in _parts(thing)]
-        if parts:
-            text += f"({', '.join(parts)})"
-    if len(text) > _LONGEST_DESCRIPTION:
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        text = f"{text[: _LONGEST_DESCRIPTION - 40]}... {digest}"
-    return text
-
-
-def _parts(thing: Any) -> Sequence[Any]:
-    if isinstance(thing, functools.partial):
-        return [thing.func]
-    transforms = getattr(thing, "transforms", ())
-    return transforms if isinstance(transforms, (list, tuple)) else ()
 
 
 def _remedy(field: str, accept: Collection[str], position: int) -> str:

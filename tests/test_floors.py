@@ -55,6 +55,7 @@ FLOORS: dict[str, float] = {
     "typed_json": 0,
     "rng": 1,
     "counted_draws": 0.5,
+    "fingerprints": 0.5,
     "records": 1,
     "text_state": 1,
     "rebuilding": 1,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.engine.surroundings import workers_surroundings
+from stateful_gpu_loader.fingerprints import describe
 from stateful_gpu_loader.randomness import (
     Stream,
     sample_seeds,
     seed_global_generators,
     uniforms,
 )
-from stateful_gpu_loader.state import describe
 from stateful_gpu_loader.transforms.mixing.batch_recipe import BatchRecipe
 
 
@@ -34,14 +34,14 @@ class BatchTransform:
     """
 
     def __init__(self, given: Any) -> None:
-        self._steps = list(given) if isinstance(given, (list, tuple)) else [given]
-        for step in self._steps:
+        self.steps = list(given) if isinstance(given, (list, tuple)) else [given]
+        for step in self.steps:
             if not callable(step):
                 raise TypeError(
                     f"batch_transform has {step!r} of type {type(step).__name__}, which is not "
                     "callable. Remedy: pass MixUp, CutMix, or a callable on the batch"
                 )
-        self._draws = not all(isinstance(step, BatchRecipe) for step in self._steps)
+        self._draws = not all(isinstance(step, BatchRecipe) for step in self.steps)
 
     def __call__(
         self, batch: Any, *, device: torch.device | None, seed: int, epoch: int, position: int
@@ -64,7 +64,7 @@ class BatchTransform:
             if device is not None:
                 stack.enter_context(gpu_surroundings(device, keyed))
             used = 0
-            for step in self._steps:
+            for step in self.steps:
                 if isinstance(step, BatchRecipe):
                     numbers = uniforms(
                         seed, epoch, [position], Stream.BATCH_RECIPES, used + step.num_draws
@@ -77,7 +77,7 @@ class BatchTransform:
 
     def fingerprint(self) -> str:
         """The steps as text, for the state."""
-        return ", ".join(describe(step) for step in self._steps)
+        return ", ".join(describe(step) for step in self.steps)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stateful_gpu_loader.fingerprints import describe
 from stateful_gpu_loader.records import BatchInfo, EncodedSample, SampleInfo
 from stateful_gpu_loader.sources.outputs import Spec, check_output, check_spec, split_batch
 from stateful_gpu_loader.sources.outputs import encoded_sample as as_encoded
-from stateful_gpu_loader.state import Stateful, as_int, describe
+from stateful_gpu_loader.state import Stateful, as_int
 
 
 class CallableSource(IterableDataset[Any]):

@@ -1,0 +1,13 @@
+"""What datasets and callables are known by: texts that are equal in every process (law 4)."""
+
+from stateful_gpu_loader.fingerprints.datasets import describe_dataset, describe_transforms_of
+from stateful_gpu_loader.fingerprints.describer import Describer, Description, describe, shortened
+
+__all__ = [
+    "Describer",
+    "Description",
+    "describe",
+    "describe_dataset",
+    "describe_transforms_of",
+    "shortened",
+]

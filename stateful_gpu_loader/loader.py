@@ -513,6 +513,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 state_dict,
                 seed=self._seed.value,
                 fingerprint=unsaid(self._known().fingerprint),
+                num_positions=self._parts.num_positions,
                 global_batch_size=self._parts.global_batch_size(self),
             )
         else:

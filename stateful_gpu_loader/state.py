@@ -208,7 +208,7 @@ class Fingerprint:
         Args:
             saved: from a state.
             accept: names of fields that may differ.
-            position: of the state; another dataset is accepted at position 0 only.
+            position: of the state; at another than 0, a dataset of another length is not accepted.
 
         Raises:
             StateMismatch: a field differs and is not accepted.
@@ -217,14 +217,16 @@ class Fingerprint:
             before, now = getattr(saved, field), getattr(self, field)
             if before == now or before is None or now is None:
                 continue
-            of_dataset = field in ("dataset", "length")
-            if of_dataset and "dataset" in accept and position == 0:
+            if field == "length" and "dataset" in accept and position == 0:
                 continue
-            if field in accept and not of_dataset:
+            if field in accept and (field != "dataset" or position == 0 or self._is_as_long(saved)):
                 continue
             raise StateMismatch(
                 field, saved=before, present=now, remedy=_remedy(field, accept, position)
             )
+
+    def _is_as_long(self, saved: Fingerprint) -> bool:
+        return self.length is not None and self.length == saved.length
 
 
 COMPARED = (
@@ -306,8 +308,16 @@ def _remedy(field: str, accept: Collection[str], position: int) -> str:
         return _REMEDY_SAME.format(field=field)
     remedy = "give the dataset that the state was saved with"
     if "dataset" in accept:
-        return f"{remedy}; another one is accepted at position 0 only, this state is at {position}"
-    return f"{remedy}, or start it anew without the state"
+        return (
+            f"{remedy}; one of another length is accepted at position 0 only, this state is at "
+            f"{position}"
+        )
+    if field == "length":
+        return f"{remedy}, or start it anew without the state"
+    return (
+        f"{remedy}; if it is the same under another name, and as long, load_state_dict(state, "
+        "accept={'dataset'})"
+    )
 
 
 def _is_int(value: Any) -> bool:

@@ -36,6 +36,7 @@ def from_torchdata(
     *,
     seed: int,
     fingerprint: Fingerprint,
+    num_positions: int | None,
     global_batch_size: int | None,
 ) -> LoaderState:
     """The state of ours that goes on where torchdata's stands.
@@ -45,6 +46,7 @@ def from_torchdata(
         state: what torchdata's ``state_dict()`` returned.
         seed: of the loader, for what torchdata's state does not decide.
         fingerprint, global_batch_size: of the loader.
+        num_positions: of an epoch, where the loader has the order.
 
     Raises:
         StateMismatch: it is damaged, or does not say enough to go on from it exactly.
@@ -61,7 +63,7 @@ def from_torchdata(
         if saved.requests < saved.batches - saved.steps:
             raise _unlike("in_order", False, "an order that says which batches were delivered")
         one_batch = batching_of(loader).batch_size or 1
-        end = fingerprint.length
+        end = num_positions
         base = _indices_delivered(loader, saved, one_batch)
         if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
             raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)

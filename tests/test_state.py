@@ -230,11 +230,18 @@ def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved
     FINGERPRINT.check(other, accept={accepted}, position=0)
 
 
-def test_another_dataset_is_accepted_at_position_0_only() -> None:
-    """Law 4."""
+def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
+    """Law 4: a place in an epoch means nothing in another one. In a dataset of equal length it
+    does, if somebody says that it is the same under another name."""
     other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
-    with pytest.raises(StateMismatch, match="at position 0 only, this state is at 64"):
-        FINGERPRINT.check(other, accept={"dataset"}, position=64)
+    with pytest.raises(StateMismatch, match="same under another name"):
+        FINGERPRINT.check(other, accept=(), position=64)
+    FINGERPRINT.check(other, accept={"dataset"}, position=64)
+    for length in (99, None):
+        shorter = Fingerprint(**{**vars(other), "length": length})
+        with pytest.raises(StateMismatch, match="at position 0 only, this state is at 64"):
+            FINGERPRINT.check(shorter, accept={"dataset"}, position=64)
+        FINGERPRINT.check(shorter, accept={"dataset"}, position=0)
 
 
 def test_what_is_unknown_is_not_compared() -> None:

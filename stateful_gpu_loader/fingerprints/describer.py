@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ _LONGEST_OWN = 400
 _LONGEST = 1000
 _LONGEST_STRING = 200
 _LONGEST_INLINE = 16
+_LONGEST_PAIR = 4
 _DEEPEST = 16
 
 _SCALARS = (type(None), bool, int, float, complex)
@@ -112,6 +113,8 @@ class Describer:
             return self._string(thing)
         if kind in _SCALARS:
             return repr(thing)
+        if kind is tuple and len(thing) <= _LONGEST_PAIR:
+            return f"({', '.join(map(self.text, thing))})"  # a million files are such pairs
         if isinstance(thing, enum.Enum):
             # torchvision takes and keeps "bilinear" and InterpolationMode.BILINEAR alike.
             is_text = isinstance(thing.value, str)
@@ -151,7 +154,7 @@ class Describer:
         if isinstance(thing, (list, tuple)):
             return self._sequence(thing)
         if isinstance(thing, (set, frozenset)):
-            return f"{{{', '.join(sorted(map(self.text, thing)))}}}"
+            return self._set(thing)
         if isinstance(thing, Mapping):
             return self._mapping(thing)
         if isinstance(thing, (type, *_FUNCTIONS)):
@@ -163,7 +166,7 @@ class Describer:
 
     def _string(self, text: str) -> str:
         for root in self._roots:
-            if f"{text}{os.sep}".startswith(root):
+            if text.startswith(root) or text + os.sep == root:
                 text = text[len(root) :]
                 break
         if len(text) > _LONGEST_STRING:
@@ -180,18 +183,24 @@ class Describer:
     def _sequence(self, things: Sequence[Any]) -> str:
         n = len(things)
         entries = [things[i] for i in spread(n, self._room(n, MOST_ENTRIES))]
-        if n > MOST_ROWS and not all(map(_is_plain, entries)):
+        if n > MOST_ROWS and not all(map(_is_plain, entries[::32])):
             entries = [things[i] for i in spread(n, MOST_ROWS)]
         roots, self._roots = self._roots, self._roots or _common_folder(entries)
         texts = [self.text(entry) for entry in entries]
         self._roots = roots
         return self._listed(texts, n, "()" if isinstance(things, tuple) else "[]")
 
+    def _set(self, things: Set[Any]) -> str:
+        if len(things) > MOST_ROWS:
+            self._note(f"a set of {len(things)} entries")
+            return f"{len(things)} entries"
+        return self._listed(sorted(map(self.text, things)), len(things), "{}")
+
     def _mapping(self, things: Mapping[Any, Any]) -> str:
-        items = list(things.items())
-        entries = [items[i] for i in spread(len(items), self._room(len(items), MOST_ROWS))]
-        texts = [f"{self.text(key)}: {self.text(value)}" for key, value in entries]
-        return self._listed(texts, len(items), "{}")
+        keys = list(things)
+        sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
+        texts = [f"{self.text(key)}: {self.text(things[key])}" for key in sampled]
+        return self._listed(texts, len(keys), "{}")
 
     def _listed(self, texts: list[str], n: int, brackets: str) -> str:
         joined = ", ".join(texts)
@@ -376,11 +385,8 @@ def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
     """Of the absolute paths among the entries, or among those of pairs."""
-    flat = (
-        each
-        for entry in entries
-        for each in (entry if isinstance(entry, (list, tuple)) else (entry,))
-    )
+    pairs = [entry if isinstance(entry, (list, tuple)) else (entry,) for entry in entries]
+    flat = (each for pair in pairs if len(pair) <= _LONGEST_INLINE for each in pair)
     paths = [os.fspath(each) for each in flat if isinstance(each, (str, os.PathLike))]
     absolute = [path for path in paths if isinstance(path, str) and path.startswith(os.sep)]
     if not absolute:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-MOST_ENTRIES = 2048
+MOST_ENTRIES = 1024
 """Entries of a list that are looked at, where they are numbers, strings, or pairs of these."""
 MOST_ROWS = 256
 """Rows of an array, or entries of a list of other things, that are looked at."""
-MOST_IN_ALL = 8192
+MOST_IN_ALL = 4096
 """Entries and rows of all lists and arrays of one dataset that are looked at."""
 FEWEST_ENTRIES = 8
 """Of each list or array all the same."""

@@ -14,11 +14,15 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from torchvision import datasets as torchvision_datasets
 from torchvision.transforms import v2
 
-from stateful_gpu_loader import MixedDataset
+from stateful_gpu_loader import MixedDataset, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.fingerprints import describe_dataset, describe_transforms_of
-from stateful_gpu_loader.fingerprints.sampling import MOST_ENTRIES, MOST_ROWS
+from stateful_gpu_loader.fingerprints.sampling import (
+    FEWEST_ENTRIES,
+    MOST_ENTRIES,
+    MOST_IN_ALL,
+    MOST_ROWS,
+)
 from tests.datasets import Indices, mix_batch
-from tests.images import write_photo_folder
 
 
 class Files(Dataset[Any]):
@@ -61,6 +65,13 @@ def text(dataset: Any) -> str:
     return describe_dataset(dataset).text
 
 
+def write_names(root: Path) -> None:
+    """Files with the names of photographs; nobody reads them."""
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
 def image_folder(root: Path, **arguments: Any) -> Any:
     return torchvision_datasets.ImageFolder(str(root), **arguments)
 
@@ -69,7 +80,7 @@ def test_an_image_folder_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
     """A13: renamed files are another dataset, another folder is none."""
     here, there = tmp_path / "here", tmp_path / "elsewhere" / "there"
     for root in (here, there):
-        write_photo_folder(root, num_classes=2, per_class=3)
+        write_names(root)
     before = text(image_folder(here))
     assert before == text(image_folder(there)) == text(image_folder(Path(f"{there}/")))
     assert describe_dataset(image_folder(here)).unknown == ()
@@ -185,6 +196,16 @@ def test_a_long_list_costs_no_more_than_a_short_one(kind: Any) -> None:
     assert text(Files(folder)) != before, "a folder of one class in 1,300"
 
 
+def test_many_parts_cost_no_more_than_one() -> None:
+    """A13: the first ones are looked at more closely than the others."""
+
+    parts = [CountingEntries(range(1000)) for _ in range(500)]
+    before = text(ConcatDataset(parts))
+    assert sum(part.reads for part in parts) <= MOST_IN_ALL + MOST_ROWS * FEWEST_ENTRIES
+    parts[-1][-1] = 0
+    assert text(ConcatDataset(parts)) != before
+
+
 def test_a_large_array_is_sampled_over_its_whole_length() -> None:
     """A13: rows that are far larger than what is looked at, too."""
     data = torch.zeros(10_000, 64, 64, dtype=torch.uint8)
@@ -221,7 +242,7 @@ def test_values_that_nobody_can_read_are_unverified(tensor: Any) -> None:
 
 def test_transforms_inside_a_dataset_are_described_apart(tmp_path: Path) -> None:
     """A13: so that another one can be accepted in the middle of an epoch, the dataset not."""
-    write_photo_folder(tmp_path, num_classes=1, per_class=2)
+    write_names(tmp_path)
     flip, crop = v2.RandomHorizontalFlip(0.25), v2.RandomCrop(8)
     dataset = image_folder(tmp_path, transform=flip, target_transform=float)
     assert text(dataset) == text(image_folder(tmp_path, transform=crop))
@@ -270,6 +291,7 @@ def test_a_hugging_face_dataset_is_known_by_its_own_digest() -> None:
     assert "another package" not in text(Other(3))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_real_hugging_face_datasets_are_known() -> None:
     """A13, with the package itself where it is installed: another seed of its shuffle, too."""
     datasets = pytest.importorskip("datasets")
@@ -281,3 +303,7 @@ def test_real_hugging_face_datasets_are_known() -> None:
     assert text(dataset.with_format("torch")) != text(dataset)
     assert text(Subset(dataset, [1])) != text(Subset(dataset.select(range(50)), [1]))
     assert describe_dataset(dataset.shuffle(seed=1)).unknown == ()
+    state = StatefulGPULoader(dataset.shuffle(seed=1), 4, strict=True).state_dict()
+    StatefulGPULoader(again.shuffle(seed=1), 4, strict=True).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        StatefulGPULoader(again.shuffle(seed=2), 4).load_state_dict(state)

@@ -188,6 +188,7 @@ def test_albumentations_are_known_by_their_own_dictionary() -> None:
     assert len(unknown(_Albumentation(serializable=False))) == 1
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_real_albumentations_are_known() -> None:
     """A13, with the package itself where it is installed."""
     albumentations = pytest.importorskip("albumentations")

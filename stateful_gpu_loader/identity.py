@@ -14,6 +14,7 @@ from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.fingerprints import (
+    NOTHING_KNOWN,
     Describer,
     Description,
     describe_dataset,
@@ -92,8 +93,9 @@ def identity_of(
     }
     if sampler is not None:
         unverified["sampler"] = f"what a {type(sampler).__qualname__} does"
+    texts = {name: shortened(found.text) for name, found in described.items()}
     fingerprint = Fingerprint(
-        **{name: shortened(found.text) for name, found in described.items()},
+        **{name: None if text == NOTHING_KNOWN else text for name, text in texts.items()},
         length=length,
         order=algorithm,
         shuffle=order is not None and order.is_shuffled,

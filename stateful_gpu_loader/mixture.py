@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import ConcatDataset, IterableDataset
 
 from stateful_gpu_loader.apportionment import Apportionment, as_integers
-from stateful_gpu_loader.fingerprints import describe_dataset
+from stateful_gpu_loader.fingerprints import NOTHING_KNOWN, describe, describe_dataset
 
 EPOCHS = ("first_exhausted", "all_exhausted")
 """Names of an epoch's length, those of ``datasets.interleave_datasets``."""
@@ -87,8 +87,12 @@ class MixedDataset(ConcatDataset[Any]):
         self.block_length = _checked("block_length", block_length, LONGEST_BLOCK)
 
     def fingerprint(self) -> str:
-        """What is known of each part's content, and its length."""
-        return " + ".join(f"({describe_dataset(part).text}, {len(part)})" for part in self.datasets)  # type: ignore[arg-type]
+        """Of each part what is known of its content, or else its class, and its length."""
+        texts = (describe_dataset(part).text for part in self.datasets)
+        return " + ".join(
+            f"({describe(part) if text == NOTHING_KNOWN else text}, {len(part)})"  # type: ignore[arg-type]
+            for part, text in zip(self.datasets, texts, strict=True)
+        )
 
 
 def pass_length(part: Any) -> int:

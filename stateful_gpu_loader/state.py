@@ -142,7 +142,7 @@ class Fingerprint:
     """
 
     dataset: str | None
-    """What is known of the dataset's content; see :func:`.fingerprints.describe_dataset`."""
+    """What the dataset is made of, as far as is known; None where nothing is."""
     length: int | None
     """Number of samples of a map-style dataset; under a user's sampler ``len(dataset)``."""
     order: str
@@ -315,7 +315,7 @@ def _remedy(field: str, accept: Collection[str], position: int) -> str:
     if field == "length":
         return f"{remedy}, or start it anew without the state"
     return (
-        f"{remedy}; if it is the same under another name, and as long, load_state_dict(state, "
+        f"{remedy}; if it is known to be the same, and as long, load_state_dict(state, "
         "accept={'dataset'})"
     )
 

@@ -31,7 +31,7 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader.transforms import CenterCrop
 from tests.conformance import assert_exact_resume
-from tests.datasets import Failing, Indices
+from tests.datasets import Indices
 from tests.images import write_photo_folder
 
 Make = Callable[[], StatefulGPULoader[Any]]
@@ -83,11 +83,6 @@ COMPARED: dict[str, tuple[str, Make, Make]] = {
         "dataset",
         lambda: StatefulGPULoader(Subset(tensors(), range(6)), 2),
         lambda: StatefulGPULoader(Subset(tensors(), range(6, 12)), 2),
-    ),
-    "another class": (
-        "dataset",
-        lambda: StatefulGPULoader(Indices(12), 2),
-        lambda: StatefulGPULoader(Failing(12, {3}), 2),
     ),
     "another transform inside": (
         "dataset_transform",

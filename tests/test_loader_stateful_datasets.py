@@ -193,4 +193,4 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
         assert other.state_dict() == before
     plain = StatefulGPULoader(Indices(N), batch_size=4, num_workers=2)
     with pytest.raises(StateMismatch, match="Indices, which has no state"):
-        plain.load_state_dict(good, accept={"dataset"})
+        plain.load_state_dict(good)

@@ -232,9 +232,9 @@ def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved
 
 def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
     """Law 4: a place in an epoch means nothing in another one. In a dataset of equal length it
-    does, if somebody says that it is the same under another name."""
+    does, if somebody says that it is the same, described otherwise."""
     other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
-    with pytest.raises(StateMismatch, match="same under another name"):
+    with pytest.raises(StateMismatch, match="known to be the same, and as long"):
         FINGERPRINT.check(other, accept=(), position=64)
     FINGERPRINT.check(other, accept={"dataset"}, position=64)
     for length in (99, None):

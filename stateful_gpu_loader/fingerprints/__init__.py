@@ -1,9 +1,16 @@
 """What datasets and callables are known by: texts that are equal in every process (law 4)."""
 
 from stateful_gpu_loader.fingerprints.datasets import describe_dataset, describe_transforms_of
-from stateful_gpu_loader.fingerprints.describer import Describer, Description, describe, shortened
+from stateful_gpu_loader.fingerprints.describer import (
+    NOTHING_KNOWN,
+    Describer,
+    Description,
+    describe,
+    shortened,
+)
 
 __all__ = [
+    "NOTHING_KNOWN",
     "Describer",
     "Description",
     "describe",

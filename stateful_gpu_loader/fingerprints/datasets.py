@@ -33,15 +33,16 @@ def describe_dataset(dataset: Any) -> Description:
 
     That is ``dataset.fingerprint()`` where it has one; the digest that a Hugging Face dataset
     keeps; all that a dataset of torchvision or a wrapper of torch holds, files by their paths
-    below the dataset's root; and of any other class its name and :data:`CONTENT_ATTRIBUTES`. Of
-    lists and arrays it is a bounded sample.
+    below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. Of
+    lists and arrays it is a bounded sample. The text is :data:`NOTHING_KNOWN` where there is none
+    of that: a class of the user's may be renamed, wrapped or mended.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text
     'torch.utils.data.dataset.Subset(dataset=range(0, 10), indices=[3, 1])'
     """
     left_out = (*TRANSFORM_ATTRIBUTES, "root")
-    return Describer(CONTENT_ATTRIBUTES, left_out).description(dataset)
+    return Describer(CONTENT_ATTRIBUTES, left_out, names_classes=False).description(dataset)
 
 
 def describe_transforms_of(dataset: Any) -> Description:

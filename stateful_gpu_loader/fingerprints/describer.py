@@ -31,6 +31,9 @@ from stateful_gpu_loader.fingerprints.sampling import (
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 """Where datasets, and transforms made of others, keep transforms."""
 
+NOTHING_KNOWN = "?"
+"""Stands for an object of which not even the class is told."""
+
 _LONGEST_OWN = 400
 _LONGEST = 1000
 _LONGEST_STRING = 200
@@ -83,6 +86,8 @@ class Describer:
     Args:
         followed: attributes that are described of an object of a class nobody knows.
         left_out: attributes that are not described, of any object.
+        names_classes: whether an object of a class nobody knows is told from one of another class
+            that holds the same.
 
     >>> from torchvision.transforms import v2
     >>> Describer().text(v2.RandomHorizontalFlip(0.3))
@@ -93,9 +98,12 @@ class Describer:
         self,
         followed: Sequence[str] = TRANSFORM_ATTRIBUTES,
         left_out: Sequence[str] = (),
+        *,
+        names_classes: bool = True,
     ) -> None:
         self._followed = followed
         self._left_out = frozenset(left_out)
+        self._names_classes = names_classes
         self._roots: tuple[str, ...] = ()
         self._depth = 0
         self._budget = MOST_IN_ALL
@@ -256,8 +264,10 @@ class Describer:
     def _object(self, thing: Any) -> str:
         """All settings of an object of torch's or torchvision's, or what another one holds."""
         attributes = getattr(thing, "__dict__", {})
+        name = _name(type(thing))
         if not _tells_settings(thing):
             self._note_class(thing)
+            name = name if self._names_classes else ""
             held = {name: attributes.get(name) for name in self._followed}
             settings = {name: value for name, value in held.items() if _is_content(value)}
         elif isinstance(thing, torch.nn.Module):
@@ -265,20 +275,20 @@ class Describer:
             settings |= thing._modules
             settings.pop("training", None)
             if thing._parameters or thing._buffers:
-                self._note(f"the parameters of {_name(type(thing))}")
+                self._note(f"the parameters of {name}")
         else:
             settings = dict(attributes)
         roots, self._roots = self._roots, _roots_of(attributes) or self._roots
         texts: list[str] = []
         seen: list[Any] = []
-        for name in sorted(settings.keys() - self._left_out):
-            value = settings[name]
+        for attribute in sorted(settings.keys() - self._left_out):
+            value = settings[attribute]
             # torchvision keeps the same list under several names.
             if not (isinstance(value, list) and any(value is each for each in seen)):
                 seen.append(value)
-                texts.append(f"{name}={self.text(value)}")
+                texts.append(f"{attribute}={self.text(value)}")
         self._roots = roots
-        return f"{_name(type(thing))}({', '.join(texts)})" if texts else _name(type(thing))
+        return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _room(self, wanted: int, most: int) -> int:
         """How many entries may be looked at; a few even where many lists have used up the rest."""

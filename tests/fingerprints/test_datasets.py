@@ -130,7 +130,6 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "lists": (lambda: ["a", "b"], lambda: ["a", "c"]),
     "ranges": (lambda: range(5), lambda: range(1, 6)),
     "a user's files": (lambda: Files([("a", 0)]), lambda: Files([("b", 0)])),
-    "a user's class": (lambda: Files([("a", 0)]), lambda: Indices(1)),
     "what a user wraps": (lambda: Wrapped(Files(["a"])), lambda: Wrapped(Files(["b"]))),
     "a mixture's part": (
         lambda: MixedDataset([TensorDataset(TENSORS[1])]),
@@ -165,6 +164,19 @@ def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
     )
     for holds in (Subset(Files(["a"]), [0]), MixedDataset([Files(["a"])]), [Files(["a"])]):
         assert len(describe_dataset(holds).unknown) == 1
+
+
+def test_a_users_class_may_be_renamed_or_mended() -> None:
+    """It is known by what it holds, and not at all if that is nothing of the usual names."""
+
+    class Mended(Files):
+        pass
+
+    assert text(Mended(["a"])) == text(Files(["a"])) == "(samples=['a'])"
+    assert text(Indices(3)) == "?"
+    assert (
+        text(Subset(Indices(3), [1])) == "torch.utils.data.dataset.Subset(dataset=?, indices=[1])"
+    )
 
 
 def test_what_a_user_opens_while_reading_is_no_part_of_the_dataset() -> None:

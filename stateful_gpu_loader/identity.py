@@ -95,7 +95,11 @@ def identity_of(
         unverified["sampler"] = f"what a {type(sampler).__qualname__} does"
     texts = {name: shortened(found.text) for name, found in described.items()}
     fingerprint = Fingerprint(
-        **{name: None if text == NOTHING_KNOWN else text for name, text in texts.items()},
+        dataset=None if texts["dataset"] == NOTHING_KNOWN else texts["dataset"],
+        dataset_transform=texts["dataset_transform"],
+        transform=texts["transform"],
+        batch_transform=texts["batch_transform"],
+        collate_fn=texts["collate_fn"],
         length=length,
         order=algorithm,
         shuffle=order is not None and order.is_shuffled,
@@ -135,9 +139,10 @@ def check_proven(
             open_fields[field] = "what the state does not say"
     for field, reason in open_fields.items():
         if field not in accept:
+            described = getattr(saved, field, saved.order)
             raise StateMismatch(
                 field,
-                saved=getattr(saved, field, saved.order),
+                saved="no description" if described is None else described,
                 present=f"{reason}, which nothing proves, under strict=True",
                 remedy="give it a method fingerprint() that returns a text, or, if it is known to "
                 f"be the same, load_state_dict(state, accept={{{field!r}}}) or strict=False",

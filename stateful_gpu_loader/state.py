@@ -239,8 +239,8 @@ COMPARED = (
     "batch_transform",
     "decoder",
     "dataset_transform",
-    "collate_fn",
     "batched",
+    "collate_fn",
     "on_bad_sample",
 )
 """Fields of :class:`Fingerprint` that are compared, in this order."""

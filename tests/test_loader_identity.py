@@ -111,8 +111,8 @@ COMPARED: dict[str, tuple[str, Make, Make]] = {
     ),
     "batches, then samples": (
         "batched",
-        lambda: StatefulGPULoader(Indices(12), 1, collate_fn=pad),
-        lambda: StatefulGPULoader(Indices(12), None, collate_fn=pad),
+        lambda: StatefulGPULoader(Indices(12), 1),
+        lambda: StatefulGPULoader(Indices(12), None),
     ),
     "bad samples replaced, then dropped": (
         "on_bad_sample",
@@ -234,6 +234,27 @@ def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
     assert json.loads(loader.state_dict()["fingerprint"])["dataset"] is not None
     with pytest.raises(StateMismatch, match="the state does not say, which nothing proves"):
         StatefulGPULoader(tensors(), 2, strict=True).load_state_dict(state)
+
+
+def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted() -> None:
+    """B8: it had the names of torchvision's transforms without their settings."""
+
+    def make() -> StatefulGPULoader[Any]:
+        flips = v2.Compose([v2.RandomHorizontalFlip(0.25)])
+        return StatefulGPULoader(range(12), 2, transform=flips)
+
+    state = make().state_dict()
+    older = (
+        "torchvision.transforms.v2._container.Compose("
+        "torchvision.transforms.v2._geometry.RandomHorizontalFlip)"
+    )
+    fields = {**json.loads(state["fingerprint"]), "transform": older}
+    state["fingerprint"] = json.dumps(fields)
+    with pytest.raises(StateMismatch, match="transform differs") as caught:
+        make().load_state_dict(state)
+    assert older in str(caught.value)
+    assert "RandomHorizontalFlip(p=0.25)" in str(caught.value)
+    make().load_state_dict(state, accept={"transform"})
 
 
 class Forgetful:

@@ -155,7 +155,7 @@ class Describer:
         if callable(own) and not isinstance(thing, type):
             if _package(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
-                    self.text(vars(thing).get(name))  # for what is unknown of it
+                    self.text(getattr(thing, name, None))  # for what is unknown of it
             return shortened(str(own()), _LONGEST_OWN)
         if isinstance(thing, (np.ndarray, torch.Tensor)):
             return self._array(thing)

@@ -492,20 +492,20 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from a state, on any number of workers and ranks, with any batch size.
 
-                It acts on the next iterator, and on those that have delivered nothing. Everything is
-                checked before anything is changed. What ``StatefulDataLoader.state_dict()`` of torchdata
-                returned finishes its epoch.
+        It acts on the next iterator, and on those that have delivered nothing. Everything is
+        checked before anything is changed. What ``StatefulDataLoader.state_dict()`` of torchdata
+        returned finishes its epoch.
 
-                Args:
-                    state_dict: what ``state_dict()`` returned.
-                    accept: fields of the fingerprint, or ``"seed"``, that are meant to differ;
+        Args:
+            state_dict: what ``state_dict()`` returned.
+            accept: fields of the fingerprint, or ``"seed"``, that are meant to differ;
                 ``"iterable"``, whose samples may be others when it is read again; with
                 ``strict=True`` also names of :attr:`unverified` that are to be believed.
 
-                Raises:
-                    StateMismatch: the state is damaged, or belongs to another loader; it names the
-                        field, both values and the remedy.
-                    ValueError: ``accept`` names no such field.
+        Raises:
+            StateMismatch: the state is damaged, or belongs to another loader; it names the
+                field, both values and the remedy.
+            ValueError: ``accept`` names no such field.
         """
         check_accept(accept)
         if is_torchdata_state(state_dict):

@@ -22,6 +22,8 @@ settings.load_profile("reproducible")
 # On a busy machine one of a dozen eager rendezvous of gloo fails with "connectFullMesh failed ...
 # Connection closed by peer" (torch 2.15): its ranks connect when they first have to instead.
 os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+# albumentations would ask the network for its newest version when it is imported.
+os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -116,7 +116,8 @@ def test_the_draws_of_several_transforms_are_not_the_same() -> None:
 
 def test_real_albumentations_resume_exactly() -> None:
     """A5, with the package itself: its flips come independently of each other."""
-    albumentations = pytest.importorskip("albumentations")
+    import albumentations
+
     image = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 
     class Images(Dataset[Any]):

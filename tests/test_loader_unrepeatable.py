@@ -129,7 +129,8 @@ def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
     tmp_path: Path, seed: int | None
 ) -> None:
     """A14: its buffer has a generator of its own, without a seed by default."""
-    webdataset = pytest.importorskip("webdataset")
+    import webdataset
+
     path = tmp_path / "samples.tar"
     with tarfile.open(path, "w") as tar:
         for number in range(60):

@@ -60,8 +60,8 @@ def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) 
     """A pass's start in a loader without workers, and the state of its dataset there."""
     user = place.user or UserStates(base=place.position)
     is_loaded = user.workers is not None
-    dataset = memory.begin(as_built=resumed and not is_loaded)
-    if is_loaded or dataset is None:
+    dataset = memory.begin(is_loaded=is_loaded, as_built=resumed)
+    if dataset is None:
         return place
     return replace(place, user=replace(user, num_workers=0, workers=(dataset,)))
 

@@ -70,7 +70,7 @@ class DatasetMemory:
         self._keeper = state_keeper(dataset)
         self._has_begun = False
         self._as_built: bytes | None = None
-        """As of the first pass."""
+        """As of the first pass; None where it was not asked then."""
 
     def state(self) -> bytes | None:
         """Frozen state of a worker between two passes, or None where it has none."""
@@ -84,17 +84,22 @@ class DatasetMemory:
             return None
         return freeze(worker_state(dataset=state), type(self._keeper).__name__)
 
-    def begin(self, *, as_built: bool) -> bytes | None:
-        """What a pass begins from, where nothing was loaded for it; None is as it is.
+    def begin(self, *, is_loaded: bool, as_built: bool) -> bytes | None:
+        """What a pass begins from; None leaves the dataset as it is, or as what is loaded tells.
 
         Args:
-            as_built: whether it begins from a state that knows of no state of the dataset.
+            is_loaded: whether a state of the dataset is about to be loaded. It is not asked for its
+                own then: an iterator of torchdata.nodes that was asked before ignores a load.
+            as_built: whether the pass begins from a state that knows of no state of the dataset.
         """
+        has_begun, self._has_begun = self._has_begun, True
+        if is_loaded:
+            return None
         now = self.state()
-        if not self._has_begun:
-            self._has_begun, self._as_built = True, now
-            return None if as_built else now
-        return self._as_built if as_built else now
+        if has_begun:
+            return self._as_built if as_built else now
+        self._as_built = now
+        return None if as_built else now
 
     def twin(self, dataset: Any) -> DatasetMemory:
         """The same of a copy of the dataset."""

@@ -94,5 +94,7 @@ def unsigned(digest: Any) -> Any:
 def _divides(sampler: Any) -> bool:
     """Whether it has a rank, which can be set, among several."""
     rank = getattr(sampler, "__dict__", {}).get("rank")
+    if type(rank) is not int:
+        return False
     num_replicas = getattr(sampler, "num_replicas", None)
-    return type(rank) is int and type(num_replicas) is int and 0 <= rank < num_replicas > 1
+    return type(num_replicas) is int and 0 <= rank < num_replicas > 1

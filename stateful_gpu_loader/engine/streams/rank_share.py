@@ -96,5 +96,8 @@ def _divides(sampler: Any) -> bool:
     rank = getattr(sampler, "__dict__", {}).get("rank")
     if type(rank) is not int:
         return False
-    num_replicas = getattr(sampler, "num_replicas", None)
+    try:
+        num_replicas = getattr(sampler, "num_replicas", None)
+    except RuntimeError:  # it asks torch.distributed, and nobody can tell yet
+        return False
     return type(num_replicas) is int and 0 <= rank < num_replicas > 1

@@ -1,0 +1,140 @@
+"""The datasets of the cases: of every kind that a loader takes. All samples tell their index."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader import CallableSource, FolderSource, MixedDataset, TarShards
+from tests.callables import FileBatches, NoisyBatches, NoisyPlaces
+from tests.datasets import Indices, Noisy, OwnGenerator
+from tests.datasets import NoisyBatches as FetchedInBatches
+from tests.images import write_photo_folder
+from tests.shards.datasets import NoisyShards
+from tests.sources.tar_files import write_photo_tars
+from tests.user_objects import (
+    CountingIterator,
+    IterableWithStatefulIterator,
+    OwnIterator,
+    PlainIterable,
+    StatefulDataset,
+    StatefulIterable,
+)
+
+Options = Mapping[str, Any]
+MOST = 18
+"""Samples of the largest dataset."""
+
+
+class Content(Indices):
+    """Draws nothing: a sample is a function of its index."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        values = torch.arange(index, index + 3, dtype=torch.float32) / 7
+        return {"index": super().__getitem__(index), "values": values, "text": f"text {index}"}
+
+
+class RepeatingIterator(CountingIterator):
+    """State on an iterator that begins anew behind its end, and draws."""
+
+    def __next__(self) -> Any:
+        if self.i >= self.length:
+            self.i = 0
+            raise StopIteration
+        return super().__next__(), random.random()
+
+
+class Once(PlainIterable):
+    """Goes on where the pass before has stopped: what was read does not come again."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.rest = iter(self.part())
+
+    def __iter__(self) -> Any:
+        return ((index, random.random()) for index in self.rest)
+
+
+@functools.cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@functools.cache
+def photos() -> tuple[Path, ...]:
+    """Small JPEG files, and one that cannot be decoded behind them."""
+    paths = write_photo_folder(_folder() / "photos", num_classes=1, per_class=MOST)
+    broken = paths[0].with_name("photo_999.jpg")
+    broken.write_bytes(paths[0].read_bytes()[:200])
+    return *paths, broken
+
+
+@functools.cache
+def _tars() -> list[Path]:
+    return write_photo_tars(_folder() / "tars", (4, 3, 6))
+
+
+def _images(options: Options) -> FolderSource:
+    paths = [photos()[-1 if i in options["bad"] else i] for i in range(options["n"])]
+    return FolderSource.from_paths(paths, range(options["n"]))
+
+
+def _mixture(options: Options) -> MixedDataset:
+    n = options["n"]
+    return MixedDataset([Noisy(n), Noisy(n // 2 + 1)], [0.7, 0.3], num_samples=n, block_length=4)
+
+
+def _parts(options: Options) -> list[int]:
+    """Of an iterable: as many samples in all, in uneven parts for the workers."""
+    n = options["n"]
+    return [n // 4, n - n // 4 - n // 3, n // 3]
+
+
+def _shards(options: Options) -> NoisyShards:
+    counted = options["num_replicas"] > 1
+    return NoisyShards([*_parts(options), 2], lanes=2, buffer=6, counted=counted)
+
+
+MAPS: dict[str, Callable[[Options], Any]] = {
+    "content": lambda o: Content(o["n"]),
+    "noisy": lambda o: Noisy(o["n"]),
+    "fetched in batches": lambda o: FetchedInBatches(o["n"]),
+    "own generator": lambda o: OwnGenerator(o["n"]),
+    "stateful": lambda o: StatefulDataset(o["n"]),
+    "mixture": _mixture,
+    "images": _images,
+}
+ITERABLES: dict[str, Callable[[Options], Any]] = {
+    "iterable": lambda o: PlainIterable(_parts(o)),
+    "stateful iterable": lambda o: StatefulIterable(_parts(o)),
+    "stateful iterator": lambda o: IterableWithStatefulIterator(_parts(o)),
+    "own iterator": lambda o: OwnIterator(_parts(o)),
+    "once": lambda o: Once(_parts(o)),
+    "called iterator": lambda o: CallableSource(RepeatingIterator(o["n"])),
+    "function": lambda o: CallableSource(NoisyPlaces(o["n"], o["n"] // 2)),
+    "function of batches": lambda o: CallableSource(NoisyBatches(o["n"] // 3), batch=True),
+    "function of images": lambda o: CallableSource(
+        FileBatches(list(photos()[: o["n"]])), batch=True, image=0
+    ),
+    "shards": _shards,
+    "tars": lambda o: TarShards([str(path) for path in _tars()], num_lanes=2, shuffle_buffer=6),
+}
+DATA = {**MAPS, **ITERABLES}
+
+STATEFUL = {"stateful", "stateful iterable", "stateful iterator", "own iterator", "called iterator"}
+"""Objects of the user's have a state: a pass that was broken off is followed by a load alone."""
+TIED = {*STATEFUL, "iterable", "once"}
+"""Batches depend on the number of workers."""
+FUNCTIONS = {"function", "function of batches", "function of images"}
+LANES = {"shards", "tars"}
+IMAGES = {"images", "function of images", "tars"}
+"""The loader decodes them; a sample's second leaf is its index."""

@@ -1,0 +1,343 @@
+"""Plays a life, and compares every batch with what the oracle says of its place."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch, merge_state_dicts
+from tests.fuzz.configurations import Configuration
+from tests.fuzz.data import LANES
+from tests.fuzz.lives import Life
+from tests.fuzz.oracle import Difference, Oracle, index_of, indices_of, next_of, units_of
+from tests.fuzz.records import Record, is_failure, shown
+from tests.generators import generators
+
+LAST_EPOCH = 3
+"""No life goes further."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stream stands: what of an epoch was delivered."""
+
+    epoch: int = 0
+    done: tuple[int, ...] = ()
+    """The units; in order, those before the next one."""
+    again: tuple[int, ...] = ()
+    """Failed ones at its end: a loader that was resumed here may try them again."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """States of all ranks, and the place that they speak of."""
+
+    states: list[dict[str, Any]]
+    place: Place
+    configuration: Configuration
+
+
+class Player:
+    """A loader, or one for each rank, and the place where its stream has to stand."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._stream = configuration
+        self._oracle = Oracle(configuration)
+        self._present = configuration
+        self._ranks = _build(configuration)
+        self._iterators: list[Any] | None = None
+        self._place = Place()
+        self._history: deque[Place] = deque(maxlen=16)
+        self._saved: list[Saved] = []
+        self._is_resumed = False
+        self._has_begun = False
+        self._has_moved = False
+        self._has_delivered = False
+        self._is_lost = False
+        self._next_epoch: int | None = None
+        """Of the pass behind one that was broken off, of which the state still speaks."""
+        self.loaded: Place | None = None
+        """Where the last load has put the stream."""
+        self.was_used = False
+        """Whether the loader that it went into had delivered something."""
+
+    def play(self, life: Life) -> None:
+        """
+        Raises:
+            Difference: something came that must not have come, or did not come.
+        """
+        for number, action in enumerate(life):
+            before = generators()
+            try:
+                getattr(self, action.name)(**action.arguments)
+            except Exception as error:
+                error.args = (f"{error} [in action {number}, {action}]",)
+                raise
+            self._demand(generators() == before, f"{action} drew from the caller's generators")
+
+    def close(self) -> None:
+        self._ranks, self._iterators = [], None
+        self._oracle.close()
+
+    # The actions.
+
+    def take(self, batches: int) -> None:
+        """Go on with the present iterator, over the end of an epoch if need be."""
+        for _ in range(batches):
+            if self._is_lost or self._place.epoch > LAST_EPOCH:
+                return
+            if self._iterators is None:
+                self._iterators = [iter(loader) for loader in self._ranks]
+            if not self._has_begun:
+                self._begin()
+            step = next_of(self._iterators)
+            units = [] if step is None else units_of(step, is_flat=self._stream.is_flat)
+            self._compare(units)
+
+    def save(self, batches_ago: int) -> None:
+        """Keep a state, as of some batches ago."""
+        if batches_ago > len(self._history):
+            return
+        place = self._history[-batches_ago] if batches_ago else self._place
+        if self._stream["data"] == "once" and place.epoch:
+            return  # nobody can tell a fresh one that it was read
+        states = [loader.state_dict(batches_ago=batches_ago) for loader in self._ranks]
+        again = [loader.state_dict(batches_ago=batches_ago) for loader in self._ranks]
+        self._demand(states == again, "state_dict() has changed something")
+        if self._stream["data"] not in LANES:
+            self._demand(states[0]["epoch"] == place.epoch, "the state is of another epoch")
+            self._demand(all(state == states[0] for state in states), "ranks' states differ")
+        self._saved.append(Saved(copy.deepcopy(states), place, self._present))
+
+    def load(
+        self,
+        which: int,
+        into: str,
+        through: str,
+        used: int,
+        keep_iterator: bool,
+        changes: dict[str, Any],
+    ) -> None:
+        """Go on from one of the states, in this loader or another."""
+        if not self._saved:
+            return
+        saved = self._saved[-1 - which % len(self._saved)]
+        self.was_used, self.loaded = self.was_used or self._has_delivered, saved.place
+        if into != "same":
+            self._iterators, self._has_moved = None, False
+            self._present = self._present.but(**changes).settled()
+            self._ranks = _build(self._present)
+            self.was_used = into == "used" and used > 0
+            if self.was_used:
+                self._iterators = [iter(loader) for loader in self._ranks]
+                self._has_moved = any([next_of(self._iterators) for _ in range(used)])
+        self._has_delivered = False
+        older, coming = None, []
+        if self._has_moved or not keep_iterator:
+            can_go_on = into == "same" and self._stream.has_own_order and self._stream.is_flat
+            if keep_iterator and can_go_on and self._has_begun:
+                older, coming = self._iterators, self._expected()
+            self._iterators = None
+        self._place, self._is_resumed, self._is_lost = saved.place, True, False
+        self._has_begun = self._has_moved = False
+        self._next_epoch = None
+        self._history.clear()
+        # Ranks that have no common length end by themselves, and the states of all tell which have.
+        has_lanes = self._stream["data"] in LANES
+        state = merge_state_dicts(saved.states) if has_lanes else saved.states[-1]
+        for loader in self._ranks:
+            state = _carried(state, through)
+            loader.load_state_dict(state)
+            if saved.configuration == self._present and not (has_lanes and self._ranks[1:]):
+                self._demand(loader.state_dict() == state, "state_dict() is not what was loaded")
+        if older is not None and coming:
+            before = [loader.state_dict() for loader in self._ranks]
+            units = units_of(next_of(older) or [], is_flat=True) if coming else []
+            self._check(units[:1], [coming[0][1]])
+            after = [loader.state_dict() for loader in self._ranks]
+            self._demand(before == after, "an older iterator has moved the state")
+
+    def redeal(self, which: int, changes: dict[str, Any]) -> None:
+        """Shards on other ranks, or in other batches: each sample of the epoch comes once."""
+        c = self._stream
+        if c["data"] not in LANES or c["bad"] or c["drop_last"] or not self._saved:
+            return
+        saved = self._saved[-1 - which % len(self._saved)]
+        others = _build(self._present.but(**changes).settled())
+        state = merge_state_dicts(saved.states)
+        for loader in others:
+            loader.load_state_dict(state)
+        units, found = self._oracle.units(saved.place.epoch), []
+        if saved.place.done and self._expected_at(saved.place) == []:
+            return
+        ranks = [iter(loader) for loader in others]
+        while step := next_of(ranks):
+            found += units_of(step, is_flat=False)
+        found = [*(units[i] for i in saved.place.done), *found]
+        got, wanted = ([i for unit in each for i in indices_of(c, unit)] for each in (found, units))
+        if c["num_replicas"] > 1 or len(others) > 1:
+            got, wanted = list(set(got)), list(set(wanted))  # some come again, so that all end
+        self._demand(sorted(got) == sorted(wanted), f"dealt anew, samples {got}, not {wanted}")
+
+    def leave(self) -> None:
+        """Break out of the loop."""
+        self._iterators, self._has_begun = None, False
+        if self._has_moved:
+            self._is_lost = self._stream.has_state or self._stream["data"] == "once"
+            self._next_epoch, self._has_moved = self._place.epoch + 1, False
+
+    def kill(self, worker: int) -> None:
+        """SIGKILL one of the workers, if they are processes."""
+        for batches in self._iterators or ():
+            workers = [each for each in batches._workers if each.is_alive()]
+            if self._has_moved and workers:
+                workers[worker % len(workers)].kill()
+                workers[worker % len(workers)].join()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Between two passes, the next one is told its epoch."""
+        is_between = self._iterators is None and not self._is_resumed
+        has_own = self._stream.has_own_order or self._stream.order == "none"
+        if (
+            is_between
+            and has_own
+            and not (self._stream.has_state or self._stream["data"] == "once")
+        ):
+            for loader in self._ranks:
+                loader.set_epoch(epoch)
+            if self._next_epoch is None:
+                self._place = Place(epoch)
+            else:
+                self._next_epoch = epoch
+
+    def refuse(self, changes: dict[str, Any], after: int) -> None:
+        """A state of another loader changes nothing."""
+        foreign = self._present.but(**changes, prefetch_factor=None, persistent_workers=False)
+        others = _build(foreign if "num_workers" in changes else foreign.but(num_workers=0))
+        iterators = [iter(other) for other in others]
+        for _ in range(after):
+            if next_of(iterators) is None:
+                return
+        if "num_workers" in changes and not after:
+            return  # states of no worker's objects are free
+        before = [loader.state_dict() for loader in self._ranks]
+        for loader, other in zip(self._ranks, others, strict=True):
+            try:
+                loader.load_state_dict(other.state_dict())
+            except StateMismatch:
+                continue
+            raise Difference(f"a state with {changes} was not refused")
+        after_all = [loader.state_dict() for loader in self._ranks]
+        self._demand(before == after_all, "a refused load has changed the state")
+
+    # The comparison.
+
+    def _begin(self) -> None:
+        """A new pass, which is that of the next epoch where nothing is left and so asked for."""
+        self._has_begun = True
+        if self._next_epoch is not None:
+            self._place, self._next_epoch = Place(self._next_epoch), None
+        skips = self._stream["on_epoch_boundary"] == "next_epoch"
+        if self._is_resumed and skips and self._place.done and not self._expected():
+            self._place = Place(self._place.epoch + 1)
+
+    def _expected(self) -> list[tuple[int, Record]]:
+        return self._expected_at(self._place)
+
+    def _expected_at(self, place: Place) -> list[tuple[int, Record]]:
+        """The next step's units and their numbers; behind the last of the epoch they repeat."""
+        units, done = self._oracle.units(place.epoch), place.done
+        if not self._stream.is_flat:
+            left = [(i, unit) for i, unit in enumerate(units) if i not in done]
+            return left[:1] if self._stream["in_order"] else left
+        size, ranks = self._present["batch_size"], self._present["num_replicas"]
+        left_over = len(units) - len(done)
+        if left_over <= 0 or (left_over < size * ranks and self._present["drop_last"]):
+            return []
+        count = min(size, -(-left_over // ranks)) * ranks
+        positions = range(len(done), len(done) + count)
+        return [(position, units[position % len(units)]) for position in positions]
+
+    def _compare(self, found: list[Record]) -> None:
+        place, n = self._place, len(self._oracle.units(self._place.epoch))
+        if found and is_failure(found[0]) and place.again and self._is_resumed:
+            if found[0] == self._oracle.units(place.epoch)[place.again[0]]:
+                self._place = Place(place.epoch, place.done, place.again[1:])
+                return
+        wanted = self._expected()
+        if not found or not wanted:
+            self._check(found, [unit for _, unit in wanted])
+            self._iterators, self._place = None, Place(place.epoch + 1)
+            self._has_begun = self._has_moved = self._is_resumed = False
+            ends = {
+                (s["epoch"], s["position"]) for s in (rank.state_dict() for rank in self._ranks)
+            }
+            self._demand(ends == {(place.epoch + 1, 0)}, f"the state behind the end is at {ends}")
+            return
+        if not self._stream["in_order"]:
+            wanted = [(number, unit) for number, unit in wanted if unit == found[0]] or wanted
+            wanted = wanted[:1]
+        self._check(
+            [u if i < n else index_of(self._stream, u) for (i, _), u in _pairs(wanted, found)],
+            [u if i < n else index_of(self._stream, u) for i, u in wanted],
+        )
+        done = tuple(sorted({*place.done, *(i for i, _ in wanted if i < n)}))
+        if self._stream.is_flat and self._present["drop_last"]:
+            size = self._present["batch_size"] * self._present["num_replicas"]
+            done = tuple(range(n)) if n - len(done) < size else done
+        failed = is_failure(found[0])
+        again = (*place.again, *done[len(place.done) :]) if failed else ()
+        if not failed:
+            self._history.append(place)
+            self._is_resumed = False
+        self._has_moved = self._has_delivered = True
+        self._place = Place(place.epoch, done, again)
+
+    def _check(self, found: list[Record], wanted: list[Record]) -> None:
+        if found == wanted:
+            return
+        for i in range(max(len(found), len(wanted))):
+            one = found[i] if i < len(found) else None
+            other = wanted[i] if i < len(wanted) else None
+            if one != other:
+                raise Difference(
+                    f"epoch {self._place.epoch}, behind {len(self._place.done)} units, number {i} "
+                    f"of the batch: {shown(one)}; not {shown(other)}"
+                )
+
+    def _demand(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Difference(f"{what} (epoch {self._place.epoch}, {len(self._place.done)} units)")
+
+
+def _pairs(wanted: list[Any], found: list[Record]) -> list[Any]:
+    """Each unit that came, with its number; surplus ones too, so that they are noticed."""
+    surplus = [(0, None)] * (len(found) - len(wanted))
+    return list(zip([*wanted, *surplus], found, strict=False))
+
+
+def _build(configuration: Configuration) -> list[StatefulGPULoader[Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        replicas = configuration["num_replicas"]
+        return [configuration.build(rank=rank) for rank in range(replicas)]
+
+
+def _carried(state: dict[str, Any], through: str) -> dict[str, Any]:
+    """The state as another process reads it from a file."""
+    carried: dict[str, Any] = copy.deepcopy(state)
+    if through == "json":
+        carried = json.loads(json.dumps(state))
+    if through == "torch.save":
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        carried = torch.load(file, weights_only=True)
+    return carried

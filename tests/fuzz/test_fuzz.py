@@ -1,0 +1,36 @@
+"""Random lives of random loaders (A6, B2 to B4, G1, G4, law 4); docs/robustness.md."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.fuzz.cases import Case
+
+SEED = int(os.environ.get("FUZZ_SEED", "0"))
+FAST = 40
+CASES = int(os.environ.get("FUZZ_CASES", "400"))
+IN_ONE_TEST = 10
+
+
+@pytest.mark.parametrize("first", range(0, FAST, IN_ONE_TEST))
+def test_random_lives_are_those_of_an_undisturbed_run(first: int) -> None:
+    """The first cases of the seed, always the same ones."""
+    _play(range(first, first + IN_ONE_TEST))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("first", range(FAST, max(CASES, FAST + 1), IN_ONE_TEST))
+def test_more_random_lives(first: int) -> None:
+    """As many as FUZZ_CASES, of the seed FUZZ_SEED."""
+    _play(range(first, min(first + IN_ONE_TEST, max(CASES, FAST + 1))))
+
+
+def _play(numbers: range) -> None:
+    for number in numbers:
+        case = Case.drawn(SEED, number)
+        failure = case.play()
+        if failure is not None and failure.known is None:
+            case, failure = case.shrunk(failure)
+            pytest.fail(f"python -m tests.fuzz --seed {SEED} --case {number}\n{case}\n{failure}")

@@ -31,11 +31,9 @@ def main() -> int:
         if not given.no_shrink:
             case, failure = case.shrunk(failure)
         print(f"--seed {given.seed} --case {number}\n{case}\n{failure}\n", flush=True)
-    print(
-        f"{played} cases in {time.monotonic() - began:.0f} s, {found.total()} failed",
-        *found.items(),
-        sep="\n  ",
-    )
+    print(f"{played} cases in {time.monotonic() - began:.0f} s, {found.total()} failed")
+    for name, count in found.items():
+        print(f"  {count} {name}")
     return 1 if found else 0
 
 

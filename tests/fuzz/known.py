@@ -48,7 +48,7 @@ KNOWN: dict[str, Callable[[Configuration, Life, Any], bool]] = {
     "in_order=False over an iterable, with a batch_transform that draws": _overtaken_turns,
     "next_epoch, and an epoch without a whole batch": _empty_epochs,
     "an iterable without state that does not repeat": _read_once,
-    "a used sampler that shuffles its list in place is refused, and never put back": _shuffled_in_place,
+    "a used sampler that shuffles its list in place is refused": _shuffled_in_place,
 }
 
 

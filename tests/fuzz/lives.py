@@ -91,11 +91,7 @@ def allowed_changes(c: Configuration, rng: random.Random) -> dict[str, Any]:
         if c.has_own_order:
             changes["batch_size"] = rng.choice([1, 2, 3, 4, 5])
             changes["num_replicas"] = rng.choice([1, 1, 2, 3])
-        elif (
-            c.order != "lazy"
-            and not c["drop_last"]
-            and (c["snapshot_every_n_steps"] == 1 or not c.has_state)
-        ):
+        elif not (c.order == "lazy" or c["drop_last"] or c["snapshot_every_n_steps"] != 1):
             changes["batch_size"] = rng.choice([1, 2, 3, 4, 5])
     changed = rng.sample(sorted(changes), rng.randint(0, len(changes)))
     return {name: changes[name] for name in changed}

@@ -1,8 +1,8 @@
 """What has to come: an undisturbed run, and what can be said of it without this package.
 
-A *unit* is what the comparison counts in: a sample where samples are the same in whatever batch they
-come (``Configuration.is_flat``), so that a life may change the batch size and the ranks; else a
-whole batch, on several ranks one of each.
+A *unit* is what the comparison counts in: a sample where samples are the same in whatever batch
+they come (``Configuration.is_flat``), so that a life may change the batch size and the ranks; else
+the batches that all ranks deliver in one step.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Oracle:
         _demand(wanted in (None, found), f"epoch {epoch} has indices {found}, not {wanted}")
         for unit in units if c["data"] == "content" and c.is_flat and not c["transform"] else ():
             (index,) = indices_of(c, unit)
-            sample = split([DATA["content"](dict(n=c["n"]))[index]["values"][None]])[0]
+            sample = split([DATA["content"]({"n": c["n"]})[index]["values"][None]])[0]
             _demand(leaves(sample)[0] == leaves(unit)[1], f"dataset[{index}] has another content")
         if c["data"] == "content" and c.order == "sequential" and c["batch_size"] and c.is_flat:
             given = {"batch_size": c["batch_size"], "drop_last": self._run["drop_last"]}
             if not c["transform"]:
-                torchs = DataLoader(DATA["content"](dict(n=c["n"])), **given)
+                torchs = DataLoader(DATA["content"]({"n": c["n"]}), **given)
                 flat = [sample for batch in torchs for sample in split(batch)]
                 _demand(flat == units, "torch's DataLoader gives other samples")
         drawn = [leaves(unit)[1] for unit in units if c["data"] == "noisy"]

@@ -137,7 +137,8 @@ class Player:
             self.was_used = into == "used" and used > 0
             if self.was_used:
                 self._iterators = [iter(loader) for loader in self._ranks]
-                self._has_moved = any([next_of(self._iterators) for _ in range(used)])
+                for _ in range(used):
+                    self._has_moved = next_of(self._iterators) is not None or self._has_moved
         self._has_delivered = False
         older, coming = None, []
         if self._has_moved or not keep_iterator:
@@ -159,7 +160,7 @@ class Player:
                 self._demand(loader.state_dict() == state, "state_dict() is not what was loaded")
         if older is not None and coming:
             before = [loader.state_dict() for loader in self._ranks]
-            units = units_of(next_of(older) or [], is_flat=True) if coming else []
+            units = units_of(next_of(older) or [], is_flat=True)
             self._check(units[:1], [coming[0][1]])
             after = [loader.state_dict() for loader in self._ranks]
             self._demand(before == after, "an older iterator has moved the state")
@@ -267,18 +268,17 @@ class Player:
 
     def _compare(self, found: list[Record]) -> None:
         place, n = self._place, len(self._oracle.units(self._place.epoch))
-        if found and is_failure(found[0]) and place.again and self._is_resumed:
-            if found[0] == self._oracle.units(place.epoch)[place.again[0]]:
-                self._place = Place(place.epoch, place.done, place.again[1:])
-                return
+        again = self._oracle.units(place.epoch)[place.again[0]] if place.again else None
+        if self._is_resumed and again is not None and found[:1] == [again]:
+            self._place = Place(place.epoch, place.done, place.again[1:])
+            return
         wanted = self._expected()
         if not found or not wanted:
             self._check(found, [unit for _, unit in wanted])
             self._iterators, self._place = None, Place(place.epoch + 1)
             self._has_begun = self._has_moved = self._is_resumed = False
-            ends = {
-                (s["epoch"], s["position"]) for s in (rank.state_dict() for rank in self._ranks)
-            }
+            states = [loader.state_dict() for loader in self._ranks]
+            ends = {(state["epoch"], state["position"]) for state in states}
             self._demand(ends == {(place.epoch + 1, 0)}, f"the state behind the end is at {ends}")
             return
         if not self._stream["in_order"]:

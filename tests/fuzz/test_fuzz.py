@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.cases import Case
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-FAST = 40
+FAST = 80
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 IN_ONE_TEST = 10
 

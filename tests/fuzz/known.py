@@ -11,7 +11,7 @@ from typing import Any
 from tests.fuzz.configurations import Configuration
 from tests.fuzz.data import STATEFUL
 from tests.fuzz.lives import Life
-from tests.fuzz.orders import BATCH_SAMPLERS
+from tests.fuzz.orders import OWN
 
 
 def _rewound(c: Configuration, life: Life, player: Any) -> bool:
@@ -22,7 +22,7 @@ def _rewound(c: Configuration, life: Life, player: Any) -> bool:
 
 def _failed_batches(c: Configuration, life: Life, player: Any) -> bool:
     reaches_back = any(action.arguments.get("batches_ago") for action in life)
-    return c.order in BATCH_SAMPLERS and c.raises and reaches_back
+    return c.raises and reaches_back and (c.has_state or c.order not in OWN)
 
 
 def _overtaken_turns(c: Configuration, life: Life, player: Any) -> bool:
@@ -38,17 +38,12 @@ def _read_once(c: Configuration, life: Life, player: Any) -> bool:
     return c["data"] == "once" and player.was_used
 
 
-def _shuffled_in_place(c: Configuration, life: Life, player: Any) -> bool:
-    return c.order == "in place" and player.was_used
-
-
 KNOWN: dict[str, Callable[[Configuration, Life, Any], bool]] = {
     "a used loader whose object has moved on is rewound to an epoch's start": _rewound,
-    "batches_ago under a batch sampler with failed batches": _failed_batches,
+    "batches_ago where failed batches count, as objects have moved on": _failed_batches,
     "in_order=False over an iterable, with a batch_transform that draws": _overtaken_turns,
     "next_epoch, and an epoch without a whole batch": _empty_epochs,
     "an iterable without state that does not repeat": _read_once,
-    "a used sampler that shuffles its list in place is refused": _shuffled_in_place,
 }
 
 

@@ -115,7 +115,7 @@ class Case:
         for i, action in enumerate(life):
             for name, value in action.arguments.items():
                 for simpler in _SIMPLER.get(name, ()):
-                    if simpler != value:
+                    if simpler != value and action.name != "refuse":
                         arguments = {**action.arguments, name: simpler}
                         yield Case(c, [*life[:i], Action(action.name, arguments), *life[i + 1 :]])
 

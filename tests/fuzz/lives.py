@@ -111,7 +111,7 @@ def forbidden_change(c: Configuration, rng: random.Random) -> dict[str, Any]:
         changes["n"] = c["n"] + 2
         changes["order"] = "sequential" if c.order != "sequential" else None
     elif c["data"] in MAPS:
-        changes["order"] = "list" if c.order != "list" else "lazy"
+        changes["order"] = "lazy" if c.order in ("list", "listed batches") else "list"
     elif c["data"] not in FUNCTIONS and c.is_tied and c["data"] != "once":
         changes["num_workers"] = c["num_workers"] + 1
     name = rng.choice(sorted(changes))

@@ -142,8 +142,10 @@ class Player:
             self.was_used = into == "used" and used > 0
             if self.was_used:
                 self._iterators = [iter(loader) for loader in self._ranks]
-                for _ in range(used):
-                    self._has_moved = next_of(self._iterators) is not None or self._has_moved
+                steps = [next_of(self._iterators) for _ in range(used)]
+                self._has_moved = steps[0] is not None
+                if steps[-1] is None:
+                    self._iterators = None  # an iterator that has ended stays so
         self._has_delivered = False
         older, coming = None, []
         if self._has_moved or not keep_iterator:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzz.configurations import Configuration
-from tests.fuzz.known import known
 from tests.fuzz.lives import Action, Life, drawn_life
 from tests.fuzz.oracle import Difference
 from tests.fuzz.player import Player
@@ -38,15 +37,14 @@ class Failure:
     """What went wrong."""
 
     text: str
-    known: str | None
 
     @property
-    def kind(self) -> tuple[str, str | None]:
-        """By which two failures are the same: the sort of error, and what is known of it."""
-        return self.text.partition(":")[0], self.known
+    def kind(self) -> str:
+        """By which two failures are the same: the sort of error."""
+        return self.text.partition(":")[0]
 
     def __str__(self) -> str:
-        return f"{self.text}\n(known: {self.known or 'no'})"
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Case:
             gc.collect()
             for child in multiprocessing.active_children():
                 child.join(seconds(1))
-        return Failure(text, known(self.configuration, self.life, player))
+        return Failure(text)
 
     def shrunk(self, failure: Failure) -> tuple[Case, Failure]:
         """Actions and options are left out as long as it fails in the same way."""

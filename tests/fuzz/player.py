@@ -64,10 +64,6 @@ class Player:
         self._is_lost = False
         self._next_epoch: int | None = None
         """Of the pass behind one that was broken off, of which the state still speaks."""
-        self.loaded: Place | None = None
-        """Where the last load has put the stream."""
-        self.was_used = False
-        """Whether the loader that it went into had delivered something."""
 
     def play(self, life: Life) -> None:
         """
@@ -81,6 +77,8 @@ class Player:
             except StateMismatch as error:
                 if self._stream.order == "in place" and error.field == "sampler":
                     return  # no other object can do again what its list went through
+                if self._stream["data"] == "once" and error.field == "iterable":
+                    return  # it was read, and the digest has noticed
                 raise
             except Exception as error:
                 error.args = (f"{error} [in action {number}, {action}]",)
@@ -134,13 +132,14 @@ class Player:
         if not self._saved:
             return
         saved = self._saved[-1 - which % len(self._saved)]
-        self.was_used, self.loaded = self.was_used or self._has_delivered, saved.place
+        is_used = used if into == "used" else into == "same" and self._has_delivered
+        if self._stream["data"] == "once" and is_used and not saved.place.done:
+            return  # nothing was read before the place that could be compared
         if into != "same":
             self._iterators, self._has_moved = None, False
             self._present = self._present.but(**changes).settled()
             self._ranks = _build(self._present)
-            self.was_used = into == "used" and used > 0
-            if self.was_used:
+            if into == "used" and used > 0:
                 self._iterators = [iter(loader) for loader in self._ranks]
                 steps = [next_of(self._iterators) for _ in range(used)]
                 self._has_moved = steps[0] is not None

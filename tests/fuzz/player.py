@@ -116,7 +116,9 @@ class Player:
         self._demand(states == again, "state_dict() has changed something")
         if self._stream["data"] not in LANES:
             self._demand(states[0]["epoch"] == place.epoch, "the state is of another epoch")
-            self._demand(all(state == states[0] for state in states), "ranks' states differ")
+            # But for the record of bad samples, of which each rank meets its own.
+            alike = [{**state, "bad_samples": None} for state in states]
+            self._demand(all(state == alike[0] for state in alike), "ranks' states differ")
         self._saved.append(Saved(copy.deepcopy(states), place, self._present))
 
     def load(
@@ -133,7 +135,8 @@ class Player:
             return
         saved = self._saved[-1 - which % len(self._saved)]
         is_used = used if into == "used" else into == "same" and self._has_delivered
-        if self._stream["data"] == "once" and is_used and not saved.place.done:
+        changes_itself = self._stream["data"] == "once" or self._stream.order == "in place"
+        if changes_itself and is_used and not saved.place.done:
             return  # nothing was read before the place that could be compared
         if into != "same":
             self._iterators, self._has_moved = None, False
@@ -177,6 +180,8 @@ class Player:
         if c["data"] not in LANES or c["bad"] or c["drop_last"] or not self._saved:
             return
         saved = self._saved[-1 - which % len(self._saved)]
+        if (self._present["num_replicas"] > 1) != (changes["num_replicas"] > 1):
+            return  # only shards for several ranks have their samples counted
         others = _build(self._present.but(**changes).settled())
         state = merge_state_dicts(saved.states)
         for loader in others:

@@ -46,13 +46,13 @@ def digest_with(before: str, samples: Sequence[Any]) -> str:
 def _describe(value: Any, parts: list[bytes], depth: int) -> None:
     kind = type(value)
     if kind in _SCALARS:
-        parts.append(repr(value).encode())
+        parts.append(b"%a" % (value,))
     elif kind in (str, bytes):
         middle = len(value) // 2
         ends = value[:_MOST_BYTES], value[middle : middle + _MOST_BYTES]
         parts.append(f"{len(value)} {ends!r}".encode(errors="surrogatepass"))
     elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        parts += _of_array(value)
+        parts.append(_of_array(value))
     elif depth and isinstance(value, Mapping):
         first = dict(itertools.islice(value.items(), _MOST_ELEMENTS))
         names = [key for key in first if type(key) in (str, int)]
@@ -73,21 +73,23 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
         parts.append(f"{kind.__qualname__} {size if isinstance(size, tuple) else None}".encode())
 
 
-def _of_array(value: Any) -> tuple[bytes, ...]:
+def _of_array(value: Any) -> bytes:
     """Dtype, shape, and up to 16 elements of the row in the middle; nothing large is copied."""
+    array = value
     if isinstance(value, torch.Tensor):
         try:
-            array = value.detach().numpy()
+            array = value.detach().numpy() if value.requires_grad else value.numpy()
         except (TypeError, RuntimeError):  # of a dtype, layout or device that NumPy has not
-            return str(value.dtype).encode(), repr(tuple(value.shape)).encode()
-    else:
+            return f"{value.dtype} {tuple(value.shape)}".encode()
+    elif isinstance(value, np.generic):
         array = np.asarray(value)
-    about = array.dtype.str.encode(), repr(array.shape).encode()
-    if array.dtype.hasobject or array.size == 0:
+    shape, dtype = array.shape, array.dtype
+    about: bytes = dtype.str.encode() + b" %d" * len(shape) % shape
+    if dtype.hasobject or not array.size:
         return about
-    while array.ndim > 1:
-        array = array[len(array) // 2]
-    if array.ndim == 1:
-        start = max(0, (len(array) - _MOST_ELEMENTS) // 2)
+    if len(shape) > 1:
+        array = array[tuple([length // 2 for length in shape[:-1]])]
+    if shape:
+        start = max(0, (shape[-1] - _MOST_ELEMENTS) // 2)
         array = array[start : start + _MOST_ELEMENTS]
-    return *about, array.tobytes()
+    return about + bytes(array.tobytes())

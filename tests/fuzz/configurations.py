@@ -143,8 +143,13 @@ class Configuration:
         if not o.get("bad"):
             drop("on_bad_sample")
         elif o.get("on_bad_sample", "raise") == "raise" or data in LANES:
-            # Which batches fail is known where they come in order, on one rank.
+            # Which batches fail is known where they come in order, on one rank, and once: those
+            # behind a snapshot are made again.
             drop("in_order", "num_replicas")
+            if data in STATEFUL:
+                drop("snapshot_every_n_steps")
+        if not o.get("in_order", True):
+            drop("num_replicas")  # ranks whose batches overtake each other have no common steps
         if o.get("worker_type") == "thread" and data == "function of images":
             drop("worker_type")  # the function may draw
         if o.get("seed", 1) is None and o.get("num_replicas", 1) > 1:

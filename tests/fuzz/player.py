@@ -58,6 +58,8 @@ class Player:
         self._history: deque[Place] = deque(maxlen=16)
         self._saved: list[Saved] = []
         self._is_resumed = False
+        self._retries: tuple[int, ...] = ()
+        """Failed units that may come again, as the stream goes on from behind them."""
         self._has_begun = False
         self._has_moved = False
         self._has_delivered = False
@@ -156,6 +158,7 @@ class Player:
                 older, coming = self._iterators, self._expected()
             self._iterators = None
         self._place, self._is_resumed, self._is_lost = saved.place, True, False
+        self._retries = saved.place.again
         self._has_begun = self._has_moved = False
         self._next_epoch = None
         self._history.clear()
@@ -282,10 +285,11 @@ class Player:
 
     def _compare(self, found: list[Record]) -> None:
         place, n = self._place, len(self._oracle.units(self._place.epoch))
-        again = self._oracle.units(place.epoch)[place.again[0]] if place.again else None
-        if self._is_resumed and again is not None and found[:1] == [again]:
-            self._place = Place(place.epoch, place.done, place.again[1:])
-            return
+        if self._retries:
+            again = self._oracle.units(place.epoch)[self._retries[0]]
+            self._retries = self._retries[1:] if found[:1] == [again] else ()
+            if found[:1] == [again]:
+                return
         wanted = self._expected()
         if not found or not wanted:
             self._check(found, [unit for _, unit in wanted])

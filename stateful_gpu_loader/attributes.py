@@ -31,7 +31,7 @@ FIXED = frozenset(
         "on_epoch_boundary",
     )
 )
-"""Attributes that the loader has made use of when it is built; torch refuses others itself."""
+"""Attributes that decide what batches are made, or were checked; torch refuses others itself."""
 OF_WORKERS = frozenset(
     ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 )

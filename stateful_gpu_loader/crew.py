@@ -94,6 +94,12 @@ class Crew:
         if before is not None:
             before.close()
 
+    def twin(self) -> Crew:
+        """One of its own for a copy of the loader."""
+        twin = Crew(self.device)
+        twin._has_looked = self._has_looked
+        return twin
+
     def successor(self) -> Crew:
         """The crew of the passes to come: what waits for them here is ended.
 
@@ -101,8 +107,7 @@ class Crew:
         that is: a decoder serves one thread.
         """
         self.keep(None)
-        following = Crew(self.device)
-        following._has_looked = self._has_looked
+        following = self.twin()
         following._former_stage = (
             self._former_stage if self._stage is None else weakref.ref(self._stage)
         )

@@ -19,6 +19,7 @@ from stateful_gpu_loader.fingerprints import (
     Description,
     describe_dataset,
     describe_transforms_of,
+    own_fingerprint,
     shortened,
 )
 from stateful_gpu_loader.samplers import PositionOrder
@@ -91,7 +92,10 @@ def identity_of(
     unverified = {
         name: ", ".join(found.unknown) for name, found in described.items() if found.unknown
     }
-    if sampler is not None:
+    own = None if sampler is None else own_fingerprint(sampler)
+    if own is not None:
+        algorithm = shortened(f"{algorithm} {own()}")
+    elif sampler is not None:
         unverified["sampler"] = f"what a {type(sampler).__qualname__} does"
     texts = {name: shortened(found.text) for name, found in described.items()}
     fingerprint = Fingerprint(
@@ -137,15 +141,18 @@ def check_proven(
     for field in _SAVED_ALWAYS:
         if getattr(saved, field) is None and getattr(identity.fingerprint, field) is not None:
             open_fields[field] = "what the state does not say"
+    asked = {field: "dataset" if field == "length" else field for field in open_fields}
+    left = sorted(set(asked.values()) - set(accept))
     for field, reason in open_fields.items():
-        if field not in accept:
+        if asked[field] not in accept:
             described = getattr(saved, field, saved.order)
             raise StateMismatch(
                 field,
                 saved="no description" if described is None else described,
                 present=f"{reason}, which nothing proves, under strict=True",
-                remedy="give it a method fingerprint() that returns a text, or, if it is known to "
-                f"be the same, load_state_dict(state, accept={{{field!r}}}) or strict=False",
+                remedy="give what is yours a method fingerprint() that returns a text, or, where "
+                f"it is known to be the same, load_state_dict(state, accept={set(left)!r}) or "
+                "strict=False",
             )
 
 

@@ -30,6 +30,7 @@ from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.run import Begun, Conduct, Run
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.fingerprints import own_fingerprint
 from stateful_gpu_loader.identity import (
     Identity,
     check_fits,
@@ -241,12 +242,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         if "_is_built" in self.__dict__:
             if name in FIXED and value is not getattr(self, name):
                 raise ValueError(
-                    f"{name} cannot be set after {type(self).__name__} is built: it would not "
-                    f"count. Remedy: build a new loader with {name}=, and let it go on with "
-                    "load_state_dict(loader.state_dict(), accept=...)"
+                    f"{name} cannot be set after {type(self).__name__} is built. Remedy: build a "
+                    f"new loader with {name}=, and let it go on with "
+                    "load_state_dict(loader.state_dict()), with accept= where it asks for that"
                 )
+            if name == "num_workers" and value != self.num_workers:
+                self._check_free_workers()
             if name in OF_WORKERS:
-                self._crew.keep(None)
+                self._crew = self._crew.successor()
         super().__setattr__(name, value)
 
     def __iter__(self) -> Any:
@@ -435,9 +438,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         the batch is made by a copy of the loader, in this thread, or in worker processes of its
         own where the loader has such. Each call makes it anew. An iterable without state is read
         again from the beginning of the pass. With ``in_order=False`` it is the oldest batch that is
-        missing, and after an exception in the pass what a resume would deliver.
+        missing, and after an exception in the pass what a resume would deliver. A dataset, function
+        or transform that counts or draws by itself, and has no state, is moved as by any call.
 
         Raises:
+            StateMismatch: an iterable without state gives other samples when it is read again.
             StopIteration: the pass has nothing left, as ``next()``.
             LoaderError: a sampler, or a dataset that is iterated or has a state, cannot be copied.
 
@@ -454,13 +459,14 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             seed=self._seed,
             bad=self._bad_samples,
         )
-        with caller_generators_restored():
+        with caller_generators_restored(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*iterable dataset are read again")
             return next(iter(twin))
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """The state after the last delivered batch, or after one of the 16 before it.
 
-        Starts nothing and changes nothing; a fresh dictionary of a few hundred bytes, the same
+        Starts nothing and changes nothing; a fresh dictionary of about a kilobyte, the same
         on every rank. States of the user's own objects lie under ``user``.
 
         Args:
@@ -562,10 +568,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         seed = self._seed.draw()
         current = self._parts.begin(self, self._passes)
         work = self._work()
+        if work.source is None and own_fingerprint(self.dataset) is None:
+            self._known()  # before anything is read: a dataset may keep what it has read
         if self.num_workers == 0 and work.has_worker_states:
-            current.start = current.place = with_dataset_state(
+            current.start = with_dataset_state(
                 current.start, self._dataset_memory, resumed=current.resumed
             )
+            self._passes.note_start(current, current.start)
         pipeline, has_new_workers = self._crew.take(work, workers_of(self), seed, current.start)
         stream = self._parts.stream(
             self, current, seed=seed, work=work, has_new_workers=has_new_workers
@@ -616,6 +625,19 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     def _batches(self) -> tuple[int | None, int | None]:
         return batches_of(self, self._parts, self._present(), self._seed.value)
+
+    def _check_free_workers(self) -> None:
+        """Refuse another number of workers where each has a state of its own.
+
+        Raises:
+            ValueError: the passes to come go on from the states of as many workers.
+        """
+        if self._work().has_worker_states:
+            raise ValueError(
+                f"num_workers cannot be set once {type(self).__name__} is built over "
+                f"{type(self.dataset).__name__}, which is iterated, or has a state, in each worker "
+                "by itself. Remedy: build a new loader with num_workers="
+            )
 
     def _take_requested_epoch(self) -> None:
         requested = take_requested_epoch(self.sampler)

@@ -9,7 +9,6 @@ from typing import Any
 from stateful_gpu_loader.assembly import Parts
 from stateful_gpu_loader.attributes import workers_of
 from stateful_gpu_loader.bad_samples import BadSamples
-from stateful_gpu_loader.crew import Crew
 from stateful_gpu_loader.engine.choice import Work, runs_in_processes
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.passes import Passes
@@ -39,7 +38,7 @@ def twin_of(
         own["num_workers"] = loader.num_workers if work.has_worker_states else 1
     own["prefetch_factor"] = 1 if has_processes else None
     own["persistent_workers"] = False
-    own["_crew"] = Crew(parts.device)
+    own["_crew"] = loader._crew.twin()
     own["_bad_samples"] = copy.deepcopy(bad)
     own["_passes"] = twins = passes.twin()
     if passes.is_under_way:

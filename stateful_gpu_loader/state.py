@@ -226,7 +226,7 @@ class Fingerprint:
             )
 
     def _is_as_long(self, saved: Fingerprint) -> bool:
-        return self.length is not None and self.length == saved.length
+        return self.length == saved.length
 
 
 COMPARED = (

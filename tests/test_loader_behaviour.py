@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import (
@@ -337,3 +337,16 @@ def test_other_workers_serve_the_next_pass() -> None:
     loader.num_workers = 0
     assert loader._crew.idle is None is not waiting
     assert len(list(loader)) == 3
+
+
+def test_another_number_of_workers_cannot_serve_objects_that_have_a_state_in_each() -> None:
+    """Each worker goes on from a state of its own; others could not."""
+
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(4))
+
+    loader = StatefulGPULoader(Numbers(), num_workers=1, persistent_workers=True)
+    with pytest.raises(ValueError, match=r"num_workers cannot be set.*Numbers"):
+        loader.num_workers = 2
+    loader.num_workers = 1

@@ -397,3 +397,69 @@ def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
     loader.load_state_dict(state)
     assert loader.unverified == ()
     assert len(calls) == asked
+
+
+def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None:
+    """A13: the loader is known by what its dataset was before the first batch."""
+
+    class Caching(Indices):
+        def __init__(self, length: int) -> None:
+            super().__init__(length)
+            self.imgs: list[Any] = [None] * length
+
+        def __getitem__(self, index: int) -> Any:
+            self.imgs[index] = index
+            return super().__getitem__(index)
+
+    loader = StatefulGPULoader(Caching(8), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    resumed = StatefulGPULoader(Caching(8), batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 3
+
+
+def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
+    """Law 4: neither of two iterables has a length, and they are as long as each other."""
+
+    class Records(IterableDataset[int]):
+        def __init__(self, data: list[int]) -> None:
+            self.data = data
+
+        def __iter__(self) -> Any:
+            return iter(range(6))
+
+    loader = StatefulGPULoader(Records([1]), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    resumed = StatefulGPULoader(Records([2]), batch_size=2)
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        resumed.load_state_dict(loader.state_dict())
+    resumed.load_state_dict(loader.state_dict(), accept={"dataset"})
+    with pytest.warns(UserWarning, match="read again"):
+        assert len(list(resumed)) == 2
+
+
+def test_strict_names_all_that_is_open_and_takes_a_samplers_fingerprint() -> None:
+    """A13: one load tells what to accept."""
+
+    class Sampler:
+        def __iter__(self) -> Any:
+            return iter([1, 0])
+
+        def __len__(self) -> int:
+            return 2
+
+    class Known(Sampler):
+        def fingerprint(self) -> str:
+            return "backwards"
+
+    def make(sampler: Any) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            [5, 6], sampler=sampler, collate_fn=lambda samples: samples, strict=True
+        )
+
+    with pytest.raises(StateMismatch, match=r"accept=.*collate_fn.*strict=False"):
+        make(Sampler()).load_state_dict(make(Sampler()).state_dict())
+    assert make(Known()).unverified == ("collate_fn",)
+    make(Known()).load_state_dict(make(Known()).state_dict(), accept={"collate_fn"})

@@ -222,3 +222,22 @@ def test_sources_of_the_package_are_not_warned_of(tmp_path: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(StatefulGPULoader(FolderSource(tmp_path), batch_size=1))
+
+
+def test_a_transform_with_set_sample_seed_is_seeded_by_it() -> None:
+    """A5: the method that silences the warning is the one that is called."""
+
+    class Drawing:
+        def __init__(self) -> None:
+            self.generator = random.Random(0)
+
+        def set_sample_seed(self, seed: int) -> None:
+            self.generator.seed(seed)
+
+        def __call__(self, sample: Any) -> float:
+            return self.generator.random()
+
+    def build(**arguments: Any) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(range(12), batch_size=2, seed=1, transform=Drawing(), **arguments)
+
+    assert_exact_resume(build)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
+from torchdata.nodes import Loader, SamplerWrapper
 
 from stateful_gpu_loader import CallableSource, StatefulGPULoader, StateMismatch
 from tests.conformance import copy_of, same
@@ -274,3 +275,96 @@ class Wrapped:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+class Interrupting(IterableDataset[int]):
+    """Has a state, and is interrupted once while it is read."""
+
+    def __init__(self, at: int) -> None:
+        self.i, self.at = 0, at
+
+    def __iter__(self) -> Iterator[int]:
+        while self.i < 12:
+            self.i += 1
+            if self.i == self.at:
+                self.at = 0
+                raise KeyboardInterrupt
+            yield self.i
+        self.i = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"i": self.i}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.i = state_dict["i"]
+
+
+@pytest.mark.parametrize("at", [1, 3, 6, 11])
+@pytest.mark.parametrize("goes_on_with", ["the iterator", "a new iterator", "a new loader"])
+def test_an_interrupt_in_a_batch_loses_no_sample(at: int, goes_on_with: str) -> None:
+    """Law 5, A15: the samples that were read for it come again."""
+    loader = StatefulGPULoader(Interrupting(at), batch_size=4)
+    batches, delivered = iter(loader), []
+    with pytest.raises(KeyboardInterrupt):
+        delivered.extend(batch.tolist() for batch in batches)
+    if goes_on_with == "a new iterator":
+        if delivered:
+            return  # after a break: another pass
+        batches = iter(loader)
+    if goes_on_with == "a new loader":
+        state = loader.state_dict()
+        loader = StatefulGPULoader(Interrupting(0), batch_size=4)
+        loader.load_state_dict(state)
+        batches = iter(loader)
+    delivered += [batch.tolist() for batch in batches]
+    assert delivered == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+
+
+def test_nodes_of_torchdata_that_were_asked_for_their_state_take_a_load() -> None:
+    """A15: torch.distributed.checkpoint asks a loader for its state before it loads one."""
+
+    class Graph(IterableDataset[int]):
+        def __init__(self) -> None:
+            self.nodes = Loader(SamplerWrapper(range(8)))
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(self.nodes)
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.nodes.state_dict()
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.nodes.load_state_dict(state_dict)
+
+    loader = StatefulGPULoader(Graph(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    resumed = StatefulGPULoader(Graph(), batch_size=2)
+    resumed.state_dict()
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_rest_of_failed_batches_is_not_empty() -> None:
+    """``on_epoch_boundary="next_epoch"``: the pass that raised them ends before the next one."""
+
+    class Fails(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            if index > 1:
+                raise RuntimeError(f"sample {index}")
+            return index
+
+    def make() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(Fails(), batch_size=2, on_epoch_boundary="next_epoch")
+
+    loader = make()
+    next(iter(loader))
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    with pytest.raises(RuntimeError, match="sample 2"):
+        next(batches)
+    assert next(batches, None) is None

@@ -52,6 +52,8 @@ class Begun:
     """Samples that could not be used since a batch was delivered."""
     ended: bool = False
     """Whether all its requests were answered."""
+    has_failed: bool = False
+    """Whether a batch of it has raised."""
     decoder: Any = None
     """Of the images that its workers make."""
     has_worker_states: bool = False
@@ -133,6 +135,12 @@ class Run:
                 except StopIteration:
                     self._end(begun)
                     continue
+                except Exception:
+                    raise
+                except BaseException:
+                    if begun.has_worker_states and not self._conduct.in_flight:
+                        self._put_back(begun)
+                    raise
                 said = answer if isinstance(answer, Answer) else None
                 payload = answer if said is None else said.payload
                 if isinstance(payload, Failure):
@@ -232,6 +240,7 @@ class Run:
         if isinstance(failure, BeginFailure):
             begun.is_running = False
             return
+        begun.has_failed = True
         if not begun.current.delivered:
             self._passes.note_start(begun.current, begun.stream.start_place())
         is_replay = begun.stream.is_replay(request)
@@ -240,6 +249,14 @@ class Run:
             self._passes.skip(begun.current, place)
             begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
+
+    def _put_back(self, begun: Begun) -> None:
+        """An interrupt came while a batch was made in the user's own thread, and its objects have
+        moved on: they go back to the delivered place (law 5)."""
+        begun.is_running = False
+        if not begun.current.delivered:
+            begun.current.place = begun.stream.start_place()
+            self._passes.go_back(begun.current)
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """A function that tells its end by another error than StopIteration is called for ever.
@@ -270,7 +287,8 @@ class Run:
     def _end(self, begun: Begun) -> None:
         begun.ended = True
         current = begun.current
-        is_empty_rest = current.resumed and not current.delivered and current.start.position > 0
+        is_empty = not (current.delivered or begun.has_failed)
+        is_empty_rest = current.resumed and is_empty and current.start.position > 0
         self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
         following = begun.stream.end()
         self._former_workers = self._workers

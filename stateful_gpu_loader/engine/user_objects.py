@@ -33,6 +33,11 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
             present=f"{type(thing).__name__}, which has no load_state_dict()",
             remedy=f"build the loader with the {role} that the state was saved with",
         )
+    for held in (thing, *vars(thing).values()) if hasattr(thing, "__dict__") else ():
+        # A Loader of torchdata.nodes that was asked for its state before its first pass ignores a
+        # load, unless it is iterated in between.
+        if type(held).__module__ == "torchdata.nodes.loader":
+            iter(held)
     thing.load_state_dict(state)
 
 

@@ -6,6 +6,7 @@ from stateful_gpu_loader.fingerprints.describer import (
     Describer,
     Description,
     describe,
+    own_fingerprint,
     shortened,
 )
 
@@ -16,5 +17,6 @@ __all__ = [
     "describe",
     "describe_dataset",
     "describe_transforms_of",
+    "own_fingerprint",
     "shortened",
 ]

@@ -151,8 +151,8 @@ class Describer:
     def _compound(self, thing: Any) -> str:
         if type(thing) in (list, tuple):
             return self._sequence(thing)
-        own = getattr(thing, "fingerprint", None)
-        if callable(own) and not isinstance(thing, type):
+        own = own_fingerprint(thing)
+        if own is not None:
             if _package(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
                     self.text(getattr(thing, name, None))  # for what is unknown of it
@@ -206,8 +206,12 @@ class Describer:
 
     def _mapping(self, things: Mapping[Any, Any]) -> str:
         keys = list(things)
+        if len(keys) <= MOST_ENTRIES:
+            keys.sort(key=repr)  # equal dicts may have been filled in another order
         sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
+        roots, self._roots = self._roots, self._roots or _common_folder(list(things.values()))
         texts = [f"{self.text(key)}: {self.text(things[key])}" for key in sampled]
+        self._roots = roots
         return self._listed(texts, len(keys), "{}")
 
     def _listed(self, texts: list[str], n: int, brackets: str) -> str:
@@ -242,6 +246,13 @@ class Describer:
             return None
         if _package(type(thing)) != "datasets":
             self._note_class(thing)
+        if getattr(thing, "_format_type", None) == "custom":
+            # The digest holds the function that was given, down to the state of generators in it.
+            self._note("the function of with_transform(), and the data behind it")
+            picked = getattr(thing, "_indices", None)
+            rows = [] if picked is None else picked.column(0)
+            sampled = [rows[i].as_py() for i in spread(len(rows), MOST_ROWS)]
+            found = f"{len(thing)} rows, {self.text(thing.column_names)}, {self.text(sampled)}"
         return f"{_name(type(thing))}({found})"
 
     def _albumentations(self, thing: Any) -> str | None:
@@ -336,10 +347,20 @@ def _inline(value: Any) -> str:
 def _name(thing: Any, attribute: str = "") -> str:
     """The qualified name; of a known package without its private modules, which may change."""
     module = getattr(thing, "__module__", None) or "builtins"
+    if module == "__mp_main__":
+        module = "__main__"  # the same script, in a process that it has spawned
     if _is_named(thing):
         module = ".".join(part for part in module.split(".") if not part.startswith("_"))
     name = getattr(thing, "__qualname__", None) or thing.__name__
     return ".".join(part for part in (module, name, attribute) if part)
+
+
+def own_fingerprint(thing: Any) -> Any:
+    """The method or function ``fingerprint`` of an object itself: one that it only passes on, from
+    what it wraps, does not speak of the wrapper. None if it has none."""
+    has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
+    own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
+    return own if callable(own) else None
 
 
 def _package(thing: Any) -> str:
@@ -394,8 +415,15 @@ def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
-    """Of the absolute paths among the entries, or among those of pairs."""
-    pairs = [entry if isinstance(entry, (list, tuple)) else (entry,) for entry in entries]
+    """Of the absolute paths among the entries, or among those of pairs and small dicts."""
+    pairs = [
+        tuple(entry.values())
+        if isinstance(entry, dict)
+        else entry
+        if isinstance(entry, (list, tuple))
+        else (entry,)
+        for entry in entries
+    ]
     flat = (each for pair in pairs if len(pair) <= _LONGEST_INLINE for each in pair)
     paths = [os.fspath(each) for each in flat if isinstance(each, (str, os.PathLike))]
     absolute = [path for path in paths if isinstance(path, str) and path.startswith(os.sep)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,19 @@ def test_real_hugging_face_datasets_are_known() -> None:
     assert text(dataset.with_format("torch")) != text(dataset)
     assert text(Subset(dataset, [1])) != text(Subset(dataset.select(range(50)), [1]))
     assert describe_dataset(dataset.shuffle(seed=1)).unknown == ()
+    noisy = [
+        data.shuffle(seed=1).with_transform(partial(_with_noise, np.random.default_rng()))
+        for data in (dataset, again)
+    ]
+    assert text(noisy[0]) == text(noisy[1]), "its digest holds the state of the generator"
+    other = partial(_with_noise, np.random.default_rng())
+    assert text(noisy[0]) != text(dataset.shuffle(seed=2).with_transform(other))
+    assert describe_dataset(noisy[0]).unknown != ()
     state = StatefulGPULoader(dataset.shuffle(seed=1), 4, strict=True).state_dict()
     StatefulGPULoader(again.shuffle(seed=1), 4, strict=True).load_state_dict(state)
     with pytest.raises(StateMismatch, match="dataset differs"):
         StatefulGPULoader(again.shuffle(seed=2), 4).load_state_dict(state)
+
+
+def _with_noise(generator: np.random.Generator, rows: dict[str, Any]) -> dict[str, Any]:
+    return {"x": [value + generator.random() for value in rows["x"]]}

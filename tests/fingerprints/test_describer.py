@@ -14,7 +14,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.fingerprints import Describer, describe
+from stateful_gpu_loader.fingerprints import Describer, describe, describe_dataset
 from stateful_gpu_loader.transforms import CenterCrop
 from tests.datasets import Indices, mix_batch
 
@@ -203,3 +203,56 @@ def test_real_albumentations_are_known() -> None:
     lambdas = [albumentations.Lambda(image=mix_batch, name="mine")]
     assert unknown(albumentations.Compose(lambdas)) != ()
     assert unknown(albumentations.Compose([albumentations.Lambda(image=mix_batch)])) != ()
+
+
+def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() -> None:
+    """A13: sets, of which dicts are made, have another order in every process."""
+    assert (
+        describe_dataset(Held({"a": 1, "b": 2})).text
+        == describe_dataset(Held({"b": 2, "a": 1})).text
+    )
+
+
+def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
+    """A13: as Hugging Face's and others' lists of records have them."""
+    texts = {
+        describe_dataset(Held([{"image": f"{root}/{i}.jpg", "label": i} for i in range(3)])).text
+        for root in ("/scratch/job1", "/scratch/job2")
+    }
+    assert len(texts) == 1
+
+
+def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> None:
+    """A13: there the script's module is called __mp_main__."""
+
+    def collate() -> None: ...
+
+    texts = []
+    for module in ("__main__", "__mp_main__"):
+        collate.__module__ = module
+        texts.append(describe(collate))
+    assert len(set(texts)) == 1
+
+
+def test_a_fingerprint_that_a_wrapper_only_passes_on_is_not_its_own() -> None:
+    """A13: it speaks of what is wrapped."""
+
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    class Known:
+        def fingerprint(self) -> str:
+            return "known"
+
+    assert "known" not in describe(Wrapper(Known()))
+
+
+class Held:
+    """A dataset of the user's, with its content in an attribute."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data

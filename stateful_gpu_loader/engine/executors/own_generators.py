@@ -40,7 +40,7 @@ def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]
     found = {id(thing): thing for _, _, thing in held if _is_keyed(thing)}
     if found:
         yield AlbumentationsSeed(list(found.values()))
-    for part in parts_of(dataset):
+    for part in (*parts_of(dataset), transform):
         own = getattr(part, "set_sample_seed", None)
         if callable(own):
             yield own
@@ -81,9 +81,9 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
             f"{', '.join(found[:4])}: a generator of one's own, which the loader cannot set. If "
             "items are drawn from it, they are not the same after a resume, nor on another number "
             "of workers. Remedy: draw from random, numpy.random or torch, which the loader seeds "
-            "before each item; or give the dataset a method set_sample_seed(seed: int), called "
-            "before each item, that seeds the generator (one that does nothing, if no item is "
-            "drawn from it)",
+            "before each item; or give the dataset, or the transform, that it belongs to a method "
+            "set_sample_seed(seed: int), called before each item, that seeds it (or does nothing, "
+            "if no item is drawn from it)",
             stacklevel=2,
         )
 

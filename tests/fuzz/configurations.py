@@ -156,6 +156,8 @@ class Configuration:
             drop("seed")  # all ranks need the same one
         if data in LANES and o.get("num_replicas") == 3:
             drop("num_replicas")
+        if data in LANES and o.get("num_replicas"):
+            drop("drop_last")  # a rank whose shards fill no batch is refused
         return Configuration({k: v for k, v in o.items() if v != CHOICES[k][0]})
 
     def __getitem__(self, name: str) -> Any:

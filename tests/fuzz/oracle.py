@@ -127,7 +127,7 @@ def units_of(step: list[Any], *, is_flat: bool) -> list[Record]:
     if not is_flat:
         return [tuple(failure_of(b) if isinstance(b, Exception) else record_of(b) for b in step)]
     _demand(None not in step, "a rank has ended before the others")
-    samples = [split(batch) for batch in step]
+    samples = [[failure_of(b)] if isinstance(b, Exception) else split(b) for b in step]
     _demand(len({len(each) for each in samples}) == 1, f"ranks have {list(map(len, samples))}")
     return [sample for each in zip(*samples, strict=True) for sample in each]
 

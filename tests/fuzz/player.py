@@ -110,6 +110,8 @@ class Player:
         """Keep a state, as of some batches ago."""
         if batches_ago > len(self._history):
             return
+        if batches_ago and self._stream["data"] in LANES and self._ranks[1:]:
+            return  # a rank may have ended before the others, and delivered fewer
         place = self._history[-batches_ago] if batches_ago else self._place
         if self._stream["data"] == "once" and place.epoch:
             return  # nobody can tell a fresh one that it was read

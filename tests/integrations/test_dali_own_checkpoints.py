@@ -204,12 +204,12 @@ def pool_of(loaded: DALILoader) -> Any:
 @pytest.mark.parametrize("state_of", ["nothing", "a batch", "DALI"])
 def test_workers_that_wait_serve_the_pipeline_that_is_built(state_of: str) -> None:
     """C9, E4: they are forked before the GPU is touched, and a state is loaded after."""
+    waiting = make_parallel()
+    start_workers(waiting)  # before DALI has threads, which are not to be forked
     whole = make_parallel()
     expected = [[copy_of(batch) for batch in whole] for _ in range(2)]
     saved = make_parallel()
     next(iter(saved))
-    waiting = make_parallel()
-    start_workers(waiting)
     pool = pool_of(waiting)
     pids = pool.pids()
     waiting.start_py_workers()

@@ -147,11 +147,11 @@ class MapStream:
 
     def start_place(self) -> Address:
         user = self._start.user
+        if user is None and self._feed.batches is not None:
+            user = UserStates(base=self._start.position, batches=0)
         mark = self._feed.start_mark()
         if mark is not None and (user is None or user.sampler is None):
-            counted = None if self._feed.batches is None else 0
-            before = user or UserStates(base=self._start.position, batches=counted)
-            user = replace(before, sampler=mark)
+            user = replace(user or UserStates(base=self._start.position), sampler=mark)
         return replace(self._start, user=user)
 
     def starts(self) -> Sequence[WorkerStart] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from datetime import timedelta
@@ -26,6 +25,7 @@ from tests.integrations.lightning.every_hook import OF_LIGHTNING, Witness, fit
 from tests.integrations.lightning.recorded_fits import every_epoch, every_step, silent_trainer
 from tests.integrations.lightning.streams import Telling, noisy, stream
 from tests.patience import seconds
+from tests.prepared_processes import CONTEXT
 
 NO_LAST = "ignore:.*is set, but there is no last checkpoint available"
 OF_EXCEPTIONS = "ignore:`.fit.ckpt_path=None.` was called without a model"
@@ -202,9 +202,8 @@ def train_until_killed(folder: Path) -> None:
 
 def test_sigkill(tmp_path: Path) -> None:
     undisturbed = fit(noisy)
-    process = multiprocessing.get_context("fork").Process(
-        target=train_until_killed, args=(tmp_path,)
-    )
+    # Not forked from here: a test before this one may have started threads of autograd's.
+    process = CONTEXT.Process(target=train_until_killed, args=(tmp_path,))
     process.start()
     process.join(seconds(6))
     assert process.exitcode == -signal.SIGKILL

@@ -94,9 +94,7 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
     os.setpgid(0, 0)
     os.dup2(errors.fileno(), 2)
     errors.close()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # what runs in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("fork", force=True)  # not another server of its own
     main = sys.modules["__main__"] = ModuleType("__main__")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -189,9 +191,9 @@ def of_place(info: Any) -> Any:
     return np.array([info.idx_in_epoch + 100 * info.epoch_idx])
 
 
-def make_parallel(**pipeline: Any) -> DALILoader:
+def make_parallel(of_sample: Any = of_place, **pipeline: Any) -> DALILoader:
     options = {"py_num_workers": 1, "py_start_method": "fork", **pipeline}
-    made = make_source(of_place, parallel=True, batch=False, pipeline=options)
+    made = make_source(of_sample, parallel=True, batch=False, pipeline=options)
     assert isinstance(made, DALILoader)
     return made
 
@@ -255,3 +257,34 @@ def test_pipelines_of_dali_start_their_workers_too() -> None:
     built = DALILoader(pipeline, ["numbers", "noise"])
     built.start_py_workers()
     assert len(list(built)) == 3
+
+
+class Inherited:
+    """Tells in which processes it was taken apart."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.itself = folder, self
+
+    def __del__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
+@pytest.mark.parametrize("how", ["start_workers", "iter"])
+def test_workers_do_not_take_apart_the_garbage_that_they_inherit(how: str, tmp_path: Path) -> None:
+    """C9: a pipeline in it ended them with a segmentation fault."""
+
+    def of_place_with_collection(info: Any) -> Any:
+        gc.collect()
+        return of_place(info)
+
+    gc.disable()
+    try:
+        Inherited(tmp_path)
+        loaded = make_parallel(of_place_with_collection)
+        if how == "start_workers":
+            start_workers(loaded)
+        assert len(list(loaded)) == 3
+        gc.collect()
+    finally:
+        gc.enable()
+    assert [file.name for file in tmp_path.iterdir()] == [str(os.getpid())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,16 +55,13 @@ def start_py_workers(pipeline: Any) -> None:
     Raises:
         LoaderError: they would be forked, and CUDA has been initialised in this process.
     """
-    if torch.cuda.is_initialized() and pipeline.py_start_method == "fork":
-        # Private in DALI, which itself asks after it has forked, or never.
-        if not pipeline._py_graph_built:
-            pipeline._build_graph()
-        if pipeline._parallel_input_callbacks:
-            raise LoaderError(
-                "start_py_workers() forks worker processes, and CUDA has been initialised in this "
-                "process before. Remedy: call it before the first use of the GPU, or make the "
-                "pipeline with py_start_method='spawn'"
-            )
+    if _forks(pipeline) and torch.cuda.is_initialized():  # DALI asks after it has forked, or never
+        raise LoaderError(
+            "start_py_workers() forks worker processes, and CUDA has been initialised in this "
+            "process before. Remedy: call it before the first use of the GPU, or make the "
+            "pipeline with py_start_method='spawn'"
+        )
+    _collect_before_fork(pipeline)
     pipeline.start_py_workers()
 
 
@@ -96,6 +94,7 @@ def build(pipeline: Any, place: Place | None) -> None:
         StateMismatch: DALI cannot restore the place's checkpoint.
         LoaderError: the function that made the pipeline did not hand the checkpoint on.
     """
+    _collect_before_fork(pipeline)
     if place is None:
         pipeline.build()
         return
@@ -163,6 +162,21 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
             "Remedy: give it one of them"
         )
     return reader_name or next(iter(metas), None)
+
+
+def _forks(pipeline: Any) -> bool:
+    """Whether its parallel external sources have workers that are forked from this process."""
+    if pipeline.py_start_method != "fork":
+        return False
+    if not pipeline._py_graph_built:  # private in DALI
+        pipeline._build_graph()
+    return bool(pipeline._parallel_input_callbacks)
+
+
+def _collect_before_fork(pipeline: Any) -> None:
+    """A forked worker would take apart what is garbage here, and die of another pipeline."""
+    if _forks(pipeline):
+        gc.collect()
 
 
 def _serialized(pipeline: Any) -> bytes:

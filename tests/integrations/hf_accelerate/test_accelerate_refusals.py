@@ -78,7 +78,7 @@ def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     both = [numbers(drop_last=True), numbers()]
     assert_nothing_changes(tmp_path, both, StateMismatch, "drop_last differs")
     second = [numbers(), numbers(drop_last=True, length=11)]
-    assert_nothing_changes(tmp_path, second, StateMismatch, "length differs")
+    assert_nothing_changes(tmp_path, second, StateMismatch, "dataset differs")
     file = tmp_path / "loader_state.json"
     file.write_text(file.read_text()[:-20])
     fitting = [numbers(), numbers(drop_last=True)]

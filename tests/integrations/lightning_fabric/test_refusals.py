@@ -53,7 +53,7 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
     fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
     train, valid = begun(24), begun(20)
     before = train.state_dict(), valid.state_dict()
-    with pytest.raises(StateMismatch, match="length differs: the state has 24, expected was 20"):
+    with pytest.raises(StateMismatch, match=r"has .range\(0, 24\)., expected was .range\(0, 20\)"):
         fabric.load(tmp_path / "state", {"train": valid, "valid": train})
     assert (train.state_dict(), valid.state_dict()) == before
 
@@ -76,7 +76,7 @@ def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None
     model = torch.nn.Linear(1, 1)
     before = model.weight.item()
     assert trained.weight.item() != before
-    with pytest.raises(StateMismatch, match="length"):
+    with pytest.raises(StateMismatch, match="dataset"):
         fabric.load(tmp_path / "state", {"loader": begun(20), "model": model})
     assert model.weight.item() == before
 

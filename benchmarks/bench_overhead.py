@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -99,32 +99,21 @@ def main(given: Sequence[str] | None = None) -> None:
     before = load_average()
     quieten_peers()
     settings = _settings(arguments)
-    contestants = [
-        Contestant(
-            name=setting.name(loader),
-            label=setting.label(loader),
-            measure=functools.partial(_microseconds_a_batch, setting, loader),
-        )
+    measured: list[tuple[Setting, str, Callable[[], float]]] = [
+        (setting, loader, functools.partial(_microseconds_a_batch, setting, loader))
         for setting in settings
         for loader in (TORCH, TORCHDATA, OURS)
     ]
-    contestants += [
-        Contestant(
-            name=setting.name(SEEDING),
-            label=setting.label(SEEDING),
-            measure=functools.partial(_microseconds_of_seeding, setting),
-        )
-        for setting in settings
-        if setting.dataset == TRIVIAL
-    ]
-    contestants += [
-        Contestant(
-            name=setting.name(DIGEST),
-            label=setting.label(DIGEST),
-            measure=functools.partial(_microseconds_of_digest, setting),
-        )
-        for setting in settings
-        if setting.dataset == BUSY and setting.num_workers == 0
+    for setting in settings:
+        if setting.dataset == TRIVIAL:
+            measured.append(
+                (setting, SEEDING, functools.partial(_microseconds_of_seeding, setting))
+            )
+        elif setting.num_workers == 0:
+            measured.append((setting, DIGEST, functools.partial(_microseconds_of_digest, setting)))
+    contestants = [
+        Contestant(name=setting.name(what), label=setting.label(what), measure=measure)
+        for setting, what, measure in measured
     ]
     values = alternate(
         contestants,

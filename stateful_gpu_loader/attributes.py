@@ -16,20 +16,22 @@ from stateful_gpu_loader.state import as_int
 from stateful_gpu_loader.world import size_and_rank
 
 FIXED = frozenset(
-    (
-        *(
-            "shuffle",
-            "collate_fn",
-            "generator",
-            "seed",
-            "rank",
-            "num_replicas",
-            "device",
-            "decoder",
-        ),
-        *("transform", "batch_transform", "worker_type", "on_bad_sample", "max_worker_restarts"),
+    {
+        "batch_transform",
+        "collate_fn",
+        "decoder",
+        "device",
+        "generator",
+        "max_worker_restarts",
+        "num_replicas",
+        "on_bad_sample",
         "on_epoch_boundary",
-    )
+        "rank",
+        "seed",
+        "shuffle",
+        "transform",
+        "worker_type",
+    }
 )
 """Attributes that decide what batches are made, or were checked; torch refuses others itself."""
 OF_WORKERS = frozenset(

@@ -127,7 +127,6 @@ class Passes:
         self._take_over(current)
         current.last_delivered = current.last_delivered or current.place
         current.place = place
-        current.delivered = True
 
     def end(self, current: Pass, following: Address) -> None:
         """``current`` has nothing more to deliver: the next pass starts at ``following``."""

@@ -10,7 +10,7 @@ from typing import Any
 from stateful_gpu_loader.attributes import own_sampler_of
 from stateful_gpu_loader.engine.streams.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.streams.sampler_memory import SamplerMemory
-from stateful_gpu_loader.engine.user_objects import DatasetMemory
+from stateful_gpu_loader.engine.user_objects import DatasetMemory, state_between_passes
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.frozen import freeze, thaw
 from stateful_gpu_loader.generator_text import generator_from_text
@@ -39,7 +39,7 @@ def states_between_passes(
     if memory is not None:
         capture = memory.capture(owing=seed.owing)
         own_sampler = own_sampler_of(loader)[0]
-        sampler_state = _state_if_any(own_sampler) if has_own_state(own_sampler) else None
+        sampler_state = state_between_passes(own_sampler) if has_own_state(own_sampler) else None
         if sampler_state is not None:
             sampler = state_mark(sampler_state, memory)
         elif any(capture.values()):
@@ -130,14 +130,6 @@ def put_sampler(memory: SamplerMemory, place: Address) -> None:
     if place.position == 0 and mark.get("passed") is None:
         memory.put(mark)
     memory.note_load(mark["attributes"])
-
-
-def _state_if_any(thing: Any) -> Any:
-    """Some objects have a state only once they were iterated; before that they are as built."""
-    try:
-        return thing.state_dict() if isinstance(thing, Stateful) else None
-    except AttributeError:
-        return None
 
 
 def _positions_ahead(state: LoaderState) -> tuple[int, ...]:

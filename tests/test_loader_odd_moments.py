@@ -189,6 +189,43 @@ def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() ->
     assert next(iter(loader)).tolist() == [20, 21]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", [None, *samplers()])
+def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
+    name: str | None, num_workers: int
+) -> None:
+    """A6: as one that did nothing does; so does one that raises again, and one that delivers."""
+    first = 0 if name is None else next(iter(samplers()[name]))
+
+    def begun() -> tuple[StatefulGPULoader[Any], Any]:
+        sampler = None if name is None else samplers()[name]
+        loader: StatefulGPULoader[Any] = StatefulGPULoader(
+            Failing(N, {first}), batch_size=2, sampler=sampler, num_workers=num_workers
+        )
+        batches = iter(loader)
+        with pytest.raises(KeyError, match="no sample"):
+            next(batches)
+        return loader, batches
+
+    ahead, batches_ahead = begun()
+    expected = [next(batches_ahead) for _ in range(3)]
+    loader, batches = begun()
+    loader.load_state_dict(ahead.state_dict(batches_ago=1))
+    assert same(next(batches), expected[2])
+    assert loader.state_dict() == ahead.state_dict()
+
+
+def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:
+    """G1: they are not of the stream that was loaded."""
+    loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, on_bad_sample="drop")
+    old, state = iter(loader), loader.state_dict()
+    next(old)
+    loader.load_state_dict(state)
+    assert indices(old) == [i for i in range(2, N) if i != 5]
+    assert len(loader.bad_samples) == 0
+    assert loader.state_dict() == state
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"num_workers": 2}, {"num_workers": 2, "in_order": False}],

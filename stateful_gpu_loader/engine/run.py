@@ -61,6 +61,11 @@ class Begun:
     crew: Any = None
     """Whose the pipeline is."""
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether a batch was delivered or has raised: where the pass began is known in full."""
+        return self.current.delivered or self.has_failed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conduct:
@@ -153,15 +158,14 @@ class Run:
                 if payload is NOTHING:
                     self._note_end(begun, said)
                 elif payload is SKIPPED and said is not None and said.bad:
-                    self._conduct.note_bad(said.bad)
+                    self._note_bad(begun, said.bad)
                     self._count_bad(begun, said.bad)
                 if is_replay or isinstance(payload, NoBatch):
                     begun.stream.deliver(request, said)
                     continue
                 batch = self._finished(begun, request, said, payload)
                 bad = () if said is None else said.bad
-                if bad:
-                    self._conduct.note_bad(bad)
+                self._note_bad(begun, bad)
                 self._conduct.note_delivered(begun.stream.by_itself(request), bad)
                 self._deliver(begun, begun.stream.deliver(request, said))
                 return batch
@@ -229,7 +233,7 @@ class Run:
             raise
 
     def _deliver(self, begun: Begun, place: Address) -> None:
-        if not begun.current.delivered:
+        if not begun.has_answered:
             # Known only now: the user's objects are asked when the first request is drawn.
             begun.current.place = begun.stream.start_place()
         self._passes.deliver(begun.current, place)
@@ -240,9 +244,9 @@ class Run:
         if isinstance(failure, BeginFailure):
             begun.is_running = False
             return
-        begun.has_failed = True
-        if not begun.current.delivered:
+        if not begun.has_answered:
             self._passes.note_start(begun.current, begun.stream.start_place())
+        begun.has_failed = True
         is_replay = begun.stream.is_replay(request)
         place = begun.stream.fail(request, said)
         if place is not None and not is_replay:
@@ -254,7 +258,7 @@ class Run:
         """An interrupt came while a batch was made in the user's own thread, and its objects have
         moved on: they go back to the delivered place (law 5)."""
         begun.is_running = False
-        if not begun.current.delivered:
+        if not begun.has_answered:
             begun.current.place = begun.stream.start_place()
             self._passes.go_back(begun.current)
 
@@ -281,14 +285,17 @@ class Run:
     def _note_end(self, begun: Begun, said: Answer | None) -> None:
         if said is not None and said.worker not in begun.ended_workers:
             begun.ended_workers.add(said.worker)
-            if said.bad:
-                self._conduct.note_bad(said.bad)
+            self._note_bad(begun, said.bad)
+
+    def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
+        """What an iterator from before a load meets is not of the stream that was loaded."""
+        if found and begun.current.generation == self._passes.generation:
+            self._conduct.note_bad(found)
 
     def _end(self, begun: Begun) -> None:
         begun.ended = True
         current = begun.current
-        is_empty = not (current.delivered or begun.has_failed)
-        is_empty_rest = current.resumed and is_empty and current.start.position > 0
+        is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
         self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
         following = begun.stream.end()
         self._former_workers = self._workers
@@ -311,7 +318,7 @@ class Run:
         limit = self._conduct.max_worker_restarts
         if begun.losses > limit:
             self._begun = None
-            if not begun.current.delivered:
+            if not begun.has_answered:
                 begun.current.place = begun.stream.start_place()
             self._passes.go_back(begun.current)
             raise WorkerLost(

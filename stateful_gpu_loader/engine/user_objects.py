@@ -18,6 +18,14 @@ def state_of(thing: Any) -> Any:
     return thing.state_dict() if isinstance(thing, Stateful) else None
 
 
+def state_between_passes(thing: Any) -> Any:
+    """Its state, or None: some objects have one only once they were iterated."""
+    try:
+        return state_of(thing)
+    except AttributeError:
+        return None
+
+
 def load_user_state(role: str, thing: Any, state: Any) -> None:
     """Load a state that is not None.
 
@@ -81,10 +89,7 @@ class DatasetMemory:
         """Frozen state of a worker between two passes, or None where it has none."""
         if begins_anew(self._keeper):
             return None
-        try:
-            state = state_of(self._keeper)
-        except AttributeError:
-            return None  # of some objects before they are iterated
+        state = state_between_passes(self._keeper)
         if state is None:
             return None
         return freeze(worker_state(dataset=state), type(self._keeper).__name__)

@@ -154,8 +154,8 @@ class Configuration:
             drop("worker_type")  # the function may draw
         if o.get("seed", 1) is None and o.get("num_replicas", 1) > 1:
             drop("seed")  # all ranks need the same one
-        if data in LANES and o.get("num_replicas") == 3:
-            drop("num_replicas")
+        if data in LANES and (o.get("num_replicas") == 3 or self["n"] < 4):
+            drop("num_replicas")  # a rank all of whose shards are empty is refused
         if data in LANES and o.get("num_replicas"):
             drop("drop_last")  # a rank whose shards fill no batch is refused
         return Configuration({k: v for k, v in o.items() if v != CHOICES[k][0]})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from stateful_gpu_loader import StatefulGPULoader
@@ -84,7 +85,8 @@ class Oracle:
         if c["data"] == "content" and c.order == "sequential" and c["batch_size"] and c.is_flat:
             given = {"batch_size": c["batch_size"], "drop_last": self._run["drop_last"]}
             if not c["transform"]:
-                torchs = DataLoader(DATA["content"]({"n": c["n"]}), **given)
+                own = torch.Generator()  # it draws a seed for its workers
+                torchs = DataLoader(DATA["content"]({"n": c["n"]}), generator=own, **given)
                 flat = [sample for batch in torchs for sample in split(batch)]
                 _demand(flat == units, "torch's DataLoader gives other samples")
         drawn = [leaves(unit)[1] for unit in units if c["data"] == "noisy"]

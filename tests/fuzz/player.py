@@ -264,6 +264,10 @@ class Player:
         self._has_begun = True
         if self._next_epoch is not None:
             self._place, self._next_epoch = Place(self._next_epoch), None
+        if not self._retries:
+            self._skip_empty_rest()
+
+    def _skip_empty_rest(self) -> None:
         skips = self._stream["on_epoch_boundary"] == "next_epoch"
         if self._is_resumed and skips and self._place.done and not self._expected():
             self._place = Place(self._place.epoch + 1)
@@ -286,16 +290,19 @@ class Player:
         return [(position, units[position % len(units)]) for position in positions]
 
     def _compare(self, found: list[Record]) -> None:
-        place, n = self._place, len(self._oracle.units(self._place.epoch))
         if self._retries:
-            again = self._oracle.units(place.epoch)[self._retries[0]]
+            again = self._oracle.units(self._place.epoch)[self._retries[0]]
             self._retries = self._retries[1:] if found[:1] == [again] else ()
             if found[:1] == [again]:
                 return
+            self._skip_empty_rest()
+        place, n = self._place, len(self._oracle.units(self._place.epoch))
         wanted = self._expected()
         if not found or not wanted:
             self._check(found, [unit for _, unit in wanted])
             self._iterators, self._place = None, Place(place.epoch + 1)
+            # Of a rest that is empty nothing is read, so the next epoch can still be.
+            self._is_lost = self._is_resumed and self._stream["data"] == "once"
             self._has_begun = self._has_moved = self._is_resumed = False
             states = [loader.state_dict() for loader in self._ranks]
             ends = {(state["epoch"], state["position"]) for state in states}

@@ -10,7 +10,7 @@ from tests.fuzz.cases import Case
 
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 FAST = 80
-CASES = int(os.environ.get("FUZZ_CASES", "320"))
+CASES = int(os.environ.get("FUZZ_CASES", "400"))
 IN_ONE_TEST = 10
 
 

@@ -39,6 +39,8 @@ COSTLY = {
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
     "test_loader_device_bad_samples.py::test_every_state_resumes_exactly",
+    "test_loader_exits.py::test_a_new_interpreter_exits_quietly",
+    "test_loader_exits.py::test_odder_ways_to_exit",
     "test_loader_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
     "test_loader_iterables.py::test_a_caught_exception_loses_no_batch",
     "test_loader_lanes.py::test_worker_processes_deliver_the_same",

@@ -141,6 +141,7 @@ def assert_exits_quietly(way: str, kind: str, root: Path) -> None:
         assert written.count("Traceback") == code == 1, written
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_exit(way: str, photos: Path) -> None:
     """A8: with worker processes that are kept."""

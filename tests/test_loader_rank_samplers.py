@@ -203,6 +203,7 @@ def resume_on_two_ranks(rank: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.ranks
 def test_the_routes_that_errors_name_work_on_two_real_ranks() -> None:
     """B5, B7."""
     first, second = on_ranks(resume_on_two_ranks, 2)

@@ -227,6 +227,7 @@ def test_workers_that_wait_serve_the_pipeline_that_is_built(state_of: str) -> No
     waiting.start_py_workers()
 
 
+@pytest.mark.processes
 def test_a_refused_state_leaves_the_workers_waiting() -> None:
     other = make_parallel(batch_size=4)
     next(iter(other))
@@ -247,6 +248,7 @@ def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
     start_workers(make_source(of_batch, batch_info=True))
 
 
+@pytest.mark.processes
 def test_pipelines_of_dali_start_their_workers_too() -> None:
     """As DALI says of several: before any of them is built."""
     pipeline = make_parallel()._pipeline(enable_checkpointing=True)
@@ -269,12 +271,14 @@ class Inherited:
         (self.folder / str(os.getpid())).touch()
 
 
-@pytest.mark.parametrize("how", ["start_workers", "iter"])
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["iter", "start_workers"])
 def test_workers_do_not_take_apart_the_garbage_that_they_inherit(how: str, tmp_path: Path) -> None:
     """C9: a pipeline in it ended them with a segmentation fault."""
 
     def of_place_with_collection(info: Any) -> Any:
-        gc.collect()
+        if info.idx_in_epoch == 0:
+            gc.collect()
         return of_place(info)
 
     gc.disable()

@@ -47,6 +47,7 @@ FLOORS: dict[str, float] = {
     "mixture": 1,
     "apportionment": 0,
     "content_id": 0,
+    "cuda_driver": 0,
     "torchdata_states": 1,
     "generator_text": 0,
     "user_states": 1,

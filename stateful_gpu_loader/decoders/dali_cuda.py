@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.decoders.batch_rule import (
-    check_memory_behind,
     decode_batch_by_rule,
     wait_for_the_stream,
+    with_index,
 )
 from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool, require_dali
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
-from stateful_gpu_loader.decoders.machine import describe_versions, host_threads
+from stateful_gpu_loader.decoders.machine import DALI, NVIMGCODEC, describe_versions, host_threads
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 
@@ -47,25 +47,19 @@ class DaliBatchDecoder:
 
     def version(self) -> str:
         """Of DALI, the nvImageCodec and nvJPEG under it, and the GPU's model."""
-        return describe_versions(
-            "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "nvidia-nvjpeg-cu12"
-        )
+        return describe_versions(*DALI, *NVIMGCODEC)
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
-        decoded = decode_batch_by_rule(self._decode, data, headers)
-        check_memory_behind(decoded, headers, self._device)
-        return decoded
+        return decode_batch_by_rule(self._decode, data, headers)
 
     def _decode(self, data: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._pool is None:
-            index = self._device.index
             self._pool = PipelinePool(
-                device_id=torch.cuda.current_device() if index is None else index,
-                num_threads=host_threads(),
+                device_id=with_index(self._device).index, num_threads=host_threads()
             )
         pixels = self._pool.decode(data)
         copies = [image.clone() for image in pixels]

@@ -124,6 +124,7 @@ def require_dali(needed_for: str = "decoder='dali'") -> Any:
         package="nvidia-dali-cuda120",
         needed_for=needed_for,
         extra="dali",
+        cuda_13_extra="dali-cu13",
         remedy="a nvidia-dali that fits the driver's CUDA",
     )
 

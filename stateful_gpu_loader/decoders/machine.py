@@ -6,6 +6,15 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+NVIMGCODEC = (
+    "nvidia-nvimgcodec-cu12",
+    "nvidia-nvimgcodec-cu13",
+    "nvidia-nvjpeg-cu12",
+    "nvidia-nvjpeg",
+)
+"""Packages of nvImageCodec and of the nvJPEG under it, for CUDA 12 and 13."""
+DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
+
 DRIVER = Path("/proc/driver/nvidia/gpus")
 
 

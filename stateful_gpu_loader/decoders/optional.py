@@ -12,7 +12,14 @@ T = TypeVar("T")
 
 
 def load_package(
-    load: Callable[[], T], *, module: str, package: str, needed_for: str, extra: str, remedy: str
+    load: Callable[[], T],
+    *,
+    module: str,
+    package: str,
+    needed_for: str,
+    extra: str,
+    remedy: str,
+    cuda_13_extra: str | None = None,
 ) -> T:
     """What ``load`` imports.
 
@@ -23,6 +30,7 @@ def load_package(
         needed_for: what asks for it, as ``decoder='dali'``.
         extra: of this package, which installs the other.
         remedy: which one to install.
+        cuda_13_extra: the extra for CUDA 13, where ``extra`` is the one for CUDA 12.
 
     Raises:
         MissingDependency: the package is not installed.
@@ -30,7 +38,10 @@ def load_package(
     """
     parents = [part for part in (module.rpartition(".")[0], module) if part]
     if any(importlib.util.find_spec(each) is None for each in parents):
-        raise MissingDependency(package, needed_for=needed_for, extra=extra)
+        install = f"pip install 'stateful_gpu_loader[{extra}]'"
+        if cuda_13_extra is not None:
+            install += f" under CUDA 12, 'stateful_gpu_loader[{cuda_13_extra}]' under CUDA 13"
+        raise MissingDependency(package, needed_for=needed_for, extra=extra, remedy=install)
     try:
         return load()
     # Loading its libraries fails in many ways: ImportError, OSError, RuntimeError, AttributeError.

@@ -19,8 +19,6 @@ def is_common_jpeg(header: ImageHeader) -> bool:
     inside, 12 bits, arithmetic coding, extended or lossless frames, baseline in several scans,
     4:1:1 and rarer subsamplings; and of PNG and WebP. Those are decoded on the CPU.
 
-    One answer for every backend: an image changes sides only where its bytes change.
-
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))
     False
@@ -32,3 +30,12 @@ def is_common_jpeg(header: ImageHeader) -> bool:
         and header.subsampling in SUBSAMPLINGS
         and (header.process == PROGRESSIVE or (header.process == BASELINE and header.single_scan))
     )
+
+
+def is_baseline_jpeg(header: ImageHeader) -> bool:
+    """:func:`is_common_jpeg`, and not progressive.
+
+    For backends that decode progressive JPEGs one after the other in the calling thread, where
+    the workers decode them side by side.
+    """
+    return is_common_jpeg(header) and isinstance(header, JpegHeader) and not header.progressive

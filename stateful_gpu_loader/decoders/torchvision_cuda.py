@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 
-from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
+from stateful_gpu_loader.decoders.batch_rule import (
+    decode_batch_by_rule,
+    wait_for_the_stream,
+    with_index,
+)
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.routing import is_baseline_jpeg
 from stateful_gpu_loader.decoders.rule import RGB
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 
@@ -21,7 +26,8 @@ class TorchvisionBatchDecoder:
 
     It gives an image to the GPU's JPEG engines where they take it, otherwise to nvJPEG's CUDA
     kernels: by the image's bytes, never by load. EXIF is not looked at. It works on a private
-    stream and has finished when it returns.
+    stream and has finished when it returns. A process has one such decoder: each change of the
+    device makes another, and the old one's memory is never given back.
 
     Args:
         device: a CUDA device.
@@ -31,7 +37,7 @@ class TorchvisionBatchDecoder:
     """
 
     family = "torchvision-cuda"
-    takes = staticmethod(is_common_jpeg)
+    takes = staticmethod(is_baseline_jpeg)
 
     def __init__(self, device: torch.device) -> None:
         import torchvision  # noqa: F401  (registers the operators)
@@ -48,7 +54,10 @@ class TorchvisionBatchDecoder:
     ) -> list[torch.Tensor | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
-        return decode_batch_by_rule(partial(_decode, self._device), data, headers)
+        # "cuda" beside "cuda:0" would be another device each time.
+        device = with_index(self._device)
+        _warn_of_several(device)
+        return decode_batch_by_rule(partial(_decode, device), data, headers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._device})"
@@ -57,3 +66,19 @@ class TorchvisionBatchDecoder:
 def _decode(device: torch.device, data: list[torch.Tensor]) -> list[torch.Tensor]:
     decoded: list[torch.Tensor] = torch.ops.image.decode_jpegs_cuda(data, RGB, device)
     return decoded
+
+
+_DEVICES: set[torch.device] = set()
+"""On which this process has decoded."""
+
+
+def _warn_of_several(device: torch.device) -> None:
+    if device not in _DEVICES and _DEVICES:
+        warnings.warn(
+            f"decoder='torchvision' has decoded on {', '.join(map(str, _DEVICES))} in this "
+            f"process, and now does on {device}: torchvision keeps one decoder for a process, and "
+            "makes a new one at each change of the device, whose memory is not given back. "
+            "Remedy: decoder='torchcodec', or a process for each GPU",
+            stacklevel=2,
+        )
+    _DEVICES.add(device)

@@ -17,10 +17,20 @@ class CudaStub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
         self.free_bytes = 2**36
+        self.bytes_of_torch = 2**36
+        """What torch may take."""
         stream = SimpleNamespace(synchronize=lambda: self.events.append("wait"), cuda_stream=77)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free_bytes, 2**37))
+        monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", self._allocate)
+        monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda pointer: None)
+
+    def _allocate(self, num_bytes: int, device: int) -> int:
+        if num_bytes > self.bytes_of_torch:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return 1
 
 
 def is_damaged(data: torch.Tensor) -> bool:

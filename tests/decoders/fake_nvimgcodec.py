@@ -30,11 +30,9 @@ class Image:
     def __init__(self, pixels: torch.Tensor) -> None:
         self._pixels = pixels.permute(1, 2, 0).contiguous()
 
-    def __dlpack__(self, stream: object = None) -> Any:
+    def to_dlpack(self, cuda_stream: int) -> Any:
+        assert cuda_stream == 77, "another stream than the current one"
         return self._pixels.__dlpack__()
-
-    def __dlpack_device__(self) -> tuple[Any, int]:
-        return self._pixels.__dlpack_device__()
 
 
 class FakeNvimgcodec:

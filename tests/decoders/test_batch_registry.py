@@ -101,6 +101,9 @@ def test_a_missing_package_is_named_with_its_extra(
     remedy = rf"decoder='{name}' needs .*pip install 'stateful_gpu_loader\[{extra}\]'"
     with pytest.raises(MissingDependency, match=remedy):
         make_batch_decoder(name, DEVICE)
+    if extra in ("nvimgcodec", "dali"):
+        with pytest.raises(MissingDependency, match=rf"\[{extra}-cu13\]' under CUDA 13"):
+            make_batch_decoder(name, DEVICE)
     if name in DECODERS:
         with pytest.raises(MissingDependency, match=remedy):
             make_decoder(name)

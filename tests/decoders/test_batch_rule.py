@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import make_decoder, probe
-from stateful_gpu_loader.decoders.batch_rule import check_memory, decode_batch_by_rule
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.errors import LoaderError
-from tests.decoders.cuda_stub import damaged, decode_as_stored, is_damaged
+from tests.decoders.cuda_stub import CudaStub, damaged, decode_as_stored, is_damaged
 from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, exif, photo
 from tests.images import encode
 
@@ -180,10 +180,27 @@ def test_grey_that_stays_one_channel_is_refused() -> None:
     assert isinstance(answer, ValueError)
 
 
-def test_a_refusal_on_a_full_gpu_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, header = torch.device("cuda", 0), HEADERS[0]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**37))
-    check_memory(device, header)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**37))
-    with pytest.raises(torch.OutOfMemoryError, match=r"1048576 of \d+ bytes are free.*Remedy"):
-        check_memory(device, header)
+@pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
+def test_a_refusal_on_a_full_gpu_is_want_of_memory(
+    backend: type[AllOrNothing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 6: whatever the backend says of it; the limit may be the GPU's or torch's own."""
+    stub = CudaStub(monkeypatch)
+    bad = [*FILES[:3], damaged(FILES[3])]
+    assert isinstance(decode_batch_by_rule(backend(), bad, HEADERS[:4])[3], ValueError)
+    stub.free_bytes = 2**20
+    decode_batch_by_rule(backend(), FILES, HEADERS)
+    with pytest.raises(torch.OutOfMemoryError, match=r"GPU 3 .* 1048576 of \d+ bytes.*Remedy"):
+        decode_batch_by_rule(backend(), bad, HEADERS[:4])
+    stub.free_bytes, stub.bytes_of_torch = 2**36, 2**20
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        decode_batch_by_rule(backend(), bad, HEADERS[:4])
+
+
+def test_one_bad_image_of_a_large_batch_costs_few_calls() -> None:
+    decode = AllOrNothing()
+    files = [FILES[i % 8] for i in range(256)]
+    files[77] = damaged(files[77])
+    images = decode_batch_by_rule(decode, files, [HEADERS[i % 8] for i in range(256)])
+    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [77]
+    assert len(decode.sizes) == 1 + 2 * 8

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+import torch
 
-from stateful_gpu_loader.decoders import machine
+from stateful_gpu_loader.decoders import machine, make_batch_decoder
 
 
 def test_gpu_models_are_read_from_the_drivers_files(
@@ -21,6 +23,25 @@ def test_gpu_models_are_read_from_the_drivers_files(
     assert machine.gpu_models() == ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
     text = machine.describe_versions("pytest", "no-such-package")
     assert text == f"pytest {pytest.__version__}, NVIDIA A100-SXM4-80GB, NVIDIA H200"
+
+
+def test_packages_of_cuda_13_are_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of the decoder's library may change pixels."""
+    installed = {"nvidia-nvimgcodec-cu13": "0.9.0", "nvidia-nvjpeg": "13.0.1"}
+
+    def version(package: str) -> str:
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr(machine, "version", version)
+    assert machine.package_versions(*machine.NVIMGCODEC) == [
+        "nvidia-nvimgcodec-cu13 0.9.0",
+        "nvidia-nvjpeg 13.0.1",
+    ]
+    installed["nvidia-dali-cuda130"] = "2.4"
+    decoder = make_batch_decoder("dali", torch.device("cuda"))
+    assert decoder.version().startswith("nvidia-dali-cuda130 2.4, nvidia-nvimgcodec-cu13 0.9.0")
 
 
 def test_without_a_driver_there_are_no_models(

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import make_batch_decoder, make_decoder, probe
+from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders import nvimgcodec_cuda as module
 from stateful_gpu_loader.decoders.nvimgcodec_cuda import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
 from tests.decoders.variants import pillow_variants
 
-FILES = {
-    name: data
-    for name, data in pillow_variants().items()
-    if make_batch_decoder("torchvision", DEVICE).takes(probe(data))
-}
+FILES = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
 PROGRESSIVE = [name for name in FILES if "progressive" in name]
 
 
@@ -162,5 +159,5 @@ def test_the_real_library_has_what_is_used() -> None:
     )
     streams = [real.CodeStream(data.numpy())]
     (image,) = decoder.decode(streams, params=parameters, cuda_stream=0)
-    assert inspect.isroutine(image.__dlpack__)
+    assert inspect.isroutine(image.to_dlpack)
     assert torch.equal(torch.asarray(image.__array__()).permute(2, 0, 1), by_cuda(data))

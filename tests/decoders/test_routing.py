@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import BATCH_DECODERS, JpegHeader, make_batch_decoder, probe
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.routing import is_baseline_jpeg, is_common_jpeg
 from tests.decoders.variants import variants
 
 HEADERS = {name: probe(data) for name, (data, _) in variants()}
@@ -65,7 +65,13 @@ def test_common_properties_keep_an_image_on_the_gpu(change: dict[str, Any]) -> N
     assert is_common_jpeg(replace(header, **change))
 
 
-def test_every_backend_routes_alike_and_its_route_travels_to_workers() -> None:
+def test_progressive_ones_stay_with_the_workers_where_the_gpu_takes_them_one_by_one() -> None:
+    """And the route of each backend travels to the workers."""
     for name in BATCH_DECODERS:
         takes = make_batch_decoder(name, torch.device("cuda")).takes
-        assert pickle.loads(pickle.dumps(takes)) is is_common_jpeg
+        route = is_baseline_jpeg if name in ("torchvision", "torchcodec") else is_common_jpeg
+        assert pickle.loads(pickle.dumps(takes)) is route
+    for header in HEADERS.values():
+        is_progressive = isinstance(header, JpegHeader) and header.progressive
+        assert is_baseline_jpeg(header) == (is_common_jpeg(header) and not is_progressive)
+    assert any(is_common_jpeg(each) and not is_baseline_jpeg(each) for each in HEADERS.values())

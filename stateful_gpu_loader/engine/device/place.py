@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from stateful_gpu_loader.cuda_driver import beside_captures
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -86,6 +87,7 @@ class CudaPlace:
     def working(self) -> AbstractContextManager[Any]:
         stream = self._private_stream()
         stack = ExitStack()
+        stack.enter_context(beside_captures())
         stack.enter_context(torch.cuda.device(self.device))
         stack.enter_context(torch.cuda.stream(stream))
         return stack
@@ -118,7 +120,8 @@ class CudaPlace:
         torch.cuda.empty_cache()
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        with torch.cuda.device(self.device):  # else a context is made on the first GPU
+        # Without its device a context is made on the first GPU.
+        with beside_captures(), torch.cuda.device(self.device):
             try:
                 return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
             except RuntimeError:  # the system locks no more memory

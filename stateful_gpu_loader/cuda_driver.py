@@ -1,0 +1,63 @@
+"""What CUDA's driver offers and torch does not; where there is no driver it does nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+_RELEASE_THRESHOLD = 4
+"""CU_MEMPOOL_ATTR_RELEASE_THRESHOLD."""
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Within it this thread may allocate while another one captures a CUDA graph.
+
+    ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process would
+    fail, and break the capture. A thread whose own mode is relaxed is left out of that.
+
+    >>> with beside_captures():
+    ...     pass
+    """
+    driver, mode = _driver(), ctypes.c_int(_RELAXED)
+    # It exchanges the mode with that of the thread. Before CUDA has begun it fails: no captures.
+    is_relaxed = driver is not None and not _exchanged(driver, mode)
+    try:
+        yield
+    finally:
+        if is_relaxed:
+            _exchanged(driver, mode)
+
+
+def keep_freed_memory(device: int, num_bytes: int) -> None:
+    """Let a GPU's default memory pool keep this much of what is given back to it.
+
+    Otherwise each synchronisation returns all of it to the system, and the next allocation by
+    ``cudaMallocAsync`` maps it anew.
+
+    Args:
+        device: its index; CUDA has begun there.
+        num_bytes: at most; torch's own memory is elsewhere, and cannot use them.
+    """
+    driver, pool = _driver(), ctypes.c_void_p()
+    if driver is not None and not driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device):
+        threshold = ctypes.c_uint64(num_bytes)
+        driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(threshold))
+
+
+def _exchanged(driver: Any, mode: ctypes.c_int) -> int:
+    """The driver's status: 0 is success."""
+    return int(driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)))
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None

@@ -1,0 +1,36 @@
+"""A model's CUDA graphs beside a loader that works ahead (D8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conformance import same, uninterrupted
+from tests.gpu.photos import make_loader
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_graph_is_captured_and_replayed_while_batches_are_made(
+    photos: Path, backend: str
+) -> None:
+    """Neither breaks the other: each capture allocates, and so do the readers and the stage."""
+    given = {"decoder": backend, "batch_size": 2}
+    (expected,), _ = uninterrupted(make_loader(photos, **given), 1)
+    weights = torch.rand(64, 64, device="cuda")
+    torch.tanh(weights @ weights).sum()  # outside a capture cuBLAS may set up what it needs
+    found, sums = [], []
+    for batch in make_loader(photos, num_workers=2, prefetch_factor=8, **given):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            product = weights
+            for _ in range(50):
+                product = torch.tanh(product @ weights)
+            total = product.sum()
+        graph.replay()
+        sums.append(total.item())
+        found.append([part.clone() for part in batch])
+    assert same(found, expected)
+    assert sums == sums[:1] * len(sums)

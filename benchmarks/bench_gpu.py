@@ -4,20 +4,20 @@ Every contestant makes the same from the same files: a random crop resized to 22
 every other time, normalised to bfloat16 on the GPU, in shuffled batches of 256, with sixteen
 workers, be they processes or threads. What is not installed, or fails when it is tried, is named.
 The JSON is written after each part, so that a run that is cut off leaves what it has.
+``bench_gpu_sweep`` measures what the settings of the decoders make of it.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.gpu.decoding import usable_backends
 from benchmarks.gpu.explanations import (
-    measure_decoding_by_size,
     measure_launch,
     measure_phases,
     measure_reading,
@@ -43,26 +43,31 @@ PARTS = {
     "phases": measure_phases,
     "reading": measure_reading,
     "training": measure_training,
-    "decoding by batch size": measure_decoding_by_size,
 }
 """The quick ones that explain come first: a run may be cut off."""
+
+Part = Callable[[Pass, GpuResults], None]
 
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``gpu.json``; exits with 2 where there is no GPU."""
-    arguments = parse(__doc__, rounds=4, given=given)
+    measure("gpu", PARTS, parse(__doc__, rounds=4, given=given))
+
+
+def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
+    """Measure parts with every backend that is there, and write ``<name>.json`` after each."""
     if not torch.cuda.is_available():
-        print("bench_gpu needs a GPU, and torch sees none", file=sys.stderr)
+        print("this benchmark needs a GPU, and torch sees none", file=sys.stderr)
         raise SystemExit(2)
     before = load_average()
     quieten_peers()
     work = _work(arguments)
-    results = GpuResults(arguments, work, before)
+    results = GpuResults(arguments, work, before, name=name)
     found = usable_backends(work.files[:8])
     results.missing.update({name: wrong for name, wrong in found.items() if wrong is not None})
     results.backends += [name for name, wrong in found.items() if wrong is None]
     results.write()
-    for title, part in PARTS.items():
+    for title, part in parts.items():
         started = time.perf_counter()
         try:
             part(work, results)

@@ -1,8 +1,9 @@
 """One call that checks the device stage on a GPU: ``python -m benchmarks.gpu_check --output DIR``.
 
-It reports the machine, runs the tests that need a GPU and the GPU benchmark, each within a budget,
+It reports the machine, runs the tests that need a GPU and the GPU benchmarks, most telling first,
 and prints a short table last. ``DIR/gpu_check.json`` is written after every part, so that a part
-that hangs, crashes or fails leaves the rest. It ends within ten minutes.
+that hangs, crashes or fails leaves the rest. It ends within ``--seconds``. ``--only`` runs some
+parts: of several calls, ``python -m benchmarks.gpu.ledger DIR ...`` makes one report.
 
 Exit code: 0 where all is well, 1 where a part failed, 2 without a GPU.
 """
@@ -15,27 +16,39 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.gpu.timed_part import Outcome, Part, run_part
+from benchmarks.gpu.timed_part import GRACE_SECONDS, Outcome, Part, run_part
 
 ROOT = Path(__file__).parent.parent
 NO_GPU = 2
+SECONDS = 540.0
 
-_ENVIRONMENT, _TESTS, _BENCHMARK = "environment", "tests", "benchmark"
-_SECONDS = {_ENVIRONMENT: 45.0, _TESTS: 225.0, _BENCHMARK: 240.0}
-"""Budgets: together less than ten minutes, with the ends of parts that hang."""
+ENVIRONMENT, STREAM_SAFETY, BENCHMARK, TESTS, SWEEP = (
+    "environment",
+    "stream-safety",
+    "benchmark",
+    "tests",
+    "sweep",
+)
+PARTS = {ENVIRONMENT: 1, STREAM_SAFETY: 4, BENCHMARK: 6, TESTS: 6, SWEEP: 3}
+"""In their order. Each gets this share of the time that is left for it and those behind it."""
+_OF_TESTS = (STREAM_SAFETY, TESTS)
+_RESULTS = {BENCHMARK: "gpu", SWEEP: "gpu_sweep"}
 _SECONDS_A_TEST = 60
 
 _MARK = "gpu"
 _FIRST = ("test_stream_safety.py", "test_exact_resume.py", "test_gpu_decoders.py")
-"""What matters most: a run may be cut off."""
+"""What a wrong stream would show in: the files of :data:`STREAM_SAFETY`."""
 
+WANT_OF_A_GPU = "needs a GPU"
+"""How the reason begins for which a test skips in a rehearsal."""
 _TEST_LINE = re.compile(
     r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED)(?: \((.*)\))?\s*(?:\[|$)"
 )
@@ -46,90 +59,107 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the check; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of JSON and logs")
-    parser.add_argument("--tests", nargs="+", help="only these: paths, names")
-    parser.add_argument("--only", choices=_SECONDS, help="only this part, after the environment")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts, and the environment")
+    parser.add_argument("--tests", nargs="+", help="tests instead of all: paths, names")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="without a GPU: what is there is run, and skips"
+    )
     arguments = parser.parse_args(given)
     arguments.output = arguments.output.resolve()
-    parts = _parts(arguments)
-    if not _has_gpu():
+    commands = _commands(arguments)
+    if not (_has_gpu() or arguments.rehearse):
         print("torch sees no GPU, so nothing was checked. This would run:")
-        for part in parts:
-            print(f"  {part.name}, at most {part.seconds:.0f} s: {' '.join(part.command)}")
+        for name, command in commands.items():
+            print(f"  {name}: {' '.join(command)}")
         return NO_GPU
     arguments.output.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"versions": results.versions(), "parts": {}}
-    for part in parts:
-        log = arguments.output / f"{part.name}.log"
-        outcome = run_part(part, log, variables(), ROOT)
-        report["parts"][part.name] = _found(part, outcome, log, arguments.output)
+    end = time.monotonic() + arguments.seconds
+    for name, command in commands.items():
+        shares = [PARTS[each] for each in commands if each not in report["parts"]]
+        seconds = max(1.0, (end - time.monotonic()) * shares[0] / sum(shares) - 2 * GRACE_SECONDS)
+        log = arguments.output / f"{name}.log"
+        part = Part(name=name, command=command, seconds=seconds)
+        outcome = run_part(part, log, variables(is_rehearsal=arguments.rehearse), ROOT)
+        report["parts"][name] = found = _found(name, outcome, log, arguments)
         path = arguments.output / "gpu_check.json"
         path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(f"== {part.name}: {outcome.seconds:.0f} s, exit code {outcome.code}", flush=True)
-        if not outcome.is_good:
+        print(f"== {name}: {outcome.seconds:.0f} s, exit code {outcome.code}", flush=True)
+        if not found["is_good"]:
             print("\n".join(log.read_text(encoding="utf-8").splitlines()[-_LOG_LINES:]), flush=True)
     print("\n".join(table(report)))
     return 0 if all(found["is_good"] for found in report["parts"].values()) else 1
 
 
-def table(report: dict[str, Any]) -> list[str]:
+def table(report: Mapping[str, Any]) -> list[str]:
     """The short table that ends the output."""
     lines = ["", "GPU check"]
     for name, found in report["parts"].items():
         verdict = "good" if found["is_good"] else "NOT GOOD"
         cut_off = ", cut off" if found["timed_out"] else ""
-        lines.append(f"{name:12} {verdict:8} {found['seconds']:6.0f} s{cut_off}")
-        if name == _TESTS:
-            counts = ", ".join(f"{number} {kind}" for kind, number in found["counts"].items())
-            lines.append(f"  {counts}")
-            lines += [f"  {test}" for test in found["failing"]]
+        lines.append(f"{name:13} {verdict:8} {found['seconds']:6.0f} s{cut_off}")
+        if "verdicts" in found:
+            counts = Counter(found["verdicts"].values())
+            lines.append(f"  {', '.join(f'{count} {kind}' for kind, count in counts.items())}")
+            lines += [
+                f"  {verdict}: {test}"
+                for test, verdict in found["verdicts"].items()
+                if verdict in ("failed", "error")
+            ]
             lines += [f"  skipped {number}: {why}" for why, number in found["skipped"].items()]
-        lines += [f"  {line}" for line in found.get("aims", [])]
+        lines += [f"  {line}" for line in found.get("lines", [])]
     return lines
 
 
-def read_test_log(text: str) -> dict[str, Any]:
-    """What pytest said of each test, as far as it came.
+def read_test_log(text: str) -> dict[str, dict[str, Any]]:
+    """What pytest said of each test, as far as it came, and why how many were skipped.
 
     Args:
         text: of ``pytest -vv``.
 
     >>> read_test_log("tests/a.py::test_b[c d] PASSED  [ 50%]\\ntests/a.py::test_e FAILED [100%]")
-    {'counts': {'passed': 1, 'failed': 1}, 'failing': ['tests/a.py::test_e'], 'skipped': {}}
+    {'verdicts': {'tests/a.py::test_b[c d]': 'passed', 'tests/a.py::test_e': 'failed'}, \
+'skipped': {}}
     """
-    counts: Counter[str] = Counter()
+    verdicts: dict[str, str] = {}
     skipped: Counter[str] = Counter()
-    failing = []
     for line in text.splitlines():
         found = _TEST_LINE.match(line)
         if found is None:
             continue
         name, verdict, why = found.groups()
-        counts[verdict.lower()] += 1
-        if verdict in ("FAILED", "ERROR"):
-            failing.append(name)
+        verdicts[name] = verdict.lower()
         if verdict == "SKIPPED":
             skipped[why or "no reason given"] += 1
-    return {"counts": dict(counts), "failing": failing, "skipped": dict(skipped)}
+    return {"verdicts": verdicts, "skipped": dict(skipped)}
 
 
-def _parts(arguments: argparse.Namespace) -> list[Part]:
-    python = sys.executable
-    pytest = [python, "-m", "pytest", "-vv", "-o", "addopts=", "-o", "filterwarnings=default"]
-    pytest += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    pytest += ["-m", _MARK, "--tb=short", *(arguments.tests or test_files())]
-    pytest += [f"--junitxml={arguments.output / 'tests.xml'}"]
-    if importlib.util.find_spec("pytest_timeout") is not None:
-        pytest += [f"--timeout={_SECONDS_A_TEST}"]
+def _commands(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Of each part that is to run; a rehearsal has nothing to measure."""
+    python, output = sys.executable, str(arguments.output)
+    first = [path for path in test_files() if Path(path).name in _FIRST]
+    rest = [path for path in test_files() if path not in first]
     commands = {
-        _ENVIRONMENT: [python, "-m", "benchmarks.gpu.environment"],
-        _TESTS: pytest,
-        _BENCHMARK: [python, "-m", "benchmarks.bench_gpu", "--output", str(arguments.output)],
+        ENVIRONMENT: [python, "-m", "benchmarks.gpu.environment", output],
+        STREAM_SAFETY: [*_pytest(arguments.output, STREAM_SAFETY), *first],
+        BENCHMARK: [python, "-m", "benchmarks.bench_gpu", "--output", output],
+        TESTS: [*_pytest(arguments.output, TESTS), *(arguments.tests or rest)],
+        SWEEP: [python, "-m", "benchmarks.bench_gpu_sweep", "--output", output],
     }
-    return [
-        Part(name=name, command=commands[name], seconds=seconds)
-        for name, seconds in _SECONDS.items()
-        if arguments.only in (None, name) or name == _ENVIRONMENT
-    ]
+    wanted = {ENVIRONMENT, *(arguments.only or PARTS)}
+    if arguments.rehearse:
+        wanted -= _RESULTS.keys()
+    return {name: command for name, command in commands.items() if name in wanted}
+
+
+def _pytest(output: Path, part: str) -> list[str]:
+    options = ["-vv", "-o", "addopts=", "-o", "filterwarnings=default", "-p", "no:cacheprovider"]
+    options += ["--continue-on-collection-errors", "-m", _MARK, "--tb=short"]
+    options += [f"--junitxml={output / part}.xml"]
+    if importlib.util.find_spec("pytest_timeout") is not None:
+        options += [f"--timeout={_SECONDS_A_TEST}"]
+    return [sys.executable, "-m", "pytest", *options]
 
 
 def test_files() -> list[str]:
@@ -144,17 +174,22 @@ def test_files() -> list[str]:
     return [str(path) for path in files]
 
 
-def _found(part: Part, outcome: Outcome, log: Path, output: Path) -> dict[str, Any]:
-    text = log.read_text(encoding="utf-8", errors="replace")
+def _found(name: str, outcome: Outcome, log: Path, given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {**asdict(outcome), "is_good": outcome.is_good}
-    if part.name == _ENVIRONMENT and outcome.is_good:
-        found["found"] = json.loads(text[text.index("{") :])
-    if part.name == _TESTS:
-        found.update(read_test_log(text))
-        found["is_good"] = outcome.is_good and found["counts"].get("passed", 0) > 0
-    if part.name == _BENCHMARK:
-        content = results.read_results(output, "gpu")
-        found["aims"] = [] if content is None else _benchmark_lines(content)
+    if name == ENVIRONMENT and outcome.is_good:
+        path = given.output / "environment.json"
+        found["found"] = json.loads(path.read_text(encoding="utf-8"))
+    if name in _OF_TESTS:
+        tests = read_test_log(log.read_text(encoding="utf-8", errors="replace"))
+        found.update(tests)
+        if given.rehearse:
+            is_as_expected = all(why.startswith(WANT_OF_A_GPU) for why in tests["skipped"])
+        else:
+            is_as_expected = "passed" in tests["verdicts"].values()
+        found["is_good"] = outcome.is_good and is_as_expected
+    if name in _RESULTS:
+        content = results.read_results(given.output, _RESULTS[name])
+        found["lines"] = [] if content is None else _benchmark_lines(content)
         found["is_good"] = outcome.is_good and content is not None and not content["notes"]
     return found
 
@@ -170,10 +205,11 @@ def _benchmark_lines(content: dict[str, Any]) -> list[str]:
     return [*lines, *content["notes"]]
 
 
-def variables() -> dict[str, str]:
+def variables(*, is_rehearsal: bool = False) -> dict[str, str]:
+    """Of the environment of each part."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "REQUIRE_CUDA": "1",
+        "REQUIRE_CUDA": "0" if is_rehearsal else "1",
         "PYTHONPATH": os.pathsep.join(paths),
         "COLUMNS": "250",  # pytest cuts its reasons off there
     }

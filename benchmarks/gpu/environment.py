@@ -1,9 +1,13 @@
-"""The machine that a GPU check runs on, as JSON: ``python -m benchmarks.gpu.environment``."""
+"""The machine that a GPU check runs on: ``python -m benchmarks.gpu.environment FOLDER``.
+
+Written into a file, because drivers and libraries print what they like.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,4 +87,6 @@ def _tried(find: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    print(json.dumps(environment(), indent=1))
+    text = json.dumps(environment(), indent=1)
+    Path(sys.argv[1], "environment.json").write_text(text + "\n", encoding="utf-8")
+    print(text)

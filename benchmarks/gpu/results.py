@@ -45,6 +45,8 @@ class GpuResults:
     arguments: Arguments
     work: Pass
     load_average: float
+    name: str
+    """Of the benchmark, and so of its file."""
     backends: list[str] = field(default_factory=list)
     """Those that can take part; the first is the one that "auto" takes."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class GpuResults:
         return max(found, key=lambda name: found[name]).removeprefix(f"{of}_") if found else None
 
     def write(self) -> None:
-        """Write ``gpu.json`` with what there is."""
+        """Write the file with what there is."""
         self._results().write(self.arguments.output)
 
     def lines(self) -> list[str]:
@@ -95,7 +97,7 @@ class GpuResults:
     def _results(self) -> Results:
         work = self.work
         return Results(
-            benchmark="gpu",
+            benchmark=self.name,
             rounds=self.arguments.rounds,
             quick=self.arguments.quick,
             settings={

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_GRACE_SECONDS = 8.0
+GRACE_SECONDS = 8.0
 """Between asking a program to end and ending it with all that it has started."""
 
 
@@ -86,7 +86,7 @@ def _end(process: subprocess.Popen[bytes], alive: int) -> None:
             os.killpg(process.pid, kind)
         except ProcessLookupError:
             break
-        ended, _, _ = select.select([alive], [], [], _GRACE_SECONDS)
+        ended, _, _ = select.select([alive], [], [], GRACE_SECONDS)
         if ended:
             break
     process.wait()

@@ -31,7 +31,7 @@ def results(tmp_path: Path) -> GpuResults:
     folder = PhotographFolder(tmp_path, (file,), (0,), "photographs")
     arguments = Arguments(rounds=3, quick=False, output=tmp_path, data=tmp_path)
     work = Pass(folder=folder, batch_size=4, num_batches=2, num_workers=1)
-    return GpuResults(arguments, work, 0.0, ["torchcodec", "torchvision"])
+    return GpuResults(arguments, work, 0.0, "gpu", ["torchcodec", "torchvision"])
 
 
 def _fill(results: GpuResults) -> None:

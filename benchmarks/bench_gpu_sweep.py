@@ -1,0 +1,20 @@
+"""What the sizes of batches make of the GPU's decoders; the setting is that of ``bench_gpu``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.arguments import parse
+from benchmarks.bench_gpu import measure
+from benchmarks.gpu.explanations import measure_decoding_by_size
+
+PARTS = {"decoding by batch size": measure_decoding_by_size}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``gpu_sweep.json``; exits with 2 where there is no GPU."""
+    measure("gpu_sweep", PARTS, parse(__doc__, rounds=4, given=given))
+
+
+if __name__ == "__main__":
+    main()

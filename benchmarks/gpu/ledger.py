@@ -1,0 +1,104 @@
+"""Makes one report of several checks, and enters it: ``python -m benchmarks.gpu.ledger DIR ...``.
+
+The folders are those that ``gpu_check`` has written. Of a part that several hold, the last counts.
+Each row of ``docs/gpu-verification.md`` of whose tests some have passed, and none has failed, gets
+the day, the GPU and their number. Other rows stay, and those with a failure are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check import ROOT, table
+
+LEDGER = ROOT / "docs" / "gpu-verification.md"
+TESTS = re.compile(r"`([\w/]+\.py)(?:::(\w+))?(?:\[(\w+)\])?`")
+"""A file, perhaps one test of it, perhaps a word among its case's."""
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print the merged report's table, and enter it into the ledger."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folders", nargs="+", type=Path, help="outputs of gpu_check, oldest first")
+    parser.add_argument("--day", default=datetime.date.today().isoformat(), help="of the runs")
+    parser.add_argument("--ledger", type=Path, default=LEDGER, help="the document to fill in")
+    arguments = parser.parse_args(given)
+    report = merged([_report(folder) for folder in arguments.folders])
+    print("\n".join(table(report)))
+    text, failing = filled(arguments.ledger.read_text(encoding="utf-8"), report, day=arguments.day)
+    arguments.ledger.write_text(text, encoding="utf-8")
+    print("\n".join(f"not entered: {feature}" for feature in failing))
+
+
+def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One report of all their parts.
+
+    Raises:
+        ValueError: they are of different GPUs or versions.
+    """
+    whole: dict[str, Any] = {"versions": reports[0]["versions"], "parts": {}}
+    for report in reports:
+        if report["versions"] != whole["versions"] or _gpu(report) != _gpu(reports[0]):
+            raise ValueError(
+                f"the reports are not of one machine: {_gpu(report)} with {report['versions']}, "
+                f"{_gpu(reports[0])} with {whole['versions']}. Remedy: enter one after the other"
+            )
+        whole["parts"].update(report["parts"])
+    return whole
+
+
+def filled(text: str, report: Mapping[str, Any], *, day: str) -> tuple[str, list[str]]:
+    """The ledger with what has passed, and the features of which something failed.
+
+    >>> row = "| resuming | B2 | `gpu/test_resume.py` | not yet run | | |"
+    >>> found = {"found": {"gpus": [{"name": "H100"}]}}
+    >>> tests = {"verdicts": {"tests/gpu/test_resume.py::test_a[cuda]": "passed"}}
+    >>> filled(row, {"parts": {"environment": found, "tests": tests}}, day="2026-12-01")
+    ('| resuming | B2 | `gpu/test_resume.py` | 2026-12-01 | H100 | 1 test |', [])
+    """
+    verdicts = {
+        name: verdict
+        for part in report["parts"].values()
+        for name, verdict in part.get("verdicts", {}).items()
+    }
+    lines, failing = text.split("\n"), []
+    for i, line in enumerate(lines):
+        cells = [cell.strip() for cell in line.split("|")]
+        tests = cells[3] if cells[4:] else ""
+        found = [verdict for name, verdict in verdicts.items() if _is_among(name, tests)]
+        if "failed" in found or "error" in found:
+            failing.append(cells[1])
+        elif passed := found.count("passed"):
+            figure = f"{passed} test{'s' * (passed > 1)}"
+            lines[i] = f"| {' | '.join([*cells[1:4], day, _gpu(report), figure])} |"
+    return "\n".join(lines), failing
+
+
+def _is_among(name: str, cell: str) -> bool:
+    """Whether a row's tests hold this one."""
+    path, _, test = name.partition("::")
+    function, _, case = test.partition("[")
+    for file, only, word in TESTS.findall(cell):
+        words = re.split(r"[-\]]", case)
+        if path == f"tests/{file}" and only in ("", function) and (not word or word in words):
+            return True
+    return False
+
+
+def _gpu(report: Mapping[str, Any]) -> str:
+    return str(report["parts"]["environment"]["found"]["gpus"][0]["name"])
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "gpu_check.json").read_text(encoding="utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    main()

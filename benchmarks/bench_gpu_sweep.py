@@ -1,4 +1,4 @@
-"""What the sizes of batches make of the GPU's decoders; the setting is that of ``bench_gpu``."""
+"""What a share of the CPUs and the size of batches make of it; the setting is ``bench_gpu``'s."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Sequence
 from benchmarks.arguments import parse
 from benchmarks.bench_gpu import measure
 from benchmarks.gpu.explanations import measure_decoding_by_size
+from benchmarks.gpu.throughput import measure_cpu_shares
 
-PARTS = {"decoding by batch size": measure_decoding_by_size}
+PARTS = {
+    "shares of the CPUs": measure_cpu_shares,
+    "decoding by batch size": measure_decoding_by_size,
+}
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -40,6 +40,7 @@ def check_arguments(
     worker_type: Any,
     on_epoch_boundary: Any,
     decoder: Any,
+    cpu_share: Any,
     on_bad_sample: Any,
     max_worker_restarts: Any,
     snapshot_every_n_steps: Any,
@@ -56,6 +57,10 @@ def check_arguments(
     _check_choice("worker_type", worker_type, WORKER_TYPES)
     _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
     _check_choice("decoder", decoder, DECODER_NAMES)
+    if isinstance(cpu_share, bool) or not isinstance(cpu_share, (int, float)):
+        raise TypeError(f"{cpu_share = } must be a number from 0 to 1")
+    if not 0 <= cpu_share <= 1:
+        raise ValueError(f"{cpu_share = } must be from 0 to 1")
     _check_choice("on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
     if not _is_int_from(0, max_worker_restarts):
         raise ValueError(f"{max_worker_restarts = } must be an int from 0")

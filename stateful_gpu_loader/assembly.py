@@ -29,6 +29,7 @@ from stateful_gpu_loader.decoders import (
     make_batch_decoder,
     make_decoder,
 )
+from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.choice import Work, as_transform, recipes_of
 from stateful_gpu_loader.engine.executors.handed import HandedImages
@@ -215,11 +216,18 @@ class Parts:
         Args:
             prefer: a family that ``decoder="auto"`` takes where it is available.
         """
-        if self.source is None:
-            return None
-        if self.device is not None and self.finishes_images:
-            return make_batch_decoder(loader.decoder, self.device, prefer)
-        return make_decoder(loader.decoder, prefer)
+        share = loader.cpu_share
+        if self.source is not None and self.device is not None and self.finishes_images:
+            decoder = make_batch_decoder(loader.decoder, self.device, prefer)
+            return SharedOut(decoder, share) if share else decoder
+        if share:
+            raise ValueError(
+                f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
+                "device is None, or the dataset is no source of images, or transform is a "
+                "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
+                "leave cpu_share at 0"
+            )
+        return None if self.source is None else make_decoder(loader.decoder, prefer)
 
     def decoder_for(self, loader: Any, saved: str, *, present: AnyDecoder) -> AnyDecoder:
         """``decoder="auto"`` takes the family that the state was saved with, where it can."""

@@ -19,6 +19,7 @@ FIXED = frozenset(
     {
         "batch_transform",
         "collate_fn",
+        "cpu_share",
         "decoder",
         "device",
         "generator",

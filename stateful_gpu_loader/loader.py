@@ -85,6 +85,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             the loop; with a callable as ``transform`` or a ``collate_fn``, and for any other
             dataset, the workers make the batch and only it moves.
         decoder: of a Source's images, ``"auto"`` or a name of :mod:`stateful_gpu_loader.decoders`.
+        cpu_share: of the images that a GPU could decode, the share that the workers' CPUs decode
+            instead, from 0 to 1; which ones their bytes decide.
         transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable:
             on the image of a Source, on the whole sample of another dataset.
         batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
@@ -142,6 +144,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         num_replicas: int | str | None = None,
         device: torch.device | str | int | None = None,
         decoder: str = "auto",
+        cpu_share: float = 0.0,
         transform: Any = None,
         batch_transform: Any = None,
         worker_type: str = "auto",
@@ -158,6 +161,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             worker_type=worker_type,
             on_epoch_boundary=on_epoch_boundary,
             decoder=decoder,
+            cpu_share=cpu_share,
             on_bad_sample=on_bad_sample,
             max_worker_restarts=max_worker_restarts,
             snapshot_every_n_steps=snapshot_every_n_steps,
@@ -209,6 +213,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.num_replicas = num_replicas
         self.device = device
         self.decoder = decoder
+        self.cpu_share = cpu_share
         self.transform = transform
         self.batch_transform = batch_transform
         self.worker_type = worker_type

@@ -93,7 +93,7 @@ class FakePlace:
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor.clone()
-        if source.dtype == torch.uint8 and source.ndim == 3:
+        if source.dtype == torch.uint8:
             return source  # pixels, on which the CPU goes on by itself
         late = torch.full_like(source, GARBAGE) if source.dtype != torch.bool else source
         self.queue(lambda: late.copy_(source))  # type: ignore[arg-type, return-value]
@@ -150,7 +150,7 @@ class FakeDecoder:
     def version(self) -> str:
         return "1"
 
-    def takes(self, header: ImageHeader) -> bool:
+    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
         return isinstance(header, JpegHeader) and header.components != 4
 
     def decode_batch(

@@ -18,6 +18,7 @@ import torch
 from stateful_gpu_loader import FolderSource, LoaderError, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.order import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.device_loaders import EXECUTIONS, RECIPES, make, photos
@@ -78,12 +79,16 @@ def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None
     assert same(torch.cat([image for image, _ in single]), images)
 
 
-def test_every_image_meets_its_own_decoder_and_draws(photos: Path, fake_gpu: FakeGpu) -> None:
-    """D5, D11, law 1: recomputed one by one; the header routes, and what the GPU refuses is the
-    CPU's."""
+@pytest.mark.parametrize("cpu_share", [0.0, 0.5, 1.0])
+def test_every_image_meets_its_own_decoder_and_draws(
+    photos: Path, fake_gpu: FakeGpu, cpu_share: float
+) -> None:
+    """D5, D11, law 1: recomputed one by one; header and bytes route, and what the GPU refuses is
+    the CPU's."""
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
-    loader, cpu, gpu = make(photos, num_workers=2), make_decoder("torchvision"), FakeDecoder()
-    met = {"gpu": 0, "refused": 0, "cpu": 0}
+    loader = make(photos, num_workers=2, cpu_share=cpu_share)
+    cpu, gpu = make_decoder("torchvision"), FakeDecoder()
+    met = {"gpu": 0, "refused": 0, "cpu": 0, "left to the cpu": 0}
     for epoch in range(2):
         images = torch.cat([images for images, _ in loader])
         order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
@@ -92,7 +97,9 @@ def test_every_image_meets_its_own_decoder_and_draws(photos: Path, fake_gpu: Fak
             header = probe(data)
             pixels = cpu.decode(data, header)
             kind = "cpu"
-            if gpu.takes(header):
+            if gpu.takes(header, data) and fraction_of(data) < cpu_share:
+                kind = "left to the cpu"
+            elif gpu.takes(header, data):
                 (found,) = gpu.decode_batch([data], [header])
                 kind = "gpu" if isinstance(found, torch.Tensor) else "refused"
                 pixels = found if isinstance(found, torch.Tensor) else pixels
@@ -100,7 +107,39 @@ def test_every_image_meets_its_own_decoder_and_draws(photos: Path, fake_gpu: Fak
             sizes = np.array([pixels.shape[1:]])
             drawn = recipes.draw(42, epoch, np.array([position]), sizes)
             assert same(images[position : position + 1], recipes.apply_batch([pixels], drawn))
-    assert all(met.values()), met
+    assert met["cpu"] > 0
+    assert (met["gpu"] > 0, met["refused"] > 0) == (cpu_share < 1, cpu_share < 1)
+    assert (met["left to the cpu"] > 0) == (cpu_share > 0)
+
+
+def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: FakeGpu) -> None:
+    """Law 4: their pixels differ, so no state goes from one to the other unasked."""
+    loader = make(photos, cpu_share=0.5)
+    next(iter(loader))
+    state = loader.state_dict()
+    for share in (0.0, 0.25):
+        text = r"decoder differs: the state has 'fake-cuda, cpu_share=0\.5'"
+        with pytest.raises(StateMismatch, match=text):
+            make(photos, cpu_share=share).load_state_dict(state)
+    assert_exact_on_all(partial(make, photos, cpu_share=0.5), EXECUTIONS[:3])
+    with pytest.raises(ValueError, match="cpu_share"):
+        loader.cpu_share = 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"cpu_share": 1.5}, ValueError, "must be from 0 to 1"),
+        ({"cpu_share": "half"}, TypeError, "must be a number"),
+        ({"cpu_share": 0.5, "device": None}, ValueError, "none does: device is None.*Remedy"),
+        ({"cpu_share": 0.5, "transform": torch.neg}, ValueError, "transform is a callable"),
+    ],
+)
+def test_a_share_of_nothing_is_refused(
+    photos: Path, fake_gpu: FakeGpu, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        make(photos, **changes)
 
 
 def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> None:

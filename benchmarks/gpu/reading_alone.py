@@ -44,7 +44,7 @@ class ReadingAlone:
         )
         self._execute = EncodedExecutor(
             source,
-            takes=lambda header: True,
+            takes=lambda header, data: True,
             decoder=make_decoder("torchvision"),
             recipes=recipes,
             allocate=in_memory_of_the_host,

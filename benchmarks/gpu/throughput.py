@@ -22,6 +22,7 @@ WARM_UP_BATCHES, TIMED_BATCHES = 8, 40
 SPARE_BATCHES = 48
 """At the end of the pass: as many as the readers may be ahead, so that they work to the end."""
 _TIMED_OF_THE_SLOW = 12
+_CPU_SHARES = (0.0, 0.15, 0.3, 0.45, 0.6)
 
 Start = Callable[[], Iterator[Any]]
 
@@ -59,6 +60,20 @@ def measure_throughput(work: Pass, results: GpuResults) -> None:
     )
     for contestant in contestants:
         results.note(contestant.name, contestant.label, "images/s", values[contestant.name])
+
+
+def measure_cpu_shares(work: Pass, results: GpuResults) -> None:
+    """What the loader reaches where the workers' cores decode a share of the images."""
+    for backend in results.backends:
+        found = {}
+        for share in _CPU_SHARES:
+            start = functools.partial(_started, work, backend, share)
+            found[share] = round(images_a_second(start, work.batch_size, TIMED_BATCHES))
+        results.details.setdefault("images/s by cpu_share", {})[backend] = found
+
+
+def _started(work: Pass, backend: str, cpu_share: float) -> Iterator[Any]:
+    return iter(loaders.ours(work, decoder=backend, cpu_share=cpu_share))
 
 
 def images_a_second(start: Start, batch_size: int, timed: int) -> float:

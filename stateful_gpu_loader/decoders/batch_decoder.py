@@ -24,8 +24,8 @@ class BatchDecoder(Protocol):
         """Of the library that decodes, and of the GPU; another one may change pixels."""
         ...
 
-    def takes(self, header: ImageHeader) -> bool:
-        """Whether the GPU decodes such images: a pure function of the header (law 1)."""
+    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
+        """Whether the GPU decodes an image: a pure function of its header and bytes (law 1)."""
         ...
 
     def decode_batch(

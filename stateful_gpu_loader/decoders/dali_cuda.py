@@ -16,7 +16,7 @@ from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool, require_da
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import DALI, NVIMGCODEC, describe_versions, host_threads
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.routing import takes_common
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 
 
@@ -37,7 +37,7 @@ class DaliBatchDecoder:
     """
 
     family = "dali-cuda"
-    takes = staticmethod(is_common_jpeg)
+    takes = staticmethod(takes_common)
 
     def __init__(self, device: torch.device) -> None:
         require_dali()

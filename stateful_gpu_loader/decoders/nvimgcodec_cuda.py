@@ -19,7 +19,7 @@ from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import NVIMGCODEC, describe_versions, host_threads
 from stateful_gpu_loader.decoders.optional import load_package
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.routing import takes_common
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 
 OPTIONS = ":fancy_upsampling=1"
@@ -49,7 +49,7 @@ class NvimgcodecBatchDecoder:
     """
 
     family = "nvimgcodec"
-    takes = staticmethod(is_common_jpeg)
+    takes = staticmethod(takes_common)
 
     def __init__(self, device: torch.device) -> None:
         _library()

@@ -113,7 +113,7 @@ def make_batch_decoder(name: str, device: torch.device, prefer: str | None = Non
         )
     makers = {each: _on(device, make) for each, make in BATCH_DECODERS.items()}
     if name == "auto":
-        return _first(makers, FAMILIES.get(prefer or ""))
+        return _first(makers, FAMILIES.get((prefer or "").partition(",")[0]))
     _check_name(name)
     return makers[name]()
 

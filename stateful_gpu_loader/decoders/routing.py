@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 
 BASELINE, PROGRESSIVE = 0xC0, 0xC2
@@ -32,8 +34,13 @@ def is_common_jpeg(header: ImageHeader) -> bool:
     )
 
 
-def is_baseline_jpeg(header: ImageHeader) -> bool:
-    """:func:`is_common_jpeg`, and not progressive.
+def takes_common(header: ImageHeader, data: torch.Tensor) -> bool:
+    """As a decoder's ``takes``: :func:`is_common_jpeg`."""
+    return is_common_jpeg(header)
+
+
+def takes_baseline(header: ImageHeader, data: torch.Tensor) -> bool:
+    """As a decoder's ``takes``: :func:`is_common_jpeg`, and not progressive.
 
     For backends that decode progressive JPEGs one after the other in the calling thread, where
     the workers decode them side by side.

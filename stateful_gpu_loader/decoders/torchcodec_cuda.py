@@ -11,7 +11,7 @@ from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_f
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
-from stateful_gpu_loader.decoders.routing import is_baseline_jpeg
+from stateful_gpu_loader.decoders.routing import takes_baseline
 from stateful_gpu_loader.decoders.rule import RGB, without_exif
 from stateful_gpu_loader.decoders.torchcodec_decoder import TorchcodecDecoder
 from stateful_gpu_loader.errors import LoaderError
@@ -32,7 +32,7 @@ class TorchcodecBatchDecoder:
     """
 
     family = "torchcodec-cuda"
-    takes = staticmethod(is_baseline_jpeg)
+    takes = staticmethod(takes_baseline)
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

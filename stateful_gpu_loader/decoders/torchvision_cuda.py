@@ -16,7 +16,7 @@ from stateful_gpu_loader.decoders.batch_rule import (
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
-from stateful_gpu_loader.decoders.routing import is_baseline_jpeg
+from stateful_gpu_loader.decoders.routing import takes_baseline
 from stateful_gpu_loader.decoders.rule import RGB
 from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
 
@@ -37,7 +37,7 @@ class TorchvisionBatchDecoder:
     """
 
     family = "torchvision-cuda"
-    takes = staticmethod(is_baseline_jpeg)
+    takes = staticmethod(takes_baseline)
 
     def __init__(self, device: torch.device) -> None:
         import torchvision  # noqa: F401  (registers the operators)

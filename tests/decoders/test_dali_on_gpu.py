@@ -11,12 +11,13 @@ import torch
 
 from stateful_gpu_loader.decoders import dali_cuda, dali_pipelines, make_decoder, probe
 from stateful_gpu_loader.decoders.dali_cuda import DaliBatchDecoder
+from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same
 from tests.decoders.variants import pillow_variants
 
 pytest.importorskip("nvidia.dali")
 
-FILES = [data for data in pillow_variants().values() if DaliBatchDecoder.takes(probe(data))]
+FILES = [data for data in pillow_variants().values() if is_common_jpeg(probe(data))]
 
 
 class PoolOfTheCpu(dali_pipelines.PipelinePool):

@@ -16,16 +16,13 @@ from stateful_gpu_loader.decoders import (
     probe,
     torchvision_cuda,
 )
+from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, decode_as_stored, is_damaged, same
 from tests.decoders.variants import variants
 
 NAMES = ("torchvision", "torchcodec")
-COMMON = {
-    name: data
-    for name, (data, _) in variants()
-    if make_batch_decoder("torchvision", DEVICE).takes(probe(data))
-}
+COMMON = {name: data for name, (data, _) in variants() if is_common_jpeg(probe(data))}
 
 
 class Operator:

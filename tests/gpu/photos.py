@@ -87,7 +87,7 @@ def _decode(
     images = []
     for one, header in zip(data, headers, strict=True):
         _wait(device)
-        found = decoder.decode_batch([one], [header])[0] if decoder.takes(header) else None
+        found = decoder.decode_batch([one], [header])[0] if decoder.takes(header, one) else None
         _wait(device)
         if not isinstance(found, torch.Tensor):
             found = decoder.cpu.decode(one, header).to(device)

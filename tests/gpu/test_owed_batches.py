@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import make_decoder
+from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.decoders.registry import make_batch_decoder
 from tests.conformance import same
 from tests.gpu.photos import COLORFUL, RECIPES, STD, make_loader, owed_batches
@@ -25,18 +26,19 @@ def test_what_is_owed_is_what_a_loader_on_the_cpu_delivers(photos: Path) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("num_workers", "cpu_share"), [(0, 0.0), (2, 0.0), (2, 0.5)])
 def test_a_batch_is_what_its_bytes_and_keys_give(
-    mixed: Path, backend: str, num_workers: int
+    mixed: Path, backend: str, num_workers: int, cpu_share: float
 ) -> None:
     """Decoded alone, one by one, with the device waited for at every step."""
     device = torch.device("cuda", torch.cuda.current_device())
+    given = {"decoder": backend, "num_workers": num_workers, "cpu_share": cpu_share}
     for recipes in (RECIPES, COLORFUL):
-        loader = make_loader(mixed, decoder=backend, num_workers=num_workers, transform=recipes)
+        loader = make_loader(mixed, transform=recipes, **given)
         for epoch in range(2):
             owed = owed_batches(
                 mixed,
-                make_batch_decoder(backend, device),
+                SharedOut(make_batch_decoder(backend, device), cpu_share),
                 device=device,
                 epoch=epoch,
                 recipes=recipes,

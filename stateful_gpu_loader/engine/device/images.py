@@ -6,6 +6,7 @@ is decoded on the CPU, and is bad if that refuses it too, whatever batch it is i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,13 +85,16 @@ class ImageFinisher:
         encoded = batch.arena.split(batch.lengths)
         pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
         of_gpu: list[tuple[int, OpenedImage]] = []
+        copied = self._place.copy_in(batch.pixels) if batch.pixels.numel() else batch.pixels
         for i, image in enumerate(batch.images):
             if image is None:
                 continue
-            if image.pixels is None:
+            if not image.is_decoded:
                 of_gpu.append((i, image))
-            else:
-                pixels[i] = self._place.copy_in(image.pixels)
+                continue
+            shape = image.header.height, image.header.width, 3
+            first, copied = copied.tensor_split([math.prod(shape)])
+            pixels[i] = first.view(shape).permute(2, 0, 1)
         decoded = self._decode(
             [encoded[i] for i, _ in of_gpu], [image.header for _, image in of_gpu]
         )
@@ -170,7 +174,7 @@ class ImageFinisher:
             return
         sample = read(self._source, slot.key)
         header = header_of(sample, slot.key)
-        if self._decoder.takes(header):
+        if self._decoder.takes(header, sample.data):
             (pixels,) = self._decode([sample.data], [header])
         else:
             pixels = self._decode_on_cpu(sample.data, header)

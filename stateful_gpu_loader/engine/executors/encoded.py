@@ -30,8 +30,8 @@ class OpenedImage:
     """Where it lies, for error messages."""
     target: Any
     header: ImageHeader
-    pixels: torch.Tensor | None
-    """uint8 [3, height, width] on the CPU where the GPU does not take it."""
+    is_decoded: bool
+    """Whether it was decoded here, because the GPU does not take it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,9 @@ class EncodedBatch:
     arena: torch.Tensor
     """uint8 [num_bytes] on the CPU: what the GPU is to decode."""
     lengths: tuple[int, ...]
-    """Bytes of each sample in the arena; 0 of one that has pixels, or is bad."""
+    """Bytes of each sample in the arena; 0 of one that is decoded, or bad."""
+    pixels: torch.Tensor
+    """uint8 [num_bytes] on the CPU: [height, width, 3] of each image that is decoded."""
     drawn: PipelineDraw | None
     """What the recipes decided; None where a sample is missing, or of a size that they refuse."""
 
@@ -63,7 +65,7 @@ class EncodedExecutor:
 
     Args:
         source: of encoded images.
-        takes: whether the GPU decodes an image of this header.
+        takes: whether the GPU decodes an image of this header and these bytes.
         decoder: for all others.
         recipes: of which the numbers are drawn here.
         allocate: where the bytes lie.
@@ -76,7 +78,7 @@ class EncodedExecutor:
         self,
         source: Source,
         *,
-        takes: Callable[[ImageHeader], bool],
+        takes: Callable[[ImageHeader, torch.Tensor], bool],
         decoder: Decoder,
         recipes: Compose,
         allocate: Allocate,
@@ -92,17 +94,23 @@ class EncodedExecutor:
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
         opened: list[OpenedImage | None] = []
         encoded: list[torch.Tensor] = []
+        decoded: list[torch.Tensor] = []
         keys = request.keys()
         for key in keys:
             check()
-            image, data = self._open(key)
+            image, data, pixels = self._open(key)
             opened.append(image)
             encoded.append(data)
+            decoded.append(pixels)
         lengths = tuple(data.numel() for data in encoded)
-        arena = self._allocate((sum(lengths),), torch.uint8)
-        torch.cat(encoded, out=arena)
         drawn = self._draw(request, [image for image in opened if image is not None])
-        return EncodedBatch(request, tuple(opened), arena, lengths, drawn)
+        arena, pixels = self._together(encoded), self._together(decoded)
+        return EncodedBatch(request, tuple(opened), arena, lengths, pixels, drawn)
+
+    def _together(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        arena = self._allocate((sum(part.numel() for part in parts),), torch.uint8)
+        torch.cat(parts, out=arena)
+        return arena
 
     def _draw(self, request: Request, opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(request.indices):
@@ -117,21 +125,25 @@ class EncodedExecutor:
             # The size they refuse may be what a damaged header says: that is judged first.
             return None
 
-    def _open(self, key: SampleKey) -> tuple[OpenedImage | None, torch.Tensor]:
+    def _open(self, key: SampleKey) -> tuple[OpenedImage | None, torch.Tensor, torch.Tensor]:
+        """The image, its bytes for the GPU, and its pixels where it is decoded here."""
         if self._policy.known_reason(key.index) is not None:
-            return None, _NO_BYTES
+            return None, _NO_BYTES, _NO_BYTES
         try:
             sample = read(self._source, key)
             header = header_of(sample, key)
-            if self._takes(header):
-                return OpenedImage(sample.name, sample.target, header, None), sample.data
+            is_decoded = not self._takes(header, sample.data)
+            image = OpenedImage(sample.name, sample.target, header, is_decoded)
+            if not is_decoded:
+                return image, sample.data, _NO_BYTES
             pixels = decode(self._decoder, sample, header, key)
-            return OpenedImage(sample.name, sample.target, header, pixels), _NO_BYTES
+            # Decoders write colours side by side: it is a view then, not a copy.
+            return image, _NO_BYTES, pixels.permute(1, 2, 0).reshape(-1)
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:
                 raise
-            return None, _NO_BYTES
+            return None, _NO_BYTES, _NO_BYTES
 
 
 _NO_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")

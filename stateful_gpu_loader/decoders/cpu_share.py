@@ -1,0 +1,69 @@
+"""SharedOut: a GPU's decoder that leaves a share of what it could decode to the CPUs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader
+
+_BYTES = 64
+"""From the middle of an image, where its pixels are encoded: enough to tell images apart."""
+
+
+class SharedOut:
+    """Decodes as another decoder does, but for a share of the images.
+
+    Which images these are their bytes decide, and never how busy anybody is: the CPU and the GPU
+    show other pixels (law 1). For the same reason the share is part of the family.
+
+    Args:
+        decoder: of the GPU.
+        cpu_share: of the images, from 0 to 1.
+
+    >>> from stateful_gpu_loader.decoders import make_batch_decoder
+    >>> decoder = make_batch_decoder("torchvision", torch.device("cuda", 0))
+    >>> SharedOut(decoder, 0.25).family
+    'torchvision-cuda, cpu_share=0.25'
+    """
+
+    def __init__(self, decoder: BatchDecoder, cpu_share: float) -> None:
+        self.family = f"{decoder.family}, cpu_share={cpu_share}"
+        self.cpu: Decoder = decoder.cpu
+        self.takes = partial(_takes, decoder.takes, cpu_share)
+        self._decoder = decoder
+
+    def version(self) -> str:
+        return self._decoder.version()
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        return self._decoder.decode_batch(data, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._decoder!r}, {self.takes.args[1]})"
+
+
+def _takes(
+    by_gpu: Callable[[ImageHeader, torch.Tensor], bool],
+    cpu_share: float,
+    header: ImageHeader,
+    data: torch.Tensor,
+) -> bool:
+    return by_gpu(header, data) and fraction_of(data) >= cpu_share
+
+
+def fraction_of(data: torch.Tensor) -> float:
+    """A number from 0 to 1, excluded, that depends on an encoded image's bytes alone.
+
+    Args:
+        data: uint8 [num_bytes] on the CPU.
+    """
+    middle = len(data) // 2
+    return zlib.crc32(data[middle : middle + _BYTES].numpy().tobytes(), len(data)) / 2**32

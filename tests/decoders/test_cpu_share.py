@@ -53,5 +53,6 @@ def test_it_travels_to_workers_and_auto_finds_its_family() -> None:
     data = encode(photo(20, 30))
     takes = pickle.loads(pickle.dumps(shared.takes))
     assert takes(probe(data), data) == (fraction_of(data) >= 0.3)
+    assert SharedOut(shared, 1).family == SharedOut(shared, 1.0).family
     again = make_batch_decoder("auto", DEVICE, prefer=shared.family)
     assert again.family == "torchvision-cuda"

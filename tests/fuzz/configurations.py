@@ -148,6 +148,8 @@ class Configuration:
             drop("in_order", "num_replicas")
             if data in STATEFUL:
                 drop("snapshot_every_n_steps")
+        elif data in STATEFUL:
+            drop("num_replicas")  # each rank's object has read what that rank's bad ones needed
         if not o.get("in_order", True):
             drop("num_replicas")  # ranks whose batches overtake each other have no common steps
         if o.get("worker_type") == "thread" and data == "function of images":

@@ -61,6 +61,8 @@ class Player:
         self._retries: tuple[int, ...] = ()
         """Failed units that may come again, as the stream goes on from behind them."""
         self._has_begun = False
+        self._began_at = self._place, self._retries
+        """Where a new iterator begins again, if the present one has moved nothing."""
         self._has_moved = False
         self._has_delivered = False
         self._is_lost = False
@@ -205,13 +207,19 @@ class Player:
 
     def leave(self) -> None:
         """Break out of the loop."""
-        self._iterators, self._has_begun = None, False
         if self._has_moved:
-            # What a sampler of the user's has drawn by then is its own: torch's RandomSampler draws
-            # from its generator at its end once more.
-            is_users = self._stream.order not in (*OWN, "none")
-            self._is_lost = self._stream.has_state or is_users or self._stream["data"] == "once"
+            self._is_lost = self._is_of_the_users
             self._next_epoch, self._has_moved = self._place.epoch + 1, False
+        elif self._has_begun:
+            self._place, self._retries = self._began_at
+        self._iterators, self._has_begun = None, False
+
+    @property
+    def _is_of_the_users(self) -> bool:
+        """Whether an object of the user's has moved on with what was asked of it: a sampler's draws
+        are its own, torch's RandomSampler draws from its generator at its end once more."""
+        has_sampler = self._stream.order not in (*OWN, "none")
+        return self._stream.has_state or has_sampler or self._stream["data"] == "once"
 
     def kill(self, worker: int) -> None:
         """SIGKILL one of the workers, if they are processes."""
@@ -264,6 +272,7 @@ class Player:
         self._has_begun = True
         if self._next_epoch is not None:
             self._place, self._next_epoch = Place(self._next_epoch), None
+        self._began_at = self._place, self._retries
         if not self._retries:
             self._skip_empty_rest()
 
@@ -324,7 +333,8 @@ class Player:
         if not failed:
             self._history.append(place)
             self._is_resumed = False
-        self._has_moved = self._has_delivered = True
+        self._has_moved |= not failed or self._is_of_the_users
+        self._has_delivered = True
         self._place = Place(place.epoch, done, again)
 
     def _check(self, found: list[Record], wanted: list[Record]) -> None:

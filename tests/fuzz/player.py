@@ -321,8 +321,8 @@ class Player:
             wanted = [(number, unit) for number, unit in wanted if unit == found[0]] or wanted
             wanted = wanted[:1]
         self._check(
-            [u if i < n else index_of(self._stream, u) for (i, _), u in _pairs(wanted, found)],
-            [u if i < n else index_of(self._stream, u) for i, u in wanted],
+            [u if i < n else self._padding(u) for (i, _), u in _pairs(wanted, found)],
+            [u if i < n else self._padding(u) for i, u in wanted],
         )
         done = tuple(sorted({*place.done, *(i for i, _ in wanted if i < n)}))
         if self._stream.is_flat and self._present["drop_last"]:
@@ -336,6 +336,13 @@ class Player:
         self._has_moved |= not failed or self._is_of_the_users
         self._has_delivered = True
         self._place = Place(place.epoch, done, again)
+
+    def _padding(self, unit: Record) -> Any:
+        """What a unit that comes once more, so that all ranks have as many, shares with the first.
+
+        It has draws of its own; and in the place of a bad sample it has another one.
+        """
+        return None if self._stream["bad"] else index_of(self._stream, unit)
 
     def _check(self, found: list[Record], wanted: list[Record]) -> None:
         if found == wanted:

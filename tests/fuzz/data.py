@@ -72,7 +72,7 @@ def _folder() -> Path:
 @functools.cache
 def photos() -> tuple[Path, ...]:
     """Small JPEG files, and one that cannot be decoded behind them."""
-    paths = write_photo_folder(_folder() / "photos", num_classes=1, per_class=MOST)
+    paths = write_photo_folder(_folder() / "photos", num_classes=1, per_class=MOST + 2)
     broken = paths[0].with_name("photo_999.jpg")
     broken.write_bytes(paths[0].read_bytes()[:200])
     return *paths, broken

@@ -333,7 +333,8 @@ class Player:
         if not failed:
             self._history.append(place)
             self._is_resumed = False
-        self._has_moved |= not failed or self._is_of_the_users
+        # What has only raised moves the loader where an object of the user's has gone on.
+        self._has_moved |= not failed or self._is_of_the_users or self._stream.is_tied
         self._has_delivered = True
         self._place = Place(place.epoch, done, again)
 

@@ -300,10 +300,12 @@ class Player:
 
     def _compare(self, found: list[Record]) -> None:
         if self._retries:
-            again = self._oracle.units(self._place.epoch)[self._retries[0]]
-            self._retries = self._retries[1:] if found[:1] == [again] else ()
-            if found[:1] == [again]:
-                return
+            # From one of them on, as the state may be of a place between them.
+            units = self._oracle.units(self._place.epoch)
+            while self._retries:
+                again, self._retries = units[self._retries[0]], self._retries[1:]
+                if found[:1] == [again]:
+                    return
             self._skip_empty_rest()
         place, n = self._place, len(self._oracle.units(self._place.epoch))
         wanted = self._expected()

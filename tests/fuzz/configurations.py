@@ -146,6 +146,8 @@ class Configuration:
             # Which batches fail is known where they come in order, on one rank, and once: those
             # behind a snapshot are made again.
             drop("in_order", "num_replicas")
+            # A failure that comes again looks like one of the next epoch.
+            drop("on_epoch_boundary")
             if data in STATEFUL:
                 drop("snapshot_every_n_steps")
         elif data in STATEFUL:

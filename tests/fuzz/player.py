@@ -273,10 +273,6 @@ class Player:
         if self._next_epoch is not None:
             self._place, self._next_epoch = Place(self._next_epoch), None
         self._began_at = self._place, self._retries
-        if not self._retries:
-            self._skip_empty_rest()
-
-    def _skip_empty_rest(self) -> None:
         skips = self._stream["on_epoch_boundary"] == "next_epoch"
         if self._is_resumed and skips and self._place.done and not self._expected():
             self._place = Place(self._place.epoch + 1)
@@ -306,7 +302,6 @@ class Player:
                 again, self._retries = units[self._retries[0]], self._retries[1:]
                 if found[:1] == [again]:
                     return
-            self._skip_empty_rest()
         place, n = self._place, len(self._oracle.units(self._place.epoch))
         wanted = self._expected()
         if not found or not wanted:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.formats.members import SampleGrouping
 from stateful_gpu_loader.formats.tar import Member, Members
 from stateful_gpu_loader.formats.tar_readers import StreamReader
 from stateful_gpu_loader.storage.index_files import identity_of
-from stateful_gpu_loader.storage.open_files import Bytes
+from stateful_gpu_loader.storage.memory import Bytes
 from stateful_gpu_loader.storage.streams import damage_errors, is_compressed, open_stream
 
 _CHANGED = "resume with the tar that the state was saved with, or begin the epoch anew"

@@ -19,6 +19,7 @@ from stateful_gpu_loader.sources.name_table import NameTable
 from stateful_gpu_loader.sources.read_file import read_file
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.storage.failures import failed
+from stateful_gpu_loader.storage.memory import Memory, new_memory
 
 AnyPath = str | os.PathLike[str]
 
@@ -189,9 +190,15 @@ class FolderSource(Source):
         Raises:
             OSError: of the kind that the system reports; it names the path and the index.
         """
+        return self._read_file(index, new_memory)
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        return self._read_file(index, memory)
+
+    def _read_file(self, index: int, memory: Memory) -> EncodedSample:
         path = self.path(index)
         try:
-            data = read_file(path)
+            data = read_file(path, memory)
         except OSError as error:
             raise failed(error, path, f"sample {index = }") from error
         return EncodedSample(data, int(self.targets[index]), path)

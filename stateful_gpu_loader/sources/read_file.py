@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import torch
 
+from stateful_gpu_loader.storage.memory import Memory, new_memory
 
-def read_file(path: str) -> torch.Tensor:
+
+def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
     """The file's bytes: uint8 [num_bytes] on the CPU; the GIL is released while it is read.
+
+    Args:
+        path: of the file.
+        memory: where its bytes go.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -23,8 +28,7 @@ def read_file(path: str) -> torch.Tensor:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # NumPy's memory, because torch.empty costs more and obeys torch's default device.
-        data = np.empty(os.fstat(descriptor).st_size, dtype=np.uint8)
+        data = memory(os.fstat(descriptor).st_size)
         done = 0
         # One read gives at most 2 GiB, and less on some network file systems.
         while done < len(data) and (got := os.readv(descriptor, [data[done:].data])):

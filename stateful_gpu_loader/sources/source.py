@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, SupportsIndex
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.storage.memory import Memory
 
 Size = tuple[int, int]
 
@@ -68,6 +70,20 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
             OSError: the storage failed; the loader retries. Its text names the sample and index.
             ValueError: the record itself is malformed, and will be at every retry.
         """
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        """As :meth:`read`, with the image's bytes where ``memory`` says, asked for once."""
+        sample = self.read(index)
+        data = torch.from_numpy(memory(sample.data.numel()))
+        data.copy_(sample.data)
+        return dataclasses.replace(sample, data=data)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """A subclass with a ``read`` of its own is read by that one alone."""
+        super().__init_subclass__(**arguments)
+        own = next(base for base in cls.__mro__ if {"read", "_read_into"} & vars(base).keys())
+        if "_read_into" not in vars(own):
+            cls._read_into = Source._read_into  # type: ignore[method-assign]
 
     @abstractmethod
     def fingerprint(self) -> str:

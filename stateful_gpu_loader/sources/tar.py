@@ -32,7 +32,8 @@ from stateful_gpu_loader.sources.tar_dali_index import samples_of
 from stateful_gpu_loader.sources.tar_index import Numbers, TarIndex, joined, tar_index
 from stateful_gpu_loader.sources.tar_selection import select
 from stateful_gpu_loader.storage.failures import failed
-from stateful_gpu_loader.storage.open_files import Bytes, OpenFiles
+from stateful_gpu_loader.storage.memory import Bytes
+from stateful_gpu_loader.storage.open_files import OpenFiles
 from stateful_gpu_loader.storage.paths import AnyPath, as_paths
 
 _GAP = 64 << 10

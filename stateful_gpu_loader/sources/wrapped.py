@@ -14,6 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 from stateful_gpu_loader.mixture import MixedDataset
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.sources.source import Size, Source
+from stateful_gpu_loader.storage.memory import Memory
 
 
 def as_source(dataset: Any) -> Source | None:
@@ -57,6 +58,9 @@ class SubsetSource(Source):
     def read(self, index: int) -> EncodedSample:
         return self._source.read(int(self._indices[index]))
 
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        return self._source._read_into(int(self._indices[index]), memory)
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -81,6 +85,10 @@ class ConcatSource(Source):
     def read(self, index: int) -> EncodedSample:
         source, own = self._part(index)
         return source.read(own)
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        source, own = self._part(index)
+        return source._read_into(own, memory)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stateful_gpu_loader.storage.index_files import identity_of
+from stateful_gpu_loader.storage.memory import Bytes, new_memory
 from stateful_gpu_loader.storage.paths import is_url
 from stateful_gpu_loader.storage.remote import read_remote
 
-Bytes = npt.NDArray[np.uint8]
 FileNumber = tuple[int, int]
 """Device and inode."""
 
@@ -71,7 +70,7 @@ class OpenFiles:
             done = len(data)
         else:
             file = self._open(path)
-            data = np.empty(size, dtype=np.uint8)
+            data = new_memory(size)
             done = 0
             # One read gives at most 2 GiB, and less on some network file systems.
             while done < size and (

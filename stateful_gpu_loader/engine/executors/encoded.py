@@ -18,6 +18,7 @@ from stateful_gpu_loader.engine.executors.images import Allocate, decode, draw, 
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.storage.memory import Arena
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
@@ -90,27 +91,30 @@ class EncodedExecutor:
         self._recipes = recipes
         self._allocate = allocate
         self._policy = policy
+        self._expected = 2**20
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
+        arena = Arena(lambda num_bytes: self._allocate((num_bytes,), torch.uint8), self._expected)
         opened: list[OpenedImage | None] = []
-        encoded: list[torch.Tensor] = []
+        lengths: list[int] = []
         decoded: list[torch.Tensor] = []
         keys = request.keys()
         for key in keys:
             check()
-            image, data, pixels = self._open(key)
+            start = arena.end
+            image, pixels = self._open(key, arena)
+            if image is None or pixels is not None:
+                arena.cut(start)
+            if pixels is not None:
+                decoded.append(pixels)
             opened.append(image)
-            encoded.append(data)
-            decoded.append(pixels)
-        lengths = tuple(data.numel() for data in encoded)
+            lengths.append(arena.end - start)
+        self._expected = max(self._expected, arena.end)
         drawn = self._draw(request, [image for image in opened if image is not None])
-        arena, pixels = self._together(encoded), self._together(decoded)
-        return EncodedBatch(request, tuple(opened), arena, lengths, pixels, drawn)
-
-    def _together(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        arena = self._allocate((sum(part.numel() for part in parts),), torch.uint8)
-        torch.cat(parts, out=arena)
-        return arena
+        pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
+        if decoded:
+            torch.cat(decoded, out=pixels)
+        return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), pixels, drawn)
 
     def _draw(self, request: Request, opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(request.indices):
@@ -125,25 +129,25 @@ class EncodedExecutor:
             # The size they refuse may be what a damaged header says: that is judged first.
             return None
 
-    def _open(self, key: SampleKey) -> tuple[OpenedImage | None, torch.Tensor, torch.Tensor]:
-        """The image, its bytes for the GPU, and its pixels where it is decoded here."""
+    def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage | None, torch.Tensor | None]:
+        """The image, its bytes in the arena, and its pixels where it is decoded here."""
         if self._policy.known_reason(key.index) is not None:
-            return None, _NO_BYTES, _NO_BYTES
+            return None, None
         try:
-            sample = read(self._source, key)
+            start = arena.end
+            sample = read(self._source, key, arena.take)
+            # A file may have become shorter since it was asked for its size.
+            arena.cut(start + sample.data.numel())
             header = header_of(sample, key)
             is_decoded = not self._takes(header, sample.data)
             image = OpenedImage(sample.name, sample.target, header, is_decoded)
             if not is_decoded:
-                return image, sample.data, _NO_BYTES
+                return image, None
             pixels = decode(self._decoder, sample, header, key)
             # Decoders write colours side by side: it is a view then, not a copy.
-            return image, _NO_BYTES, pixels.permute(1, 2, 0).reshape(-1)
+            return image, pixels.permute(1, 2, 0).reshape(-1)
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:
                 raise
-            return None, _NO_BYTES, _NO_BYTES
-
-
-_NO_BYTES = torch.empty(0, dtype=torch.uint8, device="cpu")
+            return None, None

@@ -24,6 +24,7 @@ from stateful_gpu_loader.engine.executors.samples import SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.storage.memory import Memory
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
@@ -304,10 +305,11 @@ class CallableExecutor(SampleExecutor):
         return self._image_transform(image), sample.target
 
 
-def read(source: Source, key: SampleKey) -> EncodedSample:
-    """Read one sample; a malformed record is a BadSample, an OSError stays one."""
+def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:
+    """Read one sample, into ``memory`` where there is one; a malformed record is a BadSample, an
+    OSError stays one."""
     try:
-        return source.read(key.index)
+        return source.read(key.index) if memory is None else source._read_into(key.index, memory)
     except BadSample:
         raise
     except ValueError as error:

@@ -1,0 +1,60 @@
+"""Memory that bytes are read into: NumPy's own, or one arena for all of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Bytes = npt.NDArray[np.uint8]
+Memory = Callable[[int], Bytes]
+"""uint8 [num_bytes], uninitialised, for a number of bytes; whoever asked fills it."""
+
+
+def new_memory(num_bytes: int) -> Bytes:
+    """Of NumPy: torch.empty costs more, and obeys torch's default device."""
+    return np.empty(num_bytes, dtype=np.uint8)
+
+
+class Arena:
+    """The bytes of several reads, back to back in one tensor; it grows as they come.
+
+    Args:
+        allocate: an uninitialised uint8 tensor [num_bytes] on the CPU.
+        num_bytes: that are expected in all.
+
+    >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 1)
+    >>> arena.take(2)[:] = 1
+    >>> arena.take(3)[:] = 2
+    >>> arena.cut(4)
+    >>> arena.filled()
+    tensor([1, 1, 2, 2], dtype=torch.uint8)
+    """
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor], num_bytes: int) -> None:
+        self._allocate = allocate
+        self._tensor = allocate(num_bytes)
+        self._bytes: Bytes = self._tensor.numpy()
+        self.end = 0
+        """Bytes that were taken so far."""
+
+    def take(self, num_bytes: int) -> Bytes:
+        """The next bytes, to be filled before others are taken: a :data:`Memory`."""
+        start, end = self.end, self.end + num_bytes
+        if end > len(self._bytes):
+            larger = self._allocate(end + end // 4)
+            copied: Bytes = larger.numpy()
+            copied[:start] = self._bytes[:start]
+            self._tensor, self._bytes = larger, copied
+        self.end = end
+        return self._bytes[start:end]
+
+    def cut(self, end: int) -> None:
+        """Take back what lies behind so many bytes."""
+        self.end = end
+
+    def filled(self) -> torch.Tensor:
+        """uint8 [end] on the CPU: all of them."""
+        return self._tensor[: self.end]

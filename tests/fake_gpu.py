@@ -29,7 +29,7 @@ GARBAGE = 171
 
 
 class FakePlace:
-    """A device with one queue, whose work is done by a thread, some time later.
+    """A device with two streams, each with a thread that does its work some time later.
 
     ``copy_in`` gives memory that is filled late, unless the stage itself goes on with it.
     """
@@ -39,7 +39,6 @@ class FakePlace:
         self.device = torch.device("cpu")
         self.is_open = False
         self.present = present
-        self.is_settled = False
         self.received: list[int] = []
         self.times_freed = 0
         self.torn: list[str] = []
@@ -49,8 +48,8 @@ class FakePlace:
         self._hosts: list[Any] = []
         self.user_threads: set[int] = set()
         self.stage_threads: set[int] = set()
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._streams = [_Stream(), _Stream()]
+        self._current = threading.local()
 
     def open(self) -> None:
         if not self.present:
@@ -58,19 +57,34 @@ class FakePlace:
         self.user_threads.add(threading.get_ident())
         if not self.is_open:
             self.is_open = True
-            self._thread = threading.Thread(target=_serve, args=(self._work,), daemon=True)
-            self._thread.start()
+            for stream in self._streams:
+                threading.Thread(target=stream.serve, daemon=True).start()
 
     @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self, stream: int) -> Iterator[None]:
         assert self.is_open
         self.stage_threads.add(threading.get_ident())
         assert not self.stage_threads & self.user_threads
+        self._current.stream = self._streams[stream]
         yield
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the host has waited for all that was queued on the thread's stream."""
+        return self._stream().is_settled
 
     def settle(self) -> None:
         self.mark().wait()
-        self.is_settled = True
+        self._stream().is_settled = True
+
+    def are_read(self, pixels: Sequence[torch.Tensor]) -> None:
+        """Notes it if the thread that read them frees them, and has not waited for that."""
+        for each in pixels:
+            weakref.finalize(each, self._check_reader)
+
+    def _check_reader(self) -> None:
+        if self._stream() is self._streams[1] and not self.is_settled:
+            self.torn.append("pixels of a batch")
 
     def mark(self) -> threading.Event:
         reached = threading.Event()
@@ -78,12 +92,17 @@ class FakePlace:
         return reached
 
     def queue(self, work: Callable[[], None]) -> None:
-        """Have this done, after all that was queued before, and not at once."""
-        self.is_settled = False
-        self._work.put(work)
+        """Have this done, after all that was queued on the stream before, and not at once."""
+        stream = self._stream()
+        stream.is_settled = False
+        stream.work.put(work)
+
+    def _stream(self) -> _Stream:
+        found: _Stream = getattr(self._current, "stream", self._streams[0])
+        return found
 
     def receive(self, mark: threading.Event, tensors: list[torch.Tensor]) -> None:
-        assert threading.get_ident() in self.user_threads
+        assert threading.get_ident() in self.user_threads | self.stage_threads
         assert mark.wait(20)
         strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
         self.received += [tensor.data_ptr() for tensor in strided]
@@ -124,11 +143,19 @@ class FakePlace:
         self.queue(read)
 
 
-def _serve(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    delays = random.Random(0)
-    while (one := work.get()) is not None:
-        time.sleep(delays.random() / 500)
-        one()
+class _Stream:
+    """Work in order, and a thread that does it."""
+
+    def __init__(self) -> None:
+        self.work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.is_settled = True
+
+    def serve(self) -> None:
+        delays = random.Random(0)
+        while True:
+            one = self.work.get()
+            time.sleep(delays.random() / 500)
+            one()
 
 
 class FakeDecoder:
@@ -172,6 +199,7 @@ class FakeDecoder:
             list(pool.map(decode, order))
         if self.place is not None:
             self.place.read_late(data)
+            self.place.are_read([each for each in found if isinstance(each, torch.Tensor)])
         return found
 
     def _decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:

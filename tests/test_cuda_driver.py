@@ -95,7 +95,7 @@ def test_whatever_allocates_for_a_place_does_it_beside_captures(
 ) -> None:
     """In the stage's thread, and in the readers' for memory from which the device copies."""
     place: Any = CudaPlace(torch.device("cuda", 0))
-    place._stream = SimpleNamespace(device=torch.device("cuda", 0))
+    place._streams = [SimpleNamespace(device=torch.device("cuda", 0))] * 2
     modes: list[int] = []
 
     class Noted:
@@ -108,7 +108,7 @@ def test_whatever_allocates_for_a_place_does_it_beside_captures(
 
     monkeypatch.setattr(torch.cuda, "device", Noted)
     monkeypatch.setattr(torch.cuda, "stream", Noted)
-    with place.working():
+    with place.working(1):
         modes.append(driver.mode)
     place.empty_host((2,), torch.uint8)
     assert modes == [RELAXED] * 4

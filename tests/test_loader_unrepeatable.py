@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.engine.sample_digest import digest_with
 from tests.conformance import copy_of, same
 from tests.user_objects import worker_of
 
@@ -95,6 +96,17 @@ def test_one_that_has_become_shorter_is_refused() -> None:
     resumed.load_state_dict(loader.state_dict())
     with pytest.raises(StateMismatch, match="an end after 8"):
         next(iter(resumed))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_told_apart(layout: torch.layout) -> None:
+    def nested(value: float) -> torch.Tensor:
+        parts = [torch.full((n,), value) for n in (2, 3)]
+        return torch.nested.nested_tensor(parts, layout=layout)
+
+    assert digest_with("", [nested(1)]) == digest_with("", [nested(1)])
+    assert digest_with("", [nested(1)]) != digest_with("", [nested(2)])
 
 
 @pytest.mark.parametrize("interval", [1, 5])

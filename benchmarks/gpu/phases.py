@@ -12,7 +12,7 @@ from typing import Any
 
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
-from stateful_gpu_loader.engine.device.images import ImageFinisher
+from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Task
 from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
@@ -20,11 +20,12 @@ from stateful_gpu_loader.transforms import Compose
 
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "read and draw (each reader)": [(EncodedExecutor, "__call__")],
-    "finish a batch (the stage)": [(ImageFinisher, "__call__")],
-    "of it: decode": [(kind, "decode_batch") for kind in BATCH_DECODERS.values()],
-    "of it: wait for the device": [(CudaPlace, "settle")],
-    "of it: augment": [(Compose, "apply_batch")],
-    "of it: copy to the device": [(CudaPlace, "copy_in")],
+    "decode a batch (the stage's first thread)": [(DeviceImages, "decode")],
+    "of it: the decoder": [(kind, "decode_batch") for kind in BATCH_DECODERS.values()],
+    "augment a batch (its second thread, beside the first)": [(DeviceImages, "augment")],
+    "of it: the recipes": [(Compose, "apply_batch")],
+    "of both: wait for the device": [(CudaPlace, "settle")],
+    "of both: copy to the device": [(CudaPlace, "copy_in")],
     "next() (the user)": [(DevicePipeline, "__next__")],
     "of it: hand over": [(Task, "take")],
 }

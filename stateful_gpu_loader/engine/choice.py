@@ -15,14 +15,14 @@ from stateful_gpu_loader.collating import DRAWS_NOTHING
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.ahead import DevicePipeline
-from stateful_gpu_loader.engine.device.images import ImageFinisher
+from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.executors.calls import CallExecutor
 from stateful_gpu_loader.engine.executors.drawn import DrawnExecutor
 from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
 from stateful_gpu_loader.engine.executors.handed import HandedSamples
-from stateful_gpu_loader.engine.executors.handing import HandedBatches, HandedFinisher
+from stateful_gpu_loader.engine.executors.handing import DeviceSteps, HandedBatches, HandedSteps
 from stateful_gpu_loader.engine.executors.images import (
     Allocate,
     CallableExecutor,
@@ -208,10 +208,12 @@ def make_pipeline(
     if stage is None:
         memory = BatchMemory(workers.in_flight + _BATCHES_WITH_THE_USER)
         return _workers_pipeline(work, workers, seed, start, memory.empty)
+    begin, finish = _steps(work, stage)
     return DevicePipeline(
         _workers_pipeline(work, workers, seed, start, stage.place.empty_host),
         stage=stage,
-        finish=_finisher(work, stage),
+        begin=begin,
+        finish=finish,
         ahead=(workers.prefetch_factor or 2) if workers.num_workers else 1,
         timeout=workers.timeout,
         forks=runs_in_processes(work, workers),
@@ -289,10 +291,11 @@ def _workers_pipeline(
     return ProcessPipeline(loader)
 
 
-def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
+def _steps(work: Work, stage: Stage) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
+    """What the stage does with a batch: a first step, if there are two, and the last."""
     if work.source is None or work.recipes is None or work.batch_decoder is None:
-        return partial(move_tensors, place=stage.place)
-    finish = ImageFinisher(
+        return None, partial(move_tensors, place=stage.place)
+    steps: DeviceSteps = DeviceImages(
         work.source,
         decoder=work.batch_decoder,
         recipes=work.recipes,
@@ -300,7 +303,9 @@ def _finisher(work: Work, stage: Stage) -> Callable[[Any], Any]:
         policy=work.bad_samples,
         place=stage.place,
     )
-    return finish if work.is_read else HandedFinisher(finish, work.bad_samples)
+    if not work.is_read:
+        steps = HandedSteps(steps, work.bad_samples)
+    return steps.decode, steps.augment
 
 
 def _executor(work: Work, allocate: Allocate) -> Executor:

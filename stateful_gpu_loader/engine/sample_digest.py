@@ -51,6 +51,8 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
         middle = len(value) // 2
         ends = value[:_MOST_BYTES], value[middle : middle + _MOST_BYTES]
         parts.append(f"{len(value)} {ends!r}".encode(errors="surrogatepass"))
+    elif isinstance(value, torch.Tensor) and value.is_nested:
+        _describe(value.unbind(), parts, depth)
     elif isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         parts.append(_of_array(value))
     elif depth and isinstance(value, Mapping):

@@ -182,6 +182,8 @@ class Describer:
         return repr(text)
 
     def _array(self, array: Any) -> str:
+        if isinstance(array, torch.Tensor) and array.is_nested:
+            return f"nested {self._sequence(array.unbind())}"
         text = array_text(array, most_rows=self._room(MOST_ROWS, MOST_ROWS))
         if text is not None:
             return text

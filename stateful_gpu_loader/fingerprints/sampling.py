@@ -55,7 +55,7 @@ def array_text(
     try:
         sampled = _sampled_bytes(array, most_rows)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
-        return None  # of objects, sparse, nested, on the meta device
+        return None  # of objects, sparse, on the meta device
     return f"{dtype} {list(array.shape)} {digest(sampled)}"
 
 

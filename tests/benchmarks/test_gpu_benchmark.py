@@ -104,10 +104,10 @@ def test_phases_are_timed_and_the_methods_put_back() -> None:
         _apply(recipes, drawn)
         _apply(recipes, drawn)
     _apply(recipes, drawn)
-    assert spent["of it: augment"].calls == 2
-    assert spent["of it: augment"].seconds >= spent["of it: augment"].cpu_seconds > 0
-    assert a_batch(spent, 2)["of it: augment"]["calls"] == 1
-    assert a_batch(spent, 2)["of it: decode"]["calls"] == 0
+    assert spent["of it: the recipes"].calls == 2
+    assert spent["of it: the recipes"].seconds >= spent["of it: the recipes"].cpu_seconds > 0
+    assert a_batch(spent, 2)["of it: the recipes"]["calls"] == 1
+    assert a_batch(spent, 2)["of it: the decoder"]["calls"] == 0
     after = [getattr(owner, name) for methods in PHASES.values() for owner, name in methods]
     assert after == before
 
@@ -115,7 +115,7 @@ def test_phases_are_timed_and_the_methods_put_back() -> None:
 def test_a_method_that_fails_is_timed_and_raises() -> None:
     with phases_timed() as spent, pytest.raises(ValueError, match=r"."):
         Compose([]).apply_batch([], Compose([]).draw(0, 0, *_one_image()))
-    assert spent["of it: augment"].calls == 1
+    assert spent["of it: the recipes"].calls == 1
 
 
 def _apply(recipes: Compose, drawn: PipelineDraw) -> None:

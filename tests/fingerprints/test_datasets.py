@@ -246,6 +246,17 @@ def test_tensors_of_every_kind_are_known(tensor: Any) -> None:
     assert describe_dataset([tensor]).unknown == ()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_known_and_told_apart(layout: torch.layout) -> None:
+    def nested(value: float) -> torch.Tensor:
+        parts = [torch.full((n,), value) for n in (2, 3)]
+        return torch.nested.nested_tensor(parts, layout=layout)
+
+    assert describe_dataset([nested(1)]).unknown == ()
+    assert text([nested(1)]) == text([nested(1)]) != text([nested(2)])
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.ones(3).to_sparse(), torch.ones(3, device="meta"), np.array([object()])]
 )

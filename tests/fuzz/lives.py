@@ -90,7 +90,9 @@ def allowed_changes(c: Configuration, rng: random.Random) -> dict[str, Any]:
     if c.is_flat and rng.random() < 0.5:
         if c.has_own_order:
             changes["batch_size"] = rng.choice([1, 2, 3, 4, 5])
-            changes["num_replicas"] = rng.choice([1, 1, 2, 3])
+            ranks = rng.choice([1, 1, 2, 3])
+            if c["seed"] is not None:  # all ranks need the same one
+                changes["num_replicas"] = ranks
         elif not (c.order == "lazy" or c["drop_last"] or c["snapshot_every_n_steps"] != 1):
             changes["batch_size"] = rng.choice([1, 2, 3, 4, 5])
     changed = rng.sample(sorted(changes), rng.randint(0, len(changes)))

@@ -142,8 +142,8 @@ class Player:
         saved = self._saved[-1 - which % len(self._saved)]
         is_used = used if into == "used" else into == "same" and self._has_delivered
         changes_itself = self._stream["data"] == "once" or self._stream.order == "in place"
-        if changes_itself and is_used and not saved.place.done:
-            return  # nothing was read before the place that could be compared
+        if changes_itself and is_used and set(saved.place.done) <= set(saved.place.again):
+            return  # nothing was read before the place, but for failures, that could be compared
         if into != "same":
             self._iterators, self._has_moved = None, False
             self._present = self._present.but(**changes).settled()

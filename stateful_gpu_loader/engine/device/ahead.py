@@ -6,6 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory, out_of_memory
@@ -50,8 +51,9 @@ class DevicePipeline:
     Args:
         inner: reads batches.
         stage: finishes them.
-        finish: a batch of ``inner`` to a batch on the device, or an :class:`Answer` about it; runs
-            in the stage's thread.
+        finish: what ``begin`` gave to a batch on the device, or an :class:`Answer` about it: the
+            last step in the stage.
+        begin: the step before it, of a batch of ``inner``; None if there is only one.
         ahead: batches given to the stage that the user has not seen, at most.
         timeout: seconds that ``next()`` waits for the stage at most; 0 waits for ever.
         forks: whether ``inner`` starts processes: then nothing touches the device before it has.
@@ -63,6 +65,7 @@ class DevicePipeline:
         *,
         stage: Stage,
         finish: Callable[[Any], Any],
+        begin: Callable[[Any], Any] | None = None,
         ahead: int,
         timeout: float,
         forks: bool,
@@ -70,6 +73,7 @@ class DevicePipeline:
         self._inner = inner
         self._stage = stage
         self._finish = finish
+        self._first = begin
         self._ahead = self._limit = ahead
         self._timeout = timeout
         self._forks = forks
@@ -156,8 +160,10 @@ class DevicePipeline:
 
     def _begin(self, turn: _Turn | Exception) -> None:
         if isinstance(turn, _Turn) and turn.task is None and turn.waits:
-            payload, finish = turn.payload, self._finish
-            turn.task = self._stage.submit(lambda: finish(payload))
+            if self._first is None:
+                turn.task = self._stage.submit(partial(self._finish, turn.payload))
+            else:
+                turn.task = self._stage.submit(partial(self._first, turn.payload), self._finish)
 
     def _finished(self, turn: _Turn) -> Any:
         """What is delivered for an answer of the inner pipeline."""

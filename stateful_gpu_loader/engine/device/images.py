@@ -1,4 +1,4 @@
-"""Finishing batches of images on the device: decode, augment, in the stage's own thread.
+"""Batches of images on the device: decoded in one step of the stage, augmented in the next.
 
 Law 1: which decoder an image meets is a function of its bytes. One that the GPU's decoder refuses
 is decoded on the CPU, and is bad if that refuses it too, whatever batch it is in.
@@ -32,13 +32,35 @@ from stateful_gpu_loader.engine.executors.images import (
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import SampleKey
+from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 
-class ImageFinisher:
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """An image on its way from one step to the next."""
+
+    header: ImageHeader
+    target: Any
+    pixels: torch.Tensor
+    """uint8 [3, height, width] on the device."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedBatch:
+    """What the first step makes of one request."""
+
+    keys: list[SampleKey]
+    images: list[_Decoded]
+    """Of the same keys."""
+    drawn: PipelineDraw
+    salvage: Salvage | None
+    """What was done about bad samples, where there may be some."""
+
+
+class DeviceImages:
     """``[images, targets]`` on the device, of the images that were read for one request.
 
     Args:
@@ -47,7 +69,7 @@ class ImageFinisher:
         recipes: what happens to the pixels; may be empty.
         collate_fn: one that stacks images.
         policy: what is done about bad samples; None raises.
-        place: the device; its private stream is current whenever this is called.
+        place: the device; a private stream of it is current whenever a step is called.
     """
 
     def __init__(
@@ -67,16 +89,39 @@ class ImageFinisher:
         self._policy = policy if policy is not None and policy.is_active else None
         self._place = place
 
-    def __call__(self, batch: EncodedBatch) -> Any:
+    def decode(self, batch: EncodedBatch) -> DecodedBatch:
+        """The first step: the decoder serves one thread, and this is it.
+
+        Raises:
+            BadSample: an image, or all that were tried in its place, cannot be decoded.
+        """
         keys = batch.request.keys()
-        decoded = self._decoded(batch, keys)
-        pixels = [found for found in decoded if isinstance(found, torch.Tensor)]
-        if batch.drawn is not None and len(pixels) == len(keys):
-            images = [image for image in batch.images if image is not None]
-            return self._finished(pixels, images, batch.drawn, keys)
+        pixels = self._decoded(batch, keys)
+        images = [
+            _Decoded(image.header, image.target, found)
+            for image, found in zip(batch.images, pixels, strict=True)
+            if image is not None and isinstance(found, torch.Tensor)
+        ]
+        if batch.drawn is not None and len(images) == len(keys):
+            return DecodedBatch(keys, images, batch.drawn, None)
         if self._policy is not None:
-            return self._salvaged(self._policy, batch, decoded)
-        raise next(found for found in decoded if isinstance(found, BadSample))
+            return self._salvaged(self._policy, batch.request, batch.images, pixels)
+        raise next(found for found in pixels if isinstance(found, BadSample))
+
+    def augment(self, batch: DecodedBatch) -> Any:
+        """The second step."""
+        check_one_size(batch.drawn.sizes, batch.keys, self._source)
+        images = self._recipes.apply_batch([image.pixels for image in batch.images], batch.drawn)
+        targets = moved_targets(
+            self._source,
+            self._recipes,
+            batch.keys,
+            [image.target for image in batch.images],
+            [image.header for image in batch.images],
+            batch.drawn,
+        )
+        finished = [images, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
+        return finished if batch.salvage is None else batch.salvage.answer(finished)
 
     def _decoded(
         self, batch: EncodedBatch, keys: list[SampleKey]
@@ -129,44 +174,23 @@ class ImageFinisher:
         except ValueError as error:
             return error
 
-    def _finished(
-        self,
-        pixels: list[torch.Tensor],
-        images: Sequence[OpenedImage | _Decoded],
-        drawn: PipelineDraw,
-        keys: list[SampleKey],
-    ) -> list[Any]:
-        check_one_size(drawn.sizes, keys, self._source)
-        batch = self._recipes.apply_batch(pixels, drawn)
-        targets = moved_targets(
-            self._source,
-            self._recipes,
-            keys,
-            [image.target for image in images],
-            [image.header for image in images],
-            drawn,
-        )
-        return [batch, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
-
     def _salvaged(
         self,
         policy: BadSamplePolicy,
-        batch: EncodedBatch,
+        request: Request,
+        images: Sequence[OpenedImage | None],
         decoded: Sequence[torch.Tensor | BadSample | None],
-    ) -> Any:
+    ) -> DecodedBatch:
         """As in the workers of a CPU loader, sample by sample: the bad ones are met again here."""
-        request = batch.request
         salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
-        for slot, image, pixels in zip(salvage.kept, batch.images, decoded, strict=True):
+        for slot, image, pixels in zip(salvage.kept, images, decoded, strict=True):
             if isinstance(pixels, torch.Tensor) and image is not None:
                 slot.sample = _Decoded(image.header, image.target, pixels)
         kept = salvage.settle(self._make)
         positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
         drawn = draw(self._recipes, request, positions, [slot.sample.header for slot in kept])
         samples = [slot.sample for slot in kept]
-        keys = [slot.key for slot in kept]
-        finished = self._finished([sample.pixels for sample in samples], samples, drawn, keys)
-        return salvage.answer(finished)
+        return DecodedBatch([slot.key for slot in kept], samples, drawn, salvage)
 
     def _make(self, slot: Slot) -> None:
         """Read and decode one sample by itself; as in a batch, to the bit."""
@@ -181,13 +205,3 @@ class ImageFinisher:
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
         slot.sample = _Decoded(header, sample.target, pixels)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """An image of a batch that is made sample by sample."""
-
-    header: ImageHeader
-    target: Any
-    pixels: torch.Tensor
-    """uint8 [3, height, width] on the device."""

@@ -11,7 +11,7 @@ from stateful_gpu_loader.engine.device.place import Place
 
 
 def move_tensors(batch: Any, place: Place) -> Any:
-    """The batch with its tensors on the device, queued there by the stage's own thread.
+    """The batch with its tensors on the device, queued there by a thread of the stage.
 
     Sparse tensors, and objects of the user's that have ``to()``, wait for :func:`move_rest`: what
     they do with their memory nobody else can know.

@@ -1,4 +1,4 @@
-"""Place: a device as the stage sees it, its private queue of work, and the way out of it."""
+"""Place: a device as the stage sees it, its private queues of work, and the way out of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stateful_gpu_loader.errors import LoaderError
 class Place(Protocol):
     """What the stage asks of a device.
 
-    ``working``, ``settle`` and ``mark`` are for the stage's own thread, ``receive`` is for the
-    thread that takes a batch over.
+    ``working``, ``settle`` and ``mark`` are for the stage's own threads, the last two within the
+    first; ``receive`` is for the thread that takes over what another one has made.
     """
 
     device: torch.device
@@ -29,16 +29,17 @@ class Place(Protocol):
         """
         ...
 
-    def working(self) -> AbstractContextManager[Any]:
-        """Within it the thread's work is queued on the device, behind what it queued before."""
+    def working(self, stream: int) -> AbstractContextManager[Any]:
+        """Within it the thread's work is queued on the device, behind what was queued on that
+        stream before: 0 or 1."""
         ...
 
     def settle(self) -> None:
-        """Wait, on the host, until all that was queued is done."""
+        """Wait, on the host, until all that was queued on the thread's stream is done."""
         ...
 
     def mark(self) -> Any:
-        """A mark behind all that was queued."""
+        """A mark behind all that was queued on the thread's stream."""
         ...
 
     def receive(self, mark: Any, tensors: list[torch.Tensor]) -> None:
@@ -60,14 +61,15 @@ class Place(Protocol):
 
 
 class CudaPlace:
-    """One GPU, with one private stream for the loader's life.
+    """One GPU, with two private streams for the loader's life.
 
-    Law 2 and D8 lie in three rules. What the stage allocates belongs to the private stream, and
-    nothing of it is written by hand a second time. nvJPEG's hardware engine writes when it is
-    called, whatever its stream still has to do (FACTS.md), so that the stage waits on the host
-    before it decodes: :meth:`settle`. And a delivered tensor is recorded on the consumer's stream:
-    torch's caching allocator hands its memory out again only when the host has seen that stream
-    pass the point where it was freed.
+    Law 2 and D8 lie in three rules. What the stage allocates belongs to the private stream that is
+    current, and nothing of it is written by hand a second time. nvJPEG's hardware engine writes
+    when it is called, whatever its stream still has to do (FACTS.md), so that the stage waits on
+    the host before it decodes, and before it frees what the engines may write next:
+    :meth:`settle`. And a delivered tensor is recorded on the consumer's stream: torch's caching
+    allocator hands its memory out again only when the host has seen that stream pass the point
+    where it was freed.
 
     Nothing is touched before :meth:`open` (law 7; C9: whoever forks has forked by then).
 
@@ -77,27 +79,28 @@ class CudaPlace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: list[torch.cuda.Stream] = []
 
     def open(self) -> None:
-        if self._stream is None:
+        if not self._streams:
             self.device = _present(self.device)
-            self._stream = torch.cuda.Stream(self.device)
+            self._streams = [torch.cuda.Stream(self.device) for _ in range(2)]
 
-    def working(self) -> AbstractContextManager[Any]:
-        stream = self._private_stream()
+    def working(self, stream: int) -> AbstractContextManager[Any]:
+        if not self._streams:
+            raise RuntimeError("the place has not been opened")
         stack = ExitStack()
         stack.enter_context(beside_captures())
         stack.enter_context(torch.cuda.device(self.device))
-        stack.enter_context(torch.cuda.stream(stream))
+        stack.enter_context(torch.cuda.stream(self._streams[stream]))
         return stack
 
     def settle(self) -> None:
-        self._private_stream().synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event()
-        event.record(self._private_stream())
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def receive(self, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
@@ -126,11 +129,6 @@ class CudaPlace:
                 return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
             except RuntimeError:  # the system locks no more memory
                 return torch.empty(shape, dtype=dtype, device="cpu")
-
-    def _private_stream(self) -> torch.cuda.Stream:
-        if self._stream is None:
-            raise RuntimeError("the place has not been opened")
-        return self._stream
 
 
 def _present(device: torch.device) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.engine.executors.badness import reason_of
@@ -69,25 +69,36 @@ class HandedBatches:
         return said if isinstance(said, Answer) else Answer(said)
 
 
-class HandedFinisher:
-    """Finishes such batches on a device; one of which no image can be used is left out.
+class DeviceSteps(Protocol):
+    """What a device does with a batch of encoded images, in two steps."""
+
+    def decode(self, batch: EncodedBatch) -> Any: ...
+
+    def augment(self, batch: Any) -> Any: ...
+
+
+class HandedSteps:
+    """The steps of such batches; one of which no image can be used is left out.
 
     Args:
-        finish: batches of encoded images.
+        steps: of batches of encoded images.
         policy: what is done about bad samples.
     """
 
-    def __init__(self, finish: Callable[[EncodedBatch], Any], policy: BadSamplePolicy) -> None:
-        self._finish = finish
+    def __init__(self, steps: DeviceSteps, policy: BadSamplePolicy) -> None:
+        self._steps = steps
         self._policy = policy
 
-    def __call__(self, batch: EncodedBatch) -> Any:
+    def decode(self, batch: EncodedBatch) -> Any:
         try:
-            return self._finish(batch)
+            return self._steps.decode(batch)
         except BadSample as error:
             if self._policy.mode != "drop":
                 raise
             return Answer(SKIPPED, bad=_all_bad(batch.request, error))
+
+    def augment(self, batch: Any) -> Any:
+        return batch if isinstance(batch, Answer) else self._steps.augment(batch)
 
 
 def _all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:

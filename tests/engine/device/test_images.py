@@ -1,4 +1,4 @@
-"""ImageFinisher by itself: what it leaves to be done when it returns (D8)."""
+"""DeviceImages by itself: what it leaves to be done when it returns (D8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.engine.device.images import ImageFinisher
+from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, EncodedExecutor
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import never_stopped
@@ -34,7 +34,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
         allocate=place.empty_host,
         policy=BadSamplePolicy(mode="raise"),
     )
-    finish = ImageFinisher(
+    steps = DeviceImages(
         source,
         decoder=decoder,
         recipes=recipes,
@@ -45,7 +45,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
     for _ in range(2):
         request = Request(0, 1, 0, 0, 1, np.arange(6), 6)
         batch = executor(request, never_stopped)
-        images, _ = finish(batch)
+        images, _ = steps.augment(steps.decode(batch))
         assert images.shape == (6, 3, 8, 8)
         del batch
         place.settle()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ class PlayedCuda:
 
         class Stream:
             def __init__(self, device: torch.device) -> None:
-                self.name = f"stream of {device}"
+                self.name = f"stream {len(played.log)} of {device}"
                 played.log.append(self.name)
 
             def synchronize(self) -> None:
@@ -58,7 +59,14 @@ class PlayedCuda:
 
             return note
 
-        self.consumer = Stream(torch.device("cuda", 3))
+        @contextmanager
+        def within(stream: Stream) -> Iterator[None]:
+            played.log.append(f"on {stream.name}")
+            before, self.current = self.current, stream
+            yield
+            self.current = before
+
+        self.current = Stream(torch.device("cuda", 3))
         for name, replacement in {
             "init": lambda: self.log.append("init"),
             "current_device": lambda: 3,
@@ -66,8 +74,8 @@ class PlayedCuda:
             "Stream": Stream,
             "Event": Event,
             "device": use("device"),
-            "stream": use("on"),
-            "current_stream": lambda device: self.consumer,
+            "stream": within,
+            "current_stream": lambda device: self.current,
         }.items():
             monkeypatch.setattr(torch.cuda, name, replacement)
         monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: backend)
@@ -95,19 +103,23 @@ def test_the_current_device_is_that_of_the_thread_that_opens(
     place.open()
     place.open()
     assert place.device == torch.device("cuda", 3)
-    assert cuda.log == ["init", "stream of cuda:3"], "one private stream for its life"
+    streams = ["stream 1 of cuda:3", "stream 2 of cuda:3"]
+    assert cuda.log == ["init", *streams], "two private streams for its life"
 
 
-def test_work_is_queued_on_the_private_stream_and_waited_for_there(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("stream", [0, 1])
+def test_work_is_queued_on_a_private_stream_and_waited_for_there(
+    stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = PlayedCuda(monkeypatch)
     place = CudaPlace(torch.device("cuda", 1))
     place.open()
     cuda.log.clear()
-    with place.working():
+    with place.working(stream):
         place.settle()
-    assert cuda.log == ["device cuda:1", "on stream of cuda:1", "wait for stream of cuda:1"]
+        place.mark()
+    name = f"stream {1 + stream} of cuda:1"
+    assert cuda.log == ["device cuda:1", f"on {name}", f"wait for {name}", f"event of {name}"]
 
 
 def test_a_consumer_waits_for_the_mark_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,12 +127,13 @@ def test_a_consumer_waits_for_the_mark_and_is_recorded(monkeypatch: pytest.Monke
     cuda = PlayedCuda(monkeypatch)
     place = CudaPlace(torch.device("cuda", 1))
     place.open()
-    mark = place.mark()
+    with place.working(1):
+        mark = place.mark()
     left_alone = [Recorded(is_cuda=False), Recorded(layout=torch.sparse_coo)]
     batch: Any = [Recorded(), *left_alone, Recorded()]
     place.receive(mark, batch)
-    assert cuda.log[-1] == "stream of cuda:3 waits for event of stream of cuda:1"
-    consumer = ["stream of cuda:3"]
+    assert cuda.log[-1] == "stream 0 of cuda:3 waits for event of stream 2 of cuda:1"
+    consumer = ["stream 0 of cuda:3"]
     assert [tensor.streams for tensor in batch] == [consumer, [], [], consumer]
 
 

@@ -6,7 +6,9 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,6 +45,87 @@ def test_a_batch_is_taken_over_behind_the_work_that_makes_it(place: FakePlace) -
         assert batch.tolist() == [number] * 4
         assert place.received[-1] == batch.data_ptr()
     assert len(place.stage_threads) == 1
+
+
+def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> None:
+    """Two are in the stage, and no third: so many decoded pixels are in memory."""
+    stage = Stage(place)
+    begun: list[int] = []
+    ended: list[int] = []
+    second_has_begun = threading.Event()
+
+    def begin(number: int) -> int:
+        begun.append(number)
+        if number == 1:
+            second_has_begun.set()
+        return number
+
+    def end(number: int) -> int:
+        if number == 0:
+            assert second_has_begun.wait(20)
+            time.sleep(0.05)
+            assert begun == [0, 1], "the third waits until the second is being ended"
+        ended.append(number)
+        return 10 * number
+
+    tasks = [stage.submit(partial(begin, number), end) for number in range(5)]
+    found = []
+    for task in tasks:
+        assert task.wait(20)
+        found.append(task.take(place))
+    assert (found, begun, ended) == ([0, 10, 20, 30, 40], list(range(5)), list(range(5)))
+    assert len(place.stage_threads) == 2
+
+
+def test_the_last_step_works_behind_the_first_on_the_device(place: FakePlace) -> None:
+    """What the first one queued is there when the last one reads it."""
+    stage = Stage(place)
+    for number in range(10):
+        task = stage.submit(filled_late(place, number), lambda tensor: tensor.clone())
+        assert task.wait(20)
+        assert task.take(place).tolist() == [number] * 4
+
+
+def test_what_was_begun_is_freed_behind_the_work_that_reads_it(place: FakePlace) -> None:
+    """D8: the engines may be given its memory at once, and wait for no stream."""
+    stage = Stage(place)
+
+    def begin() -> torch.Tensor:
+        pixels = torch.zeros(4)
+        place.are_read([pixels])
+        return pixels
+
+    def end(pixels: torch.Tensor) -> torch.Tensor:
+        result = pixels + 1
+        place.queue(lambda: None)
+        return result
+
+    for _ in range(10):
+        task = stage.submit(begin, end)
+        assert task.wait(20)
+        assert task.take(place).tolist() == [1] * 4
+    assert place.torn == []
+
+
+@pytest.mark.parametrize("failing", ["first", "last"])
+def test_an_error_in_either_step_keeps_its_turn(place: FakePlace, failing: str) -> None:
+    stage = Stage(place)
+
+    def step(name: str, number: int) -> int:
+        if name == failing and number % 2:
+            raise KeyError(number)
+        return number
+
+    tasks = [
+        stage.submit(partial(step, "first", number), partial(step, "last")) for number in range(6)
+    ]
+    for number, task in enumerate(tasks):
+        assert task.wait(20)
+        if number % 2:
+            with pytest.raises(KeyError, match=str(number)):
+                task.take(place)
+        else:
+            assert task.take(place) == number
 
 
 def test_an_error_is_raised_by_whoever_takes_the_batch(place: FakePlace) -> None:

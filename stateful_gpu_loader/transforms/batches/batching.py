@@ -9,7 +9,7 @@ crop is exact either way (law 1).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Batching:
 
     def __init__(self, images: Sequence[Tensor], memory_format: torch.memory_format) -> None:
         self._memory_format = memory_format
-        self._start(list(images), None)
+        self._start(list(images))
 
     def apply(
         self, recipe: Recipe, numbers: IndexArray | FloatArray, sizes: Sequence[tuple[int, int]]
@@ -70,15 +70,14 @@ class Batching:
         """
         if self._is_pending:
             self._settle()
-        batch = torch.stack(self._images) if self._batch is None else self._batch
+        images = self._images
+        batch = images if isinstance(images, Tensor) else torch.stack(images)
         return batch.contiguous(memory_format=self._memory_format)
 
-    def _start(self, images: list[Tensor], batch: Tensor | None) -> None:
-        """From here on the images are these; ``batch``, if there is one, holds just them."""
+    def _start(self, images: list[Tensor] | Tensor) -> None:
+        """From here on the images are these, or the rows of one batch."""
         self._images = images
-        self._batch = batch
-        sizes = np.array([image.shape[1:] for image in images], dtype=np.int64)
-        self._placement = Placement.of(sizes)
+        self._placement = Placement.of(_sizes_of(images))
         self._pointwise = Pointwise()
         self._is_pending = False
 
@@ -102,15 +101,12 @@ class Batching:
     def _settle(self) -> None:
         """Carry out what was noted: in one resampling, or in one for each size that comes out."""
         placement = self._placement
-        groups = _grouped(map(tuple, placement.sizes.tolist()))
-        made: list[Tensor] = [self._images[0]] * len(self._images)
-        for members in groups:
-            images = [self._images[i] for i in members]
-            part = placement if len(groups) == 1 else placement.take(np.array(members))
-            batch = resample(images, part, self._pointwise, self._memory_format)
-            for i, image in zip(members, batch.unbind(0), strict=True):
-                made[i] = image
-        self._start(made, batch if len(groups) == 1 else None)
+
+        def make(members: list[int]) -> Tensor:
+            images, part = [self._images[i] for i in members], placement.take(np.array(members))
+            return resample(images, part, self._pointwise, self._memory_format)
+
+        self._start(_in_groups(map(tuple, placement.sizes.tolist()), make))
 
     def _carry_out(
         self,
@@ -119,22 +115,35 @@ class Batching:
         sizes: Sequence[tuple[int, int]],
     ) -> None:
         """Call the recipe, once for all images that have one size before and after it."""
-        before = (tuple(image.shape) for image in self._images)
-        groups = _grouped(zip(before, sizes, strict=True))
-        made: list[Tensor] = [self._images[0]] * len(self._images)
-        for members in groups:
-            images = self._batch if self._batch is not None and len(groups) == 1 else None
-            if images is None:
-                images = torch.stack([self._images[i] for i in members])
-            batch = recipe.apply_batch(images, numbers[np.array(members)])
-            for i, image in zip(members, batch.unbind(0), strict=True):
-                made[i] = image
-        self._start(made, batch if len(groups) == 1 else None)
+
+        def make(members: list[int]) -> Tensor:
+            images = self._images
+            if not isinstance(images, Tensor) or len(members) < len(images):
+                images = torch.stack([images[i] for i in members])
+            return recipe.apply_batch(images, numbers[np.array(members)])
+
+        before = map(tuple, self._placement.sizes.tolist())
+        self._start(_in_groups(zip(before, sizes, strict=True), make))
 
 
-def _grouped(keys: Iterable[object]) -> list[list[int]]:
-    """The numbers of equal keys together, each group in order."""
+def _sizes_of(images: list[Tensor] | Tensor) -> IndexArray:
+    """Height and width of each: int64 [n, 2]."""
+    if isinstance(images, Tensor):
+        return np.tile(np.array(images.shape[2:], dtype=np.int64), (len(images), 1))
+    return np.array([image.shape[1:] for image in images], dtype=np.int64)
+
+
+def _in_groups(
+    keys: Iterable[object], make: Callable[[list[int]], Tensor]
+) -> list[Tensor] | Tensor:
+    """What ``make`` gives for the numbers of equal keys together: one batch, or images in order."""
     groups: defaultdict[object, list[int]] = defaultdict(list)
     for i, key in enumerate(keys):
         groups[key].append(i)
-    return list(groups.values())
+    made: dict[int, Tensor] = {}
+    for members in groups.values():
+        batch = make(members)
+        if len(groups) == 1:
+            return batch
+        made.update(zip(members, batch.unbind(0), strict=True))
+    return [made[i] for i in range(len(made))]

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch, WorkerLost
+from stateful_gpu_loader import CallableSource, StatefulGPULoader, StateMismatch, WorkerLost
+from tests.callables import NoisyPlaces
 from tests.conformance import same
 from tests.datasets import Failing, Indices
 from tests.lost_workers import KillsItself, kill, lives
@@ -213,6 +214,33 @@ def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
     loader.load_state_dict(ahead.state_dict(batches_ago=1))
     assert same(next(batches), expected[2])
     assert loader.state_dict() == ahead.state_dict()
+
+
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(length: int) -> None:
+    """A4, G3: a batch that is not full tells that it is the last, before anybody asks again."""
+
+    def refuse_the_first(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["place"] == 0:
+            raise ValueError("no sample 0")
+        return sample
+
+    def make() -> StatefulGPULoader[Any]:
+        source = CallableSource(NoisyPlaces(length))
+        return StatefulGPULoader(source, batch_size=4, seed=1, transform=refuse_the_first)
+
+    loader = make()
+    before = loader.state_dict()
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(batches)
+    loader.load_state_dict(before)
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(batches)
+    fresh = iter(make())
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(fresh)
+    assert same(list(batches), list(fresh))
 
 
 def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:

@@ -128,6 +128,7 @@ class Run:
     def __next__(self) -> Any:
         with self._lock:
             while not self._ended:
+                self._leave_if_superseded()
                 if self._begun is not None and self._begun.stream.has_met_end:
                     self._end(self._begun)
                     continue
@@ -185,13 +186,15 @@ class Run:
             return self._former_workers
         return list(getattr(self._begun.pipeline, "workers", []))
 
-    def _started(self) -> Begun:
-        begun = self._begun
-        if begun is not None:
-            current = begun.current
+    def _leave_if_superseded(self) -> None:
+        """A state was loaded before anything was delivered: the pass begins again, from there."""
+        if self._begun is not None:
+            current = self._begun.current
             if not (current.delivered or current.generation == self._passes.generation):
                 self._stop()
-                begun = None
+
+    def _started(self) -> Begun:
+        begun = self._begun
         if begun is None:
             self._begun = begun = self._conduct.begin()
         elif not begun.is_running or (begun.is_alone and begun.alone == 0):

@@ -12,6 +12,7 @@ from benchmarks.gpu import results as names
 from benchmarks.gpu.decoding import DecodingAlone, read_batches
 from benchmarks.gpu.launch import (
     Augmenting,
+    by_block,
     bytes_a_second,
     device_microseconds,
     host_microseconds,
@@ -52,6 +53,10 @@ def measure_launch(work: Pass, results: GpuResults) -> None:
         if name == names.LAUNCH:
             floor = 1e6 * augmenting.least_bytes() / bandwidth
             results.note(names.FLOOR, "its memory traffic alone", "us", [floor])
+            results.details["launch by block"] = {
+                f"{rows} x {columns}": statistics.median(found)
+                for (rows, columns), found in by_block(augmenting, repeats=repeats).items()
+            }
     results.details["bytes_a_second"] = round(bandwidth)
 
 

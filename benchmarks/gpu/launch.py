@@ -12,7 +12,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.launch_compiled import BLOCKS
 from stateful_gpu_loader.transforms import Compose, PipelineDraw
+from stateful_gpu_loader.transforms.batches import kernels
 
 _AHEAD_CYCLES = 20_000_000
 """Some 10 ms of the GPU's time, in which the host queues what is timed."""
@@ -44,6 +46,18 @@ def device_microseconds(queue: Callable[[int], Any], *, repeats: int) -> list[fl
         end.synchronize()
         del kept
         found.append(1000 * start.elapsed_time(end))
+    return found
+
+
+def by_block(queue: Callable[[int], Any], *, repeats: int) -> dict[tuple[int, int], list[float]]:
+    """As :func:`device_microseconds`, of the fused launch in blocks of every shape."""
+    ours, found = kernels.BLOCK, {}
+    try:
+        for block in BLOCKS:
+            kernels.BLOCK = block
+            found[block] = device_microseconds(queue, repeats=repeats)
+    finally:
+        kernels.BLOCK = ours
     return found
 
 

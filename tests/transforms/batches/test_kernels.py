@@ -61,11 +61,10 @@ def test_the_kernel_is_torchs_path(found: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "antialias", "steps", "columns"),
     [
-        *[(dtype, flag, "-*", 128) for dtype in ("fp32", "fp16", "bf16") for flag in (True, False)],
-        ("u8", True, "", 128),
-        ("u8", False, "", 128),
-        ("fp32", True, "*-/", 128),
-        ("fp32", True, "-*", 64),
+        *[(dtype, flag, "-*", 64) for dtype in ("fp32", "fp16", "bf16") for flag in (True, False)],
+        ("u8", True, "", 64),
+        ("u8", False, "", 64),
+        ("fp32", True, "*-/", 64),
         ("fp32", True, "-*", 32),
     ],
 )
@@ -89,7 +88,7 @@ def test_the_kernel_compiles_for_hopper(
         "ANTIALIAS": antialias,
         "STEPS": steps,
         "FIELDS": kernels.FIELDS,
-        "BLOCK_ROWS": kernels.BLOCK_ROWS,
+        "BLOCK_ROWS": kernels.BLOCK[0],
         "BLOCK_COLUMNS": columns,
     }
     pointers = {"parameters": "*i64", "coefficients": "*fp32", "out": f"*{dtype}"}

@@ -221,6 +221,11 @@ class Player:
         has_sampler = self._stream.order not in (*OWN, "none")
         return self._stream.has_state or has_sampler or self._stream["data"] == "once"
 
+    @property
+    def _moves_by_failing(self) -> bool:
+        """Whether a batch that raises moves the loader: an object of the user's has gone on."""
+        return self._is_of_the_users or self._stream.is_tied
+
     def kill(self, worker: int) -> None:
         """SIGKILL one of the workers, if they are processes."""
         for batches in self._iterators or ():
@@ -250,9 +255,12 @@ class Player:
         foreign = self._present.but(**changes, prefetch_factor=None, persistent_workers=False)
         others = _build(foreign if "num_workers" in changes else foreign.but(num_workers=0))
         iterators = [iter(other) for other in others]
-        for _ in range(after):
-            if next_of(iterators) is None:
-                return
+        try:
+            for _ in range(after):
+                if next_of(iterators) is None:
+                    return
+        except ValueError:
+            return  # lanes that hold no batch for one of the ranks, where the last is dropped
         if "num_workers" in changes and not after:
             return  # states of no worker's objects are free
         before = [loader.state_dict() for loader in self._ranks]
@@ -301,6 +309,7 @@ class Player:
             while self._retries:
                 again, self._retries = units[self._retries[0]], self._retries[1:]
                 if found[:1] == [again]:
+                    self._has_moved |= self._moves_by_failing
                     return
         place, n = self._place, len(self._oracle.units(self._place.epoch))
         wanted = self._expected()
@@ -330,8 +339,7 @@ class Player:
         if not failed:
             self._history.append(place)
             self._is_resumed = False
-        # What has only raised moves the loader where an object of the user's has gone on.
-        self._has_moved |= not failed or self._is_of_the_users or self._stream.is_tied
+        self._has_moved |= not failed or self._moves_by_failing
         self._has_delivered = True
         self._place = Place(place.epoch, done, again)
 

@@ -50,6 +50,8 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
 
 @pytest.mark.parametrize("name", BATCH_DECODERS)
 def test_making_a_decoder_starts_nothing(name: str) -> None:
+    if name == "dali":
+        pytest.importorskip("nvidia.dali")
     decoder = make_batch_decoder(name, DEVICE)
     assert FAMILIES[decoder.family] == name
     assert decoder.family not in DECODERS
@@ -59,6 +61,7 @@ def test_making_a_decoder_starts_nothing(name: str) -> None:
 
 
 def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
+    pytest.importorskip("nvidia.dali")
     cpu = {name: make_batch_decoder(name, DEVICE).cpu.family for name in BATCH_DECODERS}
     assert cpu == {
         "torchcodec": "torchcodec",
@@ -69,6 +72,7 @@ def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
 
 
 def test_auto_takes_the_family_that_was_saved() -> None:
+    pytest.importorskip("nvidia.dali")
     assert make_batch_decoder("auto", DEVICE).family == "torchcodec-cuda"
     for family in FAMILIES:
         assert make_batch_decoder("auto", DEVICE, prefer=family).family == family

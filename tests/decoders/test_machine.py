@@ -39,6 +39,7 @@ def test_packages_of_cuda_13_are_named_too(monkeypatch: pytest.MonkeyPatch) -> N
         "nvidia-nvimgcodec-cu13 0.9.0",
         "nvidia-nvjpeg 13.0.1",
     ]
+    pytest.importorskip("nvidia.dali")
     installed["nvidia-dali-cuda130"] = "2.4"
     decoder = make_batch_decoder("dali", torch.device("cuda"))
     assert decoder.version().startswith("nvidia-dali-cuda130 2.4, nvidia-nvimgcodec-cu13 0.9.0")

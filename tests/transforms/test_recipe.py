@@ -15,6 +15,7 @@ from torchvision.transforms import v2
 
 from stateful_gpu_loader import transforms as T
 from tests.images import photograph
+from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import as_float, decoded, noise, sizes_of
 
 RECIPES = [
@@ -63,9 +64,11 @@ def test_arguments_are_torchvisions(recipe: T.Recipe) -> None:
         return  # torchvision has none
     ours = inspect.signature(type(recipe)).parameters
     theirs = inspect.signature(getattr(v2, type(recipe).__name__)).parameters
-    assert [(name, given.default) for name, given in ours.items()] == [
-        (name, given.default) for name, given in theirs.items()
-    ]
+    defaults = {name: given.default for name, given in theirs.items()}
+    assert list(ours) == list(theirs)
+    assert in_torchvisions_words({name: given.default for name, given in ours.items()}) == (
+        in_torchvisions_words(defaults)
+    )
 
 
 @every_recipe

@@ -12,6 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine
+from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for
 
 ARGUMENTS = [
@@ -27,7 +28,8 @@ ARGUMENTS = [
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
     """D6: bit for bit on uint8 and float."""
-    recipe, reference = RandomAffine(**arguments), v2.RandomAffine(**arguments)
+    recipe = RandomAffine(**arguments)
+    reference = v2.RandomAffine(**in_torchvisions_words(arguments))
     images = [decoded("coffee"), as_float(decoded("chelsea")), *(noise(*s) for s in ODD_SIZES[:6])]
     for image in images:
         for angle, x, y, scale, *shear in rows_for(recipe, image, 3):
@@ -58,7 +60,7 @@ def test_numbers_are_distributed_as_torchvisions(arguments: dict[str, Any]) -> N
     torch.manual_seed(3)
     image, n = torch.empty(1, 45, 60), 4000
     ours = np.array(rows_for(RandomAffine(**arguments), image, n))
-    reference = v2.RandomAffine(**arguments)
+    reference = v2.RandomAffine(**in_torchvisions_words(arguments))
     params = [reference.make_params([image]) for _ in range(n)]
     theirs = np.array([[p["angle"], *p["translate"], p["scale"], *p["shear"]] for p in params])
     for ours_of_it, theirs_of_it in zip(ours.T, theirs.T, strict=True):

@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import RandomResizedCrop
+from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for
 
 
@@ -28,7 +29,7 @@ def test_pixels_are_torchvisions(name: str, arguments: dict[str, Any]) -> None:
     recipe = RandomResizedCrop((96, 64), **arguments)
     for image in (decoded(name), as_float(decoded(name))):
         for numbers in rows_for(recipe, image, 8):
-            expected = F.resized_crop(image, *numbers, [96, 64], **arguments)
+            expected = F.resized_crop(image, *numbers, [96, 64], **in_torchvisions_words(arguments))
             assert torch.equal(recipe.apply(image, numbers), expected)
 
 

@@ -13,6 +13,7 @@ from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
 from stateful_gpu_loader.transforms.geometry.resampling import crop, resize
+from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
 
 ARGUMENTS = [
@@ -33,7 +34,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize("name", ["astronaut", "coffee"])
 def test_pixels_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
     """D6: bit for bit on uint8, from the decoder's view and from planar memory; on float too."""
-    recipe, reference = Resize(**arguments), v2.Resize(**arguments)
+    recipe, reference = Resize(**arguments), v2.Resize(**in_torchvisions_words(arguments))
     for image in (decoded(name), decoded(name).contiguous(), as_float(decoded(name))):
         (numbers,) = rows_for(recipe, image, 1)
         torch.testing.assert_close(recipe.apply(image, numbers), reference(image), rtol=0, atol=0)
@@ -45,7 +46,7 @@ def test_odd_images(arguments: dict[str, Any], size: tuple[int, int]) -> None:
     """D6: drawn sizes and pixels equal torchvision's, down to 1x1."""
     image = noise(*size)
     try:
-        expected = v2.Resize(**arguments)(image)
+        expected = v2.Resize(**in_torchvisions_words(arguments))(image)
     except RuntimeError:
         with pytest.raises(ValueError, match=f"{size[0]}x{size[1]}"):
             rows_for(Resize(**arguments), image, 1)

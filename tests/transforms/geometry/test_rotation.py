@@ -12,6 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import RandomRotation
+from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
 
 ARGUMENTS = [
@@ -29,7 +30,8 @@ ARGUMENTS = [
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
     """D6: bit for bit on uint8 and float; the drawn sizes are those of the result."""
-    recipe, reference = RandomRotation(**arguments), v2.RandomRotation(**arguments)
+    recipe = RandomRotation(**arguments)
+    reference = v2.RandomRotation(**in_torchvisions_words(arguments))
     images = [decoded("coffee"), as_float(decoded("chelsea")), *(noise(*s) for s in ODD_SIZES[:6])]
     for image in images:
         uniforms = np.random.default_rng(0).random((3, 1))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix
 
@@ -68,7 +69,7 @@ def test_pixels_are_torchvisions(interpolation: str, fill: float | None) -> None
             for i, image in enumerate(batch):
                 filling = list(fill) if isinstance(fill, tuple) else fill
                 expected = F.affine_image(
-                    image, **params(i), interpolation=interpolation, fill=filling
+                    image, **params(i), interpolation=InterpolationMode(interpolation), fill=filling
                 )
                 assert torch.equal(made[i], expected)
 
@@ -84,7 +85,9 @@ def test_however_the_product_is_rounded_pixels_are_a_level_apart(
     )
     made = warp(batch, matrices, "bilinear", 7.0)
     for i, image in enumerate(batch):
-        expected = F.affine_image(image, **params(i), interpolation="bilinear", fill=7.0)
+        expected = F.affine_image(
+            image, **params(i), interpolation=InterpolationMode.BILINEAR, fill=7.0
+        )
         assert (made[i].int() - expected.int()).abs().max() <= 1
 
 

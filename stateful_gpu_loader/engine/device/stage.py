@@ -47,18 +47,11 @@ class Task:
         self._error: BaseException | None = None
 
     def run(self, place: Place, stream: int) -> None:
-        """The next step, in the thread of that stream, unless the task was cancelled."""
-        if self._first is None:
-            return
-        if stream == 0 and self._queue is not None:
-            self._queue.wait_until_empty()
+        """The next step, in the thread of that stream."""
+        step = self._begin if stream == 0 else self._end
         try:
             with place.working(stream), torch.no_grad():
-                if stream == 0:
-                    self._result = self._first()
-                    self._mark = place.mark()
-                else:
-                    self._end(place)
+                step(place)
         except BaseException as error:
             # Whatever it is, somebody waits for this batch.
             self._error, self._result = error, None
@@ -67,17 +60,26 @@ class Task:
         else:
             self._done.set()
 
+    def _begin(self, place: Place) -> None:
+        if self._queue is not None:
+            self._queue.wait_until_empty()
+        first, self._first = self._first, None
+        if first is not None:
+            self._result = first()
+            self._mark = place.mark()
+
     def _end(self, place: Place) -> None:
+        last, self._last = self._last, None
         begun, self._result = self._result, None
-        if self._last is not None:
+        if last is not None:
             place.receive(self._mark, [])
-            self._result = self._last(begun)
+            self._result = last(begun)
             self._mark = place.mark()
             # What was begun is freed now, and may be written by hand, past any stream.
             place.settle()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more: no further step is taken."""
         self._first = self._last = self._result = self._error = None
 
     def wait(self, timeout: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from abc import ABC, abstractmethod
 from typing import Any, SupportsIndex
@@ -71,20 +70,6 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
             ValueError: the record itself is malformed, and will be at every retry.
         """
 
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
-        """As :meth:`read`, with the image's bytes where ``memory`` says, asked for once."""
-        sample = self.read(index)
-        data = torch.from_numpy(memory(sample.data.numel()))
-        data.copy_(sample.data)
-        return dataclasses.replace(sample, data=data)
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        """A subclass with a ``read`` of its own is read by that one alone."""
-        super().__init_subclass__(**arguments)
-        own = next(base for base in cls.__mro__ if {"read", "_read_into"} & vars(base).keys())
-        if "_read_into" not in vars(own):
-            cls._read_into = Source._read_into  # type: ignore[method-assign]
-
     @abstractmethod
     def fingerprint(self) -> str:
         """The content id: equal for equal samples in equal order, wherever they are stored.
@@ -106,3 +91,17 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
             )
         sample = self.read(number % length)
         return sample.data, sample.target
+
+
+def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
+    """As ``source.read(index)``; the image's bytes may lie in ``memory``, which is asked for once.
+
+    They do where a source of this package has ``_read_into``, unless a subclass, a mixin or the
+    object itself reads in another way: then that is asked alone.
+    """
+    names = {"read", "_read_into"}
+    first = next(kind for kind in type(source).__mro__ if names & vars(kind).keys())
+    if "_read_into" in vars(first) and "read" not in vars(source):
+        sample: EncodedSample = source._read_into(index, memory)  # type: ignore[attr-defined]
+        return sample
+    return source.read(index)

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.mixture import MixedDataset
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.sources.source import Size, Source
+from stateful_gpu_loader.sources.source import Size, Source, read_into
 from stateful_gpu_loader.storage.memory import Memory
 
 
@@ -59,7 +59,7 @@ class SubsetSource(Source):
         return self._source.read(int(self._indices[index]))
 
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
-        return self._source._read_into(int(self._indices[index]), memory)
+        return read_into(self._source, int(self._indices[index]), memory)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
@@ -88,7 +88,7 @@ class ConcatSource(Source):
 
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)
-        return source._read_into(own, memory)
+        return read_into(source, own, memory)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -44,12 +44,23 @@ class Arena:
         """The next bytes, to be filled before others are taken: a :data:`Memory`."""
         start, end = self.end, self.end + num_bytes
         if end > len(self._bytes):
-            larger = self._allocate(end + end // 4)
+            larger = self._allocate(max(end, 2 * len(self._bytes)))
             copied: Bytes = larger.numpy()
             copied[:start] = self._bytes[:start]
             self._tensor, self._bytes = larger, copied
         self.end = end
         return self._bytes[start:end]
+
+    def keep(self, start: int, data: torch.Tensor) -> None:
+        """Let these bytes be what follows the first ``start`` ones, and be the last.
+
+        Args:
+            start: :attr:`end`, before they were read.
+            data: uint8 [num_bytes] on the CPU; of the memory that was taken since, its beginning.
+        """
+        if self.end == start:
+            self.take(data.numel())[:] = data.numpy()
+        self.cut(start + data.numel())
 
     def cut(self, end: int) -> None:
         """Take back what lies behind so many bytes."""

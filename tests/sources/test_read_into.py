@@ -17,9 +17,9 @@ from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
 from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
 from stateful_gpu_loader.records import EncodedSample, Request
-from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.source import Source, read_into
 from stateful_gpu_loader.sources.wrapped import as_source
-from stateful_gpu_loader.storage.memory import Arena
+from stateful_gpu_loader.storage.memory import Arena, Bytes, new_memory
 from stateful_gpu_loader.transforms import Compose, Resize
 from tests.images import write_photo_folder
 
@@ -69,13 +69,30 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
     alone = [source.read(index) for index in range(len(source))]
     for index, sample in enumerate(alone):
         start = arena.end
-        into = source._read_into(index, arena.take)
+        into = read_into(source, index, arena.take)
         assert (into.target, into.name) == (sample.target, sample.name)
+        arena.keep(start, into.data)
         assert into.data.tolist() == sample.data.tolist() == arena.filled()[start:].tolist()
-        if into.data.numel():
-            assert into.data.data_ptr() == arena.filled()[start:].data_ptr()
     everything = torch.cat([sample.data for sample in alone])
     assert torch.equal(arena.filled(), everything)
+
+
+def test_a_folder_is_read_without_a_copy(tmp_path: Path) -> None:
+    """Unless somebody reads otherwise, however late that was said."""
+    (tmp_path / "a.jpg").write_bytes(b"abc")
+    source = FolderSource.from_paths([str(tmp_path / "a.jpg")])
+    asked: list[int] = []
+
+    def memory(num_bytes: int) -> Bytes:
+        asked.append(num_bytes)
+        return new_memory(num_bytes)
+
+    read_into(source, 0, memory)
+    assert asked == [3]
+    sample = source.read(0)
+    source.read = lambda index: sample  # type: ignore[method-assign]
+    assert read_into(source, 0, memory) is sample
+    assert asked == [3]
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(

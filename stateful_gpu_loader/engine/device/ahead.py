@@ -204,6 +204,7 @@ class DevicePipeline:
             if isinstance(other, _Turn) and other.task is not None:
                 other.task.cancel()
                 other.task = None
+        self._stage.pause()  # what is under way has memory until it is done
         place.free_cached()
         turn.has_room = not turn.has_room
         if not turn.has_room:

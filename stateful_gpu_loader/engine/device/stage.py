@@ -67,16 +67,20 @@ class Task:
         if first is not None:
             self._result = first()
             self._mark = place.mark()
+            if self._queue is not None and self._last is None:
+                self._result = None  # it was cancelled meanwhile
 
     def _end(self, place: Place) -> None:
         last, self._last = self._last, None
         begun, self._result = self._result, None
         if last is not None:
             place.receive(self._mark, [])
-            self._result = last(begun)
-            self._mark = place.mark()
-            # What was begun is freed now, and may be written by hand, past any stream.
-            place.settle()
+            try:
+                self._result = last(begun)
+                self._mark = place.mark()
+            finally:
+                # What was begun is freed now, and may be written by hand, past any stream.
+                place.settle()
 
     def cancel(self) -> None:
         """Nobody waits for it any more: no further step is taken."""
@@ -199,7 +203,10 @@ class _Queue:
 
     def put(self, task: Task) -> None:
         with self._changed:
-            self._tasks.append(task)
+            if self._closed:
+                task.cancel()
+            else:
+                self._tasks.append(task)
             self._changed.notify_all()
 
     def take(self) -> Task | None:

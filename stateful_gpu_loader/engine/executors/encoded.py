@@ -91,7 +91,7 @@ class EncodedExecutor:
         self._recipes = recipes
         self._allocate = allocate
         self._policy = policy
-        self._expected = 2**20
+        self._expected = 0
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
         arena = Arena(lambda num_bytes: self._allocate((num_bytes,), torch.uint8), self._expected)
@@ -109,7 +109,8 @@ class EncodedExecutor:
                 decoded.append(pixels)
             opened.append(image)
             lengths.append(arena.end - start)
-        self._expected = max(self._expected, arena.end)
+        # One batch of large images does not make all later arenas as large.
+        self._expected = max(arena.end, self._expected * 7 // 8)
         drawn = self._draw(request, [image for image in opened if image is not None])
         pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
         if decoded:
@@ -136,12 +137,11 @@ class EncodedExecutor:
         try:
             start = arena.end
             sample = read(self._source, key, arena.take)
-            # A file may have become shorter since it was asked for its size.
-            arena.cut(start + sample.data.numel())
             header = header_of(sample, key)
             is_decoded = not self._takes(header, sample.data)
             image = OpenedImage(sample.name, sample.target, header, is_decoded)
             if not is_decoded:
+                arena.keep(start, sample.data)
                 return image, None
             pixels = decode(self._decoder, sample, header, key)
             # Decoders write colours side by side: it is a view then, not a copy.

@@ -23,7 +23,7 @@ from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
 from stateful_gpu_loader.engine.executors.samples import SampleExecutor, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
-from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.sources.source import Source, read_into
 from stateful_gpu_loader.storage.memory import Memory
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
@@ -306,10 +306,10 @@ class CallableExecutor(SampleExecutor):
 
 
 def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:
-    """Read one sample, into ``memory`` where there is one; a malformed record is a BadSample, an
+    """Read one sample, into ``memory`` if that can be; a malformed record is a BadSample, an
     OSError stays one."""
     try:
-        return source.read(key.index) if memory is None else source._read_into(key.index, memory)
+        return source.read(key.index) if memory is None else read_into(source, key.index, memory)
     except BadSample:
         raise
     except ValueError as error:

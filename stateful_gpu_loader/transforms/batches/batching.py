@@ -143,6 +143,11 @@ def _in_groups(
     made: dict[int, Tensor] = {}
     for members in groups.values():
         batch = make(members)
+        if len(batch) != len(members):
+            raise ValueError(
+                f"a recipe made {len(batch)} images of {len(members)}. Remedy: let its "
+                "apply_batch give one for each"
+            )
         if len(groups) == 1:
             return batch
         made.update(zip(members, batch.unbind(0), strict=True))

@@ -196,7 +196,9 @@ def resample_kernel(
             row_red = tl.fma(weight, _loaded(place), row_red)
             row_green = tl.fma(weight, _loaded(place + source_channel), row_green)
             row_blue = tl.fma(weight, _loaded(place + 2 * source_channel), row_blue)
-        weight = _weight(y - y_start, y_offset, y_inverse) * y_gain
+        # Outside it is nearly zero, and which rows a tile meets must not show in its pixels.
+        is_tap = (y >= y_start) & (y < y_start + y_count)
+        weight = tl.where(is_tap, _weight(y - y_start, y_offset, y_inverse) * y_gain, 0.0)
         weight = tl.broadcast_to(weight, (BLOCK_ROWS, BLOCK_COLUMNS))
         red = tl.fma(weight, tl.broadcast_to(row_red[None, :], red.shape), red)
         green = tl.fma(weight, tl.broadcast_to(row_green[None, :], green.shape), green)

@@ -107,6 +107,22 @@ def test_what_was_begun_is_freed_behind_the_work_that_reads_it(place: FakePlace)
     assert place.torn == []
 
 
+def test_the_work_of_a_last_step_that_raises_is_waited_for_too(place: FakePlace) -> None:
+    """What it was given is freed by whoever drops the error, and the device may still read it."""
+    stage = Stage(place)
+    done: list[int] = []
+
+    def end(begun: None) -> None:
+        place.queue(lambda: done.append(1))
+        raise KeyError("label")
+
+    task = stage.submit(lambda: None, end)
+    assert task.wait(20)
+    assert done == [1]
+    with pytest.raises(KeyError, match="label"):
+        task.take(place)
+
+
 @pytest.mark.parametrize("failing", ["first", "last"])
 def test_an_error_in_either_step_keeps_its_turn(place: FakePlace, failing: str) -> None:
     stage = Stage(place)

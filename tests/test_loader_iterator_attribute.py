@@ -80,7 +80,7 @@ def test_none_ends_threads_and_the_stage_of_the_device(photos: Path, fake_gpu: F
     before = ours()
     loader = make_on_device(photos, batch_size=1, prefetch_factor=1, **KEPT)
     next(iter(loader))
-    assert len(ours()) == len(before) + 3
+    assert len(ours()) == len(before) + 4
     loader._iterator = None
     assert ours() == before
     fake_gpu.decoder.place = None

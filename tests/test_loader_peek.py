@@ -117,7 +117,7 @@ def test_on_a_device_it_has_a_stage_of_its_own(
         assert same(next(batches), wanted)
     assert len(decoders) == len(fake_gpu.places) == 4, "the loader's, and one each time"
     names = [thread.name for thread in threading.enumerate()]
-    assert sum("device stage" in name for name in names) == 1
+    assert sum("device stage" in name for name in names) == 2, "of one stage"
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -105,7 +105,8 @@ def test_phases_are_timed_and_the_methods_put_back() -> None:
         _apply(recipes, drawn)
     _apply(recipes, drawn)
     assert spent["of it: the recipes"].calls == 2
-    assert spent["of it: the recipes"].seconds >= spent["of it: the recipes"].cpu_seconds > 0
+    assert spent["of it: the recipes"].seconds > 0
+    assert spent["of it: the recipes"].cpu_seconds > 0
     assert a_batch(spent, 2)["of it: the recipes"]["calls"] == 1
     assert a_batch(spent, 2)["of it: the decoder"]["calls"] == 0
     after = [getattr(owner, name) for methods in PHASES.values() for owner, name in methods]

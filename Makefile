@@ -15,7 +15,7 @@ ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 .PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check bench format clean
 
 demo: $(VENV)/.ready-demo
-	$(BIN)/python -m stateful_gpu_loader demo --output demo-output
+	$(BIN)/python -m examples.demo --output demo-output
 
 test: $(VENV)/.ready
 	$(PYTEST) -m "fast or not $(ANY_MARK)"

@@ -32,7 +32,7 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio, summarise
 from benchmarks.user_states import Buffered, DrawingSampler, Recent
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.pipelines import team, watch
+from stateful_gpu_loader.engine.workers import torch_workers, worker_monitor
 
 NUM_WORKERS = 2
 START_METHODS = ("fork", "spawn")
@@ -268,7 +268,7 @@ def _watching(arguments: Arguments, turns: int) -> _Part:
     setting = _overhead(TRIVIAL, 8 if arguments.quick else 1000, turns)
 
     def microseconds(kind: Any) -> float:
-        with mock.patch.object(team, "Watch", kind):
+        with mock.patch.object(torch_workers, "Watch", kind):
             batches = setting.batches(OURS)
             found = seconds_a_batch(batches, warm_up=4 * NUM_WORKERS, timed=setting.timed) * 1e6
             del batches  # as long as the other class has its name
@@ -280,7 +280,7 @@ def _watching(arguments: Arguments, turns: int) -> _Part:
             label=f"workers {name}, {COSTS[TRIVIAL]}",
             measure=functools.partial(microseconds, kind),
         )
-        for name, kind in ((WATCHED, watch.Watch), (UNWATCHED, NoWatch))
+        for name, kind in ((WATCHED, worker_monitor.Watch), (UNWATCHED, NoWatch))
     ]
     aims = {(WATCHED, UNWATCHED): ("watched beside unwatched, trivial samples", WATCH_AIM)}
     part = _Part(measurements=[], comparisons=[], aims=[])

@@ -23,11 +23,11 @@ from benchmarks.processes import run_apart
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
 from benchmarks.summary import ratio
+from stateful_gpu_loader.datasets.parquet.source import ParquetSource
+from stateful_gpu_loader.datasets.storage.open_files import Bytes, OpenFiles
+from stateful_gpu_loader.datasets.tar.source import TarSource
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
-from stateful_gpu_loader.sources.parquet import ParquetSource
-from stateful_gpu_loader.sources.tar import TarSource
-from stateful_gpu_loader.storage.open_files import Bytes, OpenFiles
 
 READ_FORMATS = (TAR, PARQUET)
 IN_ORDER, EVERYTHING = "in order", "everything shuffled"

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.engine.executors.images import (
+from stateful_gpu_loader.engine.makers.images import (
     RecipeExecutor,
     decode,
     header_of,
     read,
 )
 from stateful_gpu_loader.records import Request
-from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose
 
 Path = Callable[[Request], Any]

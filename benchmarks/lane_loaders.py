@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from benchmarks.photograph_loaders import MEAN, SIZE, STD
 from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.shards.tar import TarRecords, TarShards
+from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
 
 BATCH_SIZE = 64
 TRIVIAL, RECORDS, IMAGES = "trivial", "records", "images"

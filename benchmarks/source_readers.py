@@ -20,16 +20,16 @@ import numpy as np
 from benchmarks import dali_readers
 from benchmarks.format_writers import CAFFE, FOLDER, PARQUET, RECORDIO, TAR, TFRECORD
 from benchmarks.source_files import SourceFiles
+from stateful_gpu_loader.datasets.folder.source import FolderSource
+from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
+from stateful_gpu_loader.datasets.parquet.source import ParquetSource
+from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.tar.source import TarSource
+from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
-from stateful_gpu_loader.sources.folder import FolderSource
-from stateful_gpu_loader.sources.lmdb_caffe import CaffeLMDBSource
-from stateful_gpu_loader.sources.lmdb_caffe2 import Caffe2LMDBSource
-from stateful_gpu_loader.sources.parquet import ParquetSource
-from stateful_gpu_loader.sources.recordio import RecordIOSource
-from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.sources.tar import TarSource
-from stateful_gpu_loader.sources.tfrecord import TFRecordSource
 
 Sample = tuple[Any, int]
 

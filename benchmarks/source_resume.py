@@ -26,7 +26,7 @@ from benchmarks.results import Measurement
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import has_webdataset, open_source, webdataset_samples
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.sources.source import Source
+from stateful_gpu_loader.datasets.source import Source
 
 BATCH_SIZE = dali_readers.BATCH_SIZE
 PLACES = (0.0, 0.9)

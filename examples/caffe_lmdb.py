@@ -14,7 +14,7 @@ Safer here:
   goes on. It ends a DALI pipeline for good.
 - `shuffle=True` permutes the whole database. DALI's `random_shuffle` draws from a buffer of 1024.
 
-    python examples/caffe_lmdb.py [--databases CAFFE CAFFE2] [--output FOLDER]
+    python -m examples.caffe_lmdb [--databases CAFFE CAFFE2] [--output FOLDER]
 
 writes lmdb_caffe.png and lmdb_caffe2.png; without paths, it writes two small databases first.
 Needs `pip install stateful_gpu_loader[lmdb,demo]`.
@@ -29,10 +29,10 @@ import lmdb
 import torch
 from matplotlib.figure import Figure
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import Caffe2LMDBSource, CaffeLMDBSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
-from stateful_gpu_loader.sources import Source
+from stateful_gpu_loader.datasets import Source
 
 BATCH_SIZE = 9
 Loader = StatefulGPULoader[list[torch.Tensor]]

@@ -19,7 +19,7 @@ Loaders, samplers and generators of this package can be registered in DALI's `Ch
 DALI's threads stay in a process once dynamic mode was used, and a forked child would wait for them
 for ever: worker processes of this package are then started by a fork server.
 
-    python examples/dali_dynamic.py [--folder FOLDER] [--output FOLDER]
+    python -m examples.dali_dynamic [--folder FOLDER] [--output FOLDER]
 
 writes dali_original.png and dali_restored.png. The folder holds class folders of JPEG files;
 without it, a small one is written. Needs `pip install stateful_gpu_loader[dali,demo]`.
@@ -35,8 +35,8 @@ import nvidia.dali.experimental.dynamic as ndd
 import torch
 from matplotlib.figure import Figure
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import Checkpoint
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.dali_dynamic import StatefulReader
 
 BATCH_SIZE = 8

@@ -14,7 +14,7 @@ Safer here:
 - An external source that DALI cannot resume is refused by name, where DALI warns and begins again.
 - The file has a checksum and is written whole or not at all.
 
-    python examples/dali_pipeline.py [--folder FOLDER] [--output FOLDER]
+    python -m examples.dali_pipeline [--folder FOLDER] [--output FOLDER]
 
 The folder holds a folder of JPEG files for each class; without it, a small one is written. Needs
 `pip install stateful_gpu_loader[dali,demo]`.
@@ -30,8 +30,8 @@ import torch
 from matplotlib.figure import Figure
 from nvidia.dali import fn, pipeline_def
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import Checkpoint
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.dali import DALILoader
 
 BATCH_SIZE = 8

@@ -19,7 +19,7 @@ Safer here:
 Two things differ: DALI's contrast is around the fixed level 128, torchvision's and ours around the
 mean grey of each image; and images are brought to 256 pixels a side, to be one tensor.
 
-    python examples/parallel_callable.py [--folder FOLDER] [--output FOLDER]
+    python -m examples.parallel_callable [--folder FOLDER] [--output FOLDER]
 
 The folder holds JPEG files and file_list.txt, with a line "name label" for each; without it, a
 small one is written. Needs `pip install stateful_gpu_loader[demo]`.
@@ -34,9 +34,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import CallableSource, SampleInfo, StatefulGPULoader, start_workers
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 BATCH_SIZE = 4
 Sample = tuple[np.ndarray[tuple[int, ...], np.dtype[np.uint8]], np.int32]

@@ -19,7 +19,7 @@ Safer here:
 
 The photographs are brought to 256 pixels a side first, to be one tensor.
 
-    python examples/rotation.py [--folder FOLDER] [--output FOLDER]
+    python -m examples.rotation [--folder FOLDER] [--output FOLDER]
 
 writes rotation_original.png and rotation_restored.png. The folder holds class folders of JPEG
 files; without it, a small one is written. Needs `pip install stateful_gpu_loader[demo]`.
@@ -32,9 +32,9 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import RNG, Checkpoint, FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 BATCH_SIZE = 8
 Loader = StatefulGPULoader[list[torch.Tensor]]

@@ -6,7 +6,29 @@
 
 from stateful_gpu_loader import transforms
 from stateful_gpu_loader.checkpoint import Checkpoint
-from stateful_gpu_loader.collating import ragged_collate
+from stateful_gpu_loader.datasets import (
+    Caffe2LMDBSource,
+    CaffeLMDBSource,
+    CallableSource,
+    CocoSource,
+    EncodedShards,
+    FolderSource,
+    MixedDataset,
+    ParquetShards,
+    ParquetSource,
+    RecordIOShards,
+    RecordIOSource,
+    ShardedDataset,
+    Source,
+    TarRecords,
+    TarShards,
+    TarSource,
+    TFRecordShards,
+    TFRecordSource,
+)
+from stateful_gpu_loader.engine.makers.collate import ragged_collate
+from stateful_gpu_loader.engine.resume.rank_states import gather_state_dict, merge_state_dicts
+from stateful_gpu_loader.engine.start_workers import start_workers
 from stateful_gpu_loader.errors import (
     BadSample,
     CheckpointError,
@@ -17,10 +39,8 @@ from stateful_gpu_loader.errors import (
     WorkerLost,
 )
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.mixture import MixedDataset
-from stateful_gpu_loader.rank_states import gather_state_dict, merge_state_dicts
+from stateful_gpu_loader.randomness.rng import RNG
 from stateful_gpu_loader.records import BatchInfo, SampleInfo
-from stateful_gpu_loader.rng import RNG
 from stateful_gpu_loader.samplers import (
     BalancedSampler,
     Blocks,
@@ -33,27 +53,6 @@ from stateful_gpu_loader.samplers import (
     SubsetSampler,
     WeightedSampler,
 )
-from stateful_gpu_loader.shards import (
-    EncodedShards,
-    ParquetShards,
-    RecordIOShards,
-    ShardedDataset,
-    TarRecords,
-    TarShards,
-    TFRecordShards,
-)
-from stateful_gpu_loader.sources import (
-    Caffe2LMDBSource,
-    CaffeLMDBSource,
-    CallableSource,
-    CocoSource,
-    FolderSource,
-    ParquetSource,
-    RecordIOSource,
-    TarSource,
-    TFRecordSource,
-)
-from stateful_gpu_loader.starting import start_workers
 
 __all__ = [
     "RNG",
@@ -85,6 +84,7 @@ __all__ = [
     "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",
+    "Source",
     "StateMismatch",
     "StatefulGPULoader",
     "SubsetSampler",

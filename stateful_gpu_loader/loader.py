@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader.arguments import (
+from stateful_gpu_loader.engine.arguments import (
     check_accept,
     check_arguments,
     check_bad_sample_mode,
@@ -20,18 +20,10 @@ from stateful_gpu_loader.arguments import (
     check_division,
     sampling_of,
 )
-from stateful_gpu_loader.assembly import Parts
-from stateful_gpu_loader.attributes import FIXED, OF_WORKERS, own_sampler_of, workers_of
-from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
-from stateful_gpu_loader.crew import Crew
+from stateful_gpu_loader.engine.attributes import FIXED, OF_WORKERS, own_sampler_of, workers_of
 from stateful_gpu_loader.engine.choice import Work, check_worker_type, drawn_for
 from stateful_gpu_loader.engine.delivery import Delivery
-from stateful_gpu_loader.engine.pipeline import Pipeline
-from stateful_gpu_loader.engine.run import Begun, Conduct, Run
-from stateful_gpu_loader.engine.user_objects import DatasetMemory
-from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.fingerprints import own_fingerprint
-from stateful_gpu_loader.identity import (
+from stateful_gpu_loader.engine.fingerprint import (
     Identity,
     check_fits,
     check_proven,
@@ -40,25 +32,33 @@ from stateful_gpu_loader.identity import (
     report_unverified,
     unsaid,
 )
-from stateful_gpu_loader.lane_places import lane_place, lane_texts
-from stateful_gpu_loader.passes import Address, Passes
-from stateful_gpu_loader.peeking import twin_of
-from stateful_gpu_loader.progress import batches_of, present_place
-from stateful_gpu_loader.randomness import caller_generators_restored
-from stateful_gpu_loader.rebuilding import Rebuildable
-from stateful_gpu_loader.resumption import (
+from stateful_gpu_loader.engine.iterator import Begun, Conduct, Run
+from stateful_gpu_loader.engine.peek import twin_of
+from stateful_gpu_loader.engine.pipeline import Pipeline
+from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.engine.progress import batches_of, present_place
+from stateful_gpu_loader.engine.reflection import Rebuildable
+from stateful_gpu_loader.engine.resume.lanes import lane_place, lane_texts
+from stateful_gpu_loader.engine.resume.places import (
     place_of,
     put_sampler,
     states_between_passes,
     with_dataset_state,
 )
-from stateful_gpu_loader.sampler_link import seed_of, take_requested_epoch
+from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
+from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
+from stateful_gpu_loader.engine.user_objects import DatasetMemory
+from stateful_gpu_loader.engine.workers.worker_pool import Crew
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import is_map
-from stateful_gpu_loader.settled_seed import SettledSeed
-from stateful_gpu_loader.state import Fingerprint, LoaderState, as_epoch, as_int
-from stateful_gpu_loader.text_state import TextState
-from stateful_gpu_loader.torchdata_resume import from_torchdata
-from stateful_gpu_loader.torchdata_states import is_torchdata_state
+from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
+from stateful_gpu_loader.state.descriptions import own_fingerprint
+from stateful_gpu_loader.state.epoch_progress import Address, Passes
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, as_epoch, as_int
+from stateful_gpu_loader.state.text_state import TextState
+from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 

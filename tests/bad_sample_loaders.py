@@ -10,7 +10,7 @@ import pytest
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of, same, through_json, uninterrupted
-from tests.engine.executors.damaged import Damaged
+from tests.engine.makers.damaged import Damaged
 
 N = 22
 BAD = {1, 4, 6, 7, 13, 20}

@@ -245,8 +245,10 @@ class FakeGpu:
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     """``device="cuda"`` reaches a device that the CPU plays."""
     gpu = FakeGpu()
-    monkeypatch.setattr("stateful_gpu_loader.crew.open_place", gpu.open_place)
-    monkeypatch.setattr("stateful_gpu_loader.assembly.make_batch_decoder", gpu.make_batch_decoder)
+    monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.open_place", gpu.open_place)
+    monkeypatch.setattr(
+        "stateful_gpu_loader.engine.plan.make_batch_decoder", gpu.make_batch_decoder
+    )
     surroundings = "stateful_gpu_loader.engine.batch_transform.gpu_surroundings"
     monkeypatch.setattr(surroundings, gpu.surroundings)
     yield gpu

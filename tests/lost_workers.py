@@ -11,8 +11,8 @@ from typing import Any
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import copy_of
-from tests.datasets import Noisy
 from tests.makers import Make
+from tests.map_datasets import Noisy
 
 
 def kill(batches: Any, *numbers: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stateful_gpu_loader import StatefulGPULoader
-from tests.datasets import Noisy
+from tests.map_datasets import Noisy
 from tests.user_objects import (
     IterableWithStatefulIterator,
     LazySampler,

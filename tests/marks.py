@@ -17,7 +17,7 @@ MARKED = {
     "benchmarks/test_smoke.py": "benchmarks",
     "benchmarks/test_source_benchmarks.py": "benchmarks",
     "demo/test_experiment.py": "benchmarks",
-    "engine/pipelines/test_processes_leave_nothing.py": "processes",
+    "engine/workers/test_processes_leave_nothing.py": "processes",
     "integrations/hf_accelerate": "trainers",
     "integrations/hf_trainer": "trainers",
     "integrations/lightning": "trainers",
@@ -34,19 +34,19 @@ MARKED = {
 """No test below these places is fast."""
 
 COSTLY = {
-    "engine/pipelines/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
-    "engine/pipelines/test_processes_killed.py::test_killed_with_other_start_methods",
+    "engine/workers/test_processes_killed.py::test_killed_before_it_has_read_a_large_dataset",
+    "engine/workers/test_processes_killed.py::test_killed_with_other_start_methods",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
-    "test_loader_device_bad_samples.py::test_every_state_resumes_exactly",
-    "test_loader_exits.py::test_a_new_interpreter_exits_quietly",
-    "test_loader_exits.py::test_odder_ways_to_exit",
-    "test_loader_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
-    "test_loader_iterables.py::test_a_caught_exception_loses_no_batch",
-    "test_loader_lanes.py::test_worker_processes_deliver_the_same",
-    "test_loader_lanes_cost.py::test_ten_thousand_shards",
-    "test_loader_lanes_damage.py::test_undecodable_images_are_dropped",
-    "test_loader_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
+    "loader/test_device_bad_samples.py::test_every_state_resumes_exactly",
+    "loader/test_exits.py::test_a_new_interpreter_exits_quietly",
+    "loader/test_exits.py::test_odder_ways_to_exit",
+    "loader/test_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
+    "loader/test_iterables.py::test_a_caught_exception_loses_no_batch",
+    "loader/test_lanes.py::test_worker_processes_deliver_the_same",
+    "loader/test_lanes_cost.py::test_ten_thousand_shards",
+    "loader/test_lanes_damage.py::test_undecodable_images_are_dropped",
+    "loader/test_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
 }
 """Of these marked tests no case is fast."""
 

@@ -23,6 +23,9 @@ from types import ModuleType
 
 from tests.patience import seconds
 
+ROOT = Path(__file__).parent.parent
+"""Where the examples find their photographs, and programs that they start find the examples."""
+
 PRELOADED = [
     "stateful_gpu_loader",
     "tests.trainer_data",
@@ -123,6 +126,7 @@ def _run(
     for descriptor, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(ROOT)
     warnings.simplefilter("ignore")
     sys.argv = [str(script), *arguments]
     try:

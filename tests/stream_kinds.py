@@ -13,11 +13,11 @@ from stateful_gpu_loader import (
     StatefulGPULoader,
     WeightedSampler,
 )
-from tests import test_loader_samplers as samplers
 from tests.callables import NoisyBatches, NoisyPlaces
-from tests.datasets import Noisy
+from tests.datasets.shards import NoisyShards
+from tests.loader import test_samplers as samplers
 from tests.makers import MAKERS
-from tests.shards.datasets import NoisyShards
+from tests.map_datasets import Noisy
 
 Make = Callable[..., StatefulGPULoader[Any]]
 N = 23

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -204,7 +205,12 @@ def test_a_script_prints_what_it_promises(
         output = tmp_path / "new" / "folder"
         command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(output)]
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=seconds(24)
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+            capture_output=True,
+            text=True,
+            timeout=seconds(24),
         )
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()

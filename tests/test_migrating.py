@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import write_photo_folder
-from tests.sources.tar_files import write_photo_tars
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "migrating.md"
 

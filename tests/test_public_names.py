@@ -43,6 +43,7 @@ PUBLIC = {
     "ShardSampler",
     "ShardedDataset",
     "ShuffledSampler",
+    "Source",
     "StateMismatch",
     "StatefulGPULoader",
     "SubsetSampler",

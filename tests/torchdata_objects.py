@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 
 LENGTH = 11
 

@@ -11,8 +11,8 @@ import torch
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
+from tests.datasets.tar.tar_files import photo_entries, write_tar
 from tests.images import write_photo_folder
-from tests.sources.tar_files import photo_entries, write_tar
 
 Seen: TypeAlias = tuple[tuple[int, ...], str]
 """Of one batch: the number of each sample, and a digest of its pixels."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS
-from stateful_gpu_loader.engine.device.ahead import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Task
-from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
 from stateful_gpu_loader.transforms import Compose
 
 PHASES: dict[str, list[tuple[Any, str]]] = {

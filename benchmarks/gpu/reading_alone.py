@@ -15,8 +15,8 @@ from benchmarks.execution_paths import requests_of, seconds_to_execute
 from benchmarks.photographs import PhotographFolder
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.decoders import make_decoder
-from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, EncodedExecutor
-from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedExecutor
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
 

@@ -4,7 +4,7 @@ Safer here: `accelerator.prepare(loader)` would read the files without decoding 
 place in the epoch. `prepare_loader` keeps the loader, and `save_state` its place as of the batch in
 the loop's hands; `load_state` seeks, on any number of processes.
 
-    python examples/trainers/accelerate_loop.py     (or: accelerate launch ...)
+    python -m examples.trainers.accelerate_loop     (or: accelerate launch ...)
 """
 
 import tempfile
@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.accelerate import prepare_loader
 
 

@@ -14,9 +14,9 @@ import torch
 from composer import Callback, Trainer
 from composer.models import ComposerClassifier
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.composer import LoaderStateCallback
 
 

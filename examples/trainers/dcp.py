@@ -1,4 +1,5 @@
-"""A loader as a value of torch.distributed.checkpoint: `torchrun --nproc-per-node 2 dcp.py`, too.
+"""A loader as a value of torch.distributed.checkpoint: `torchrun --nproc-per-node 2
+-m examples.trainers.dcp`, too.
 
 Safer here: another number of processes gets the same global batches. For lanes of shards, and for
 datasets and samplers with states of their own, `RankedState` keeps every rank's state.
@@ -12,9 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.dcp import RankedState
 
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, gather_state_dict
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 
 def build(folder, mesh):

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.fabric import setup_dataloaders
 
 

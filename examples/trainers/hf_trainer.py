@@ -3,7 +3,7 @@
 Safer here: the Trainer saves nothing of its loader and reads all batches before the place again,
 with other random crops. `LoaderTrainer` writes the place into each checkpoint and seeks.
 
-    python examples/trainers/hf_trainer.py
+    python -m examples.trainers.hf_trainer
 """
 
 import tempfile
@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.transformers import LoaderTrainer
 
 

@@ -3,7 +3,7 @@
 Both trainers are given the callback; all else is as in Lightning's own documentation. The batch
 whose step failed comes again, and the rest is what it would have been.
 
-    python examples/trainers/lightning_callback.py  (needs the extras lightning and demo)
+    python -m examples.trainers.lightning_callback  (needs the extras lightning and demo)
 """
 
 import tempfile
@@ -14,9 +14,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
 
 

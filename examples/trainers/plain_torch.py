@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 
 def build(photos: Path, num_workers: int) -> dict:

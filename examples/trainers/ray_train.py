@@ -14,9 +14,9 @@ import torch
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, gather_state_dict
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 
 def build(folder: str, batch_size: int, num_replicas: str | None = None) -> StatefulGPULoader:

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 
 
 def build(folder: Path, size: int, **ranks: str) -> StatefulGPULoader:
@@ -44,7 +44,14 @@ def main(folder: Path) -> None:
     write_photographs(folder / "photos", files_per_class=8)
     for size, die_at in ((4, 2), (2, 4), (3, -1)):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = [*torchrun, f"--nproc-per-node={size}", __file__, str(folder), str(die_at)]
+        command = [
+            *torchrun,
+            f"--nproc-per-node={size}",
+            "-m",
+            "examples.trainers.torchrun_elastic",
+            str(folder),
+            str(die_at),
+        ]
         status = subprocess.run(command, stderr=subprocess.DEVNULL).returncode
         print(f"{size} processes", "killed" if status else "to the end")
     seen = [path.read_text() for path in sorted(folder.glob("*.txt"))]

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from examples.demo.photographs import write_photographs
 from stateful_gpu_loader import FolderSource, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.demo.photographs import write_photographs
 from stateful_gpu_loader.integrations.torchtitan import ParallelAwareLoader
 
 STEPS, GLOBAL_BATCH = 20, 12

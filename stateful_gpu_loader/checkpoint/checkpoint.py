@@ -14,7 +14,7 @@ from stateful_gpu_loader.checkpoint.objects import Stateful, saved_state, type_n
 from stateful_gpu_loader.checkpoint.restoring import put_all, put_one
 from stateful_gpu_loader.checkpoint.retention import Retention, check_keep
 from stateful_gpu_loader.errors import CheckpointError
-from stateful_gpu_loader.typed_json import is_text
+from stateful_gpu_loader.state.typed_json import is_text
 
 AUTOMATIC = "__object_"
 """Begins the names that :meth:`Checkpoint.register` gives."""

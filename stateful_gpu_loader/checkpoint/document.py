@@ -7,7 +7,7 @@ Its first line is the head, the same in every version:
 ``length`` is the number of bytes after the head, and the SHA-256 covers these and the head up to
 the end of the length. So damage is found before anything is parsed. On the lines below are the
 time, the versions of libraries, and the states, which have the form of
-:mod:`stateful_gpu_loader.typed_json`. All of it is ASCII.
+:mod:`stateful_gpu_loader.state.typed_json`. All of it is ASCII.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader import typed_json
 from stateful_gpu_loader.errors import CheckpointError
-from stateful_gpu_loader.typed_json import bounded
+from stateful_gpu_loader.state import typed_json
+from stateful_gpu_loader.state.typed_json import bounded
 
 FORMAT = "stateful_gpu_loader checkpoint"
 VERSION = 1
@@ -76,9 +76,9 @@ def to_text(states: Mapping[str, SavedState]) -> str:
     Raises:
         TypeError: a name is no text.
 
-    >>> text = to_text({"rng": SavedState.of("stateful_gpu_loader.rng.RNG", {"n": (1, 2)})})
+    >>> text = to_text({"rng": SavedState.of("stateful_gpu_loader.RNG", {"n": (1, 2)})})
     >>> text.splitlines()[3]
-    '"rng": {"type": "stateful_gpu_loader.rng.RNG", "state": {"n": {"$tuple": [1, 2]}}}'
+    '"rng": {"type": "stateful_gpu_loader.RNG", "state": {"n": {"$tuple": [1, 2]}}}'
     """
     entries = ",\n".join(f"{_name(name)}: {_entry(saved)}" for name, saved in states.items())
     time = datetime.now(timezone.utc).isoformat(timespec="seconds")

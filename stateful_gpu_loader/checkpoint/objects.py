@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader
 
 from stateful_gpu_loader.checkpoint.document import SavedState
 from stateful_gpu_loader.errors import CheckpointError
-from stateful_gpu_loader.text_state import TextState
+from stateful_gpu_loader.state.text_state import TextState
 
 _OURS = "stateful_gpu_loader."
 _DALI = "nvidia.dali."
 _MAIN = "__main__"
+_MOVED = {"stateful_gpu_loader.rng.RNG": "stateful_gpu_loader.RNG"}
+"""Names in files of older versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
@@ -181,6 +183,7 @@ def _type_names(thing: Any) -> list[str]:
 
 
 def _is_of(saved: str, thing: Any) -> bool:
+    saved = _MOVED.get(saved, saved)
     if saved in _type_names(thing):
         return True
     if isinstance(thing, ModuleType):

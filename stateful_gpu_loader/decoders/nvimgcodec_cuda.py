@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from stateful_gpu_loader.cuda_driver import keep_freed_memory
 from stateful_gpu_loader.decoders.batch_rule import (
     decode_batch_by_rule,
     wait_for_the_stream,
     with_index,
 )
+from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import NVIMGCODEC, describe_versions, host_threads

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.surroundings import workers_surroundings
-from stateful_gpu_loader.fingerprints import describe
-from stateful_gpu_loader.randomness import (
+from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.randomness.philox import (
     Stream,
     sample_seeds,
     seed_global_generators,
     uniforms,
 )
+from stateful_gpu_loader.state.descriptions import describe
 from stateful_gpu_loader.transforms.mixing.batch_recipe import BatchRecipe
 
 

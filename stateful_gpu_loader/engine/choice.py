@@ -10,30 +10,33 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, default_collate
 
-from stateful_gpu_loader.bad_samples import FoundBad
-from stateful_gpu_loader.collating import DRAWS_NOTHING
+from stateful_gpu_loader.datasets.callable import CallableSource
+from stateful_gpu_loader.datasets.lanes import LanePlan
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
-from stateful_gpu_loader.engine.device.ahead import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
-from stateful_gpu_loader.engine.executors.calls import CallExecutor
-from stateful_gpu_loader.engine.executors.drawn import DrawnExecutor
-from stateful_gpu_loader.engine.executors.encoded import EncodedExecutor
-from stateful_gpu_loader.engine.executors.handed import HandedSamples
-from stateful_gpu_loader.engine.executors.handing import DeviceSteps, HandedBatches, HandedSteps
-from stateful_gpu_loader.engine.executors.images import (
+from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.calls import CallExecutor
+from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING
+from stateful_gpu_loader.engine.makers.drawn import DrawnExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.makers.handed import HandedSamples
+from stateful_gpu_loader.engine.makers.handing import DeviceSteps, HandedBatches, HandedSteps
+from stateful_gpu_loader.engine.makers.images import (
     Allocate,
     CallableExecutor,
     RecipeExecutor,
 )
-from stateful_gpu_loader.engine.executors.iterables import IterableExecutor
-from stateful_gpu_loader.engine.executors.lanes import LaneExecutor
-from stateful_gpu_loader.engine.executors.memory import BatchMemory
-from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
-from stateful_gpu_loader.engine.executors.samples import SampleExecutor
-from stateful_gpu_loader.engine.executors.stateful import DatasetStateExecutor
+from stateful_gpu_loader.engine.makers.iterables import IterableExecutor
+from stateful_gpu_loader.engine.makers.lanes import LaneExecutor
+from stateful_gpu_loader.engine.makers.memory import BatchMemory
+from stateful_gpu_loader.engine.makers.samples import SampleExecutor
+from stateful_gpu_loader.engine.makers.stateful import DatasetStateExecutor
 from stateful_gpu_loader.engine.pipeline import (
     Answer,
     Executor,
@@ -42,19 +45,16 @@ from stateful_gpu_loader.engine.pipeline import (
     Pipeline,
     never_stopped,
 )
-from stateful_gpu_loader.engine.pipelines.inline import InlinePipeline
-from stateful_gpu_loader.engine.pipelines.processes import ProcessPipeline
-from stateful_gpu_loader.engine.pipelines.shared_memory import empty_shared
-from stateful_gpu_loader.engine.pipelines.team import InnerLoader
-from stateful_gpu_loader.engine.pipelines.threads import ThreadPipeline
-from stateful_gpu_loader.engine.surroundings import workers_surroundings
+from stateful_gpu_loader.engine.workers.inline import InlinePipeline
+from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
+from stateful_gpu_loader.engine.workers.shared_memory import empty_shared
+from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
+from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.passes import Address
-from stateful_gpu_loader.randomness import Stream, sample_seeds
-from stateful_gpu_loader.shards.lanes import LanePlan
-from stateful_gpu_loader.sources.callable import CallableSource
-from stateful_gpu_loader.sources.source import Source
-from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.transforms import Compose, Recipe
 
 WORKER_TYPES = ("auto", "thread", "process")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
-from stateful_gpu_loader.engine.pipelines.team import pin
+from stateful_gpu_loader.engine.workers.torch_workers import pin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from stateful_gpu_loader.bad_samples import FoundBad
 from stateful_gpu_loader.records import Request, SampleKey, Turn, WorkerStart
+from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class Stopped(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stateful_gpu_loader.randomness import Stream, sample_seeds
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
 
 _SEEDS = 1024

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.frozen import freeze
-from stateful_gpu_loader.sources.callable import CallableSource
-from stateful_gpu_loader.state import Stateful
-from stateful_gpu_loader.user_states import worker_state
+from stateful_gpu_loader.state.schema import Stateful
+from stateful_gpu_loader.state.snapshot import freeze
+from stateful_gpu_loader.state.user_states import worker_state
 
 
 def state_of(thing: Any) -> Any:

@@ -29,7 +29,7 @@ from stateful_gpu_loader.integrations.dali_pipeline.stream import (
     check_place,
 )
 from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
-from stateful_gpu_loader.text_state import TextState
+from stateful_gpu_loader.state.text_state import TextState
 
 
 class DALILoader(TextState):

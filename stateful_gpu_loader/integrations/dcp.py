@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from stateful_gpu_loader.engine.resume.rank_states import gathered, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.rank_states import gathered, merge_state_dicts
-from stateful_gpu_loader.typed_json import bounded, decode, encode
+from stateful_gpu_loader.state.typed_json import bounded, decode, encode
 
 WORLD_SIZE = "world_size"
 RANKS = "dp_ranks"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.digest import digest_of
 from stateful_gpu_loader.samplers.draws import below, words_of_64

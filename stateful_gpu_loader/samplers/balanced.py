@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from stateful_gpu_loader.order import ALGORITHM, VERSION
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.permutation import ALGORITHM, VERSION
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.digest import digest_of
 from stateful_gpu_loader.samplers.draws import words_of_64
 from stateful_gpu_loader.samplers.orders import EpochOrder
 from stateful_gpu_loader.samplers.permutations import permuted
 from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.state import as_int
+from stateful_gpu_loader.state.schema import as_int
 
 MAX_CLASSES = 1 << 16
 """Classes that a sampler balances; a block of positions is as long."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.last_epoch import LastEpoch

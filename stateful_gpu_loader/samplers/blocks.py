@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.digest import digest_of
-from stateful_gpu_loader.state import as_int
+from stateful_gpu_loader.state.schema import as_int
 
 DEFAULT_WINDOW = 16
 """Blocks that are mixed at a time unless something else is asked for."""

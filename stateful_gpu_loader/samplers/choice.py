@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler
 
-from stateful_gpu_loader.mixture import MixedDataset
+from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.balanced import BalancedSampler
 from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
 from stateful_gpu_loader.samplers.mixture import MixtureSampler

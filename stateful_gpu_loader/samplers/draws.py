@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.randomness import words
+from stateful_gpu_loader.randomness.philox import words
 from stateful_gpu_loader.records import IndexArray
 
 _HALF = np.uint64(32)
@@ -20,7 +20,7 @@ def words_of_64(
     Returns:
         uint64 [n, num_words].
 
-    >>> from stateful_gpu_loader.randomness import Stream
+    >>> from stateful_gpu_loader.randomness.philox import Stream
     >>> words_of_64(42, 0, np.array([7]), Stream.WEIGHTED, 2).shape
     (1, 2)
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.utils.data import Sampler
 
-from stateful_gpu_loader.mixture import MixedDataset
+from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.mixture_order import MixtureOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 

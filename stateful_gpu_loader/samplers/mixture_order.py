@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stateful_gpu_loader.mixture import MixedDataset, pass_length
-from stateful_gpu_loader.randomness import Stream, sample_seeds, words
+from stateful_gpu_loader.datasets.mixture import MixedDataset, pass_length
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, words
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
@@ -33,10 +33,10 @@ class MixtureOrder:
     """The orders of all epochs of a mixture.
 
     An epoch goes in blocks. The prefixes up to a block's two ends, counted by
-    :class:`~stateful_gpu_loader.apportionment.Apportionment`, say how many samples of each part
-    the block holds; their order within it is shuffled by key. The k-th sample of a part, over all
-    epochs, is the k-th of the part's own order, epoch after epoch of its own: every epoch of
-    the mixture draws as many samples of it, so that its place is a product, stored nowhere.
+    :class:`~stateful_gpu_loader.datasets.apportionment.Apportionment`, say how many samples of
+    each part the block holds; their order within it is shuffled by key. The k-th sample of a part,
+    over all epochs, is the k-th of the part's own order, epoch after epoch of its own: every epoch
+    of the mixture draws as many samples of it, so that its place is a product, stored nowhere.
     """
 
     def __init__(self, dataset: MixedDataset, *, shuffle: bool) -> None:

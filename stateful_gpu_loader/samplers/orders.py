@@ -10,8 +10,8 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from stateful_gpu_loader import order
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness import permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
 
 
@@ -132,7 +132,7 @@ class SequentialOrder:
 class ShuffledOrder(SequentialOrder):
     """A keyed permutation of the dataset in each epoch, in constant memory."""
 
-    algorithm = f"{order.ALGORITHM}-{order.VERSION}"
+    algorithm = f"{permutation.ALGORITHM}-{permutation.VERSION}"
     is_shuffled = True
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:

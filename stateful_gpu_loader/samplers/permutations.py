@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.order import hash_below, network_over
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.permutation import hash_below, network_over
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.draws import words_of_64
 
@@ -24,15 +24,16 @@ def permuted(
 ) -> IndexArray:
     """Send each value through a permutation of its own.
 
-    The permutations are those of :class:`stateful_gpu_loader.order.Permutation`, keyed by
-    (seed, epoch, stream, number): ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``.
+    The permutations are those of
+    :class:`~stateful_gpu_loader.randomness.permutation.Permutation`, keyed by (seed, epoch,
+    stream, number): ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``.
     Time and memory grow with the number of values alone, however many permutations they are.
 
     Args:
         values: int64 [n], each in ``range(lengths[i])``.
         lengths: int64 [n] or one int: of the permutations, 1 or more each.
         numbers: int64 [n] or one int: which permutation; those of one number have one length.
-        stream: a :class:`~stateful_gpu_loader.randomness.Stream`.
+        stream: a :class:`~stateful_gpu_loader.randomness.philox.Stream`.
 
     Returns:
         int64 [n], each in ``range(lengths[i])``.

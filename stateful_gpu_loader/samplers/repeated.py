@@ -11,7 +11,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.orders import EpochOrder, ShuffledOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.rounds import Rounds
-from stateful_gpu_loader.state import as_int
+from stateful_gpu_loader.state.schema import as_int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.draws import below, words_of_64
 from stateful_gpu_loader.samplers.orders import EpochOrder

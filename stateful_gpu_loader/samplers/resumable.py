@@ -9,8 +9,8 @@ import numpy as np
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers.orders import PositionOrder
-from stateful_gpu_loader.state import as_epoch
-from stateful_gpu_loader.text_state import TextState
+from stateful_gpu_loader.state.schema import as_epoch
+from stateful_gpu_loader.state.text_state import TextState
 
 _BLOCK = 4096
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stateful_gpu_loader.settled_seed import SettledSeed
+from stateful_gpu_loader.randomness.seed import SettledSeed
 
 
 def settled(seed: int | None, generator: torch.Generator | None) -> int | None:

@@ -14,7 +14,7 @@ from stateful_gpu_loader.samplers.replacement import ReplacementOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.rounds import RoundsOrder
 from stateful_gpu_loader.samplers.seeds import settled
-from stateful_gpu_loader.state import as_int
+from stateful_gpu_loader.state.schema import as_int
 
 
 class ShuffledSampler(OrderSampler, RandomSampler):
@@ -38,7 +38,7 @@ class ShuffledSampler(OrderSampler, RandomSampler):
             two arguments exclude each other.
         TypeError: ``replacement`` is no bool, or ``locality`` are no Blocks.
 
-    Source of the order: :class:`stateful_gpu_loader.order.Permutation`.
+    Source of the order: :class:`stateful_gpu_loader.randomness.permutation.Permutation`.
 
     >>> sampler = ShuffledSampler(range(6), seed=1)
     >>> first = iter(sampler)

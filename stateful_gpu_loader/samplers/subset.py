@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import SubsetRandomSampler
 
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.digest import digest_of
 from stateful_gpu_loader.samplers.orders import EpochOrder, Identity, ShuffledOrder

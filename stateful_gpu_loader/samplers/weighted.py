@@ -10,10 +10,10 @@ from torch.utils.data import WeightedRandomSampler
 
 from stateful_gpu_loader.samplers.alias import AliasOrder, FloatArray
 from stateful_gpu_loader.samplers.orders import PositionOrder
-from stateful_gpu_loader.samplers.race import RaceOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.seeds import settled
-from stateful_gpu_loader.state import as_int
+from stateful_gpu_loader.samplers.weighted_without_replacement import RaceOrder
+from stateful_gpu_loader.state.schema import as_int
 
 
 class WeightedSampler(OrderSampler, WeightedRandomSampler):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.randomness import Stream, uniforms
+from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
 from stateful_gpu_loader.transforms.foreign import remedy_for

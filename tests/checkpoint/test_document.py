@@ -18,10 +18,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader import typed_json
 from stateful_gpu_loader.checkpoint import document
 from stateful_gpu_loader.checkpoint.document import SavedState, from_text, to_text
-from tests.typed_values import identical, values
+from stateful_gpu_loader.state import typed_json
+from tests.state.typed_values import identical, values
 
 VERSION_1 = Path(__file__).with_name("version_1.json")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stateful_gpu_loader.checkpoint.document import SavedState, from_text, to_text
 from stateful_gpu_loader.errors import CheckpointError
-from tests.typed_values import values
+from tests.state.typed_values import values
 
 WHOLE = Path(__file__).with_name("version_1.json").read_bytes()
 REVERSED = dict(reversed(json.loads(WHOLE).items()))

@@ -17,7 +17,7 @@ import pytest
 from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import CheckpointError
 from tests.checkpoint.counters import PATTERN, Counter, loaded, save
-from tests.storage.processes import in_a_fork
+from tests.datasets.storage.processes import in_a_fork
 
 PATHS = (PATTERN, "last.json")
 CALLS = ("open", "write", "fsync", "link", "replace", "unlink", "close", "listdir", "fstat")

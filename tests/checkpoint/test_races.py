@@ -14,7 +14,7 @@ from stateful_gpu_loader.checkpoint import names
 from stateful_gpu_loader.checkpoint.names import Pattern
 from tests.checkpoint.counters import PATTERN, collected, fill, loaded, save
 from tests.checkpoint.test_files import after_bytes
-from tests.storage.processes import in_a_fork, open_descriptors
+from tests.datasets.storage.processes import in_a_fork, open_descriptors
 
 # From Python 3.12 a fork of a process with threads warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

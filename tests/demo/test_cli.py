@@ -1,16 +1,15 @@
-"""The command line: subcommands, friendly errors, exit statuses."""
+"""The command line of the demo: friendly errors, exit statuses."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from stateful_gpu_loader import MissingDependency, __version__
-from stateful_gpu_loader.cli import main
-from stateful_gpu_loader.demo import command
+from examples.demo import command
+from examples.demo.__main__ import main
+from stateful_gpu_loader import MissingDependency
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -24,7 +23,7 @@ def test_the_exit_status_is_the_demos(
         return status
 
     monkeypatch.setattr(command, "run_demo", run_demo)
-    assert main(["demo", "--output", str(tmp_path)]) == status
+    assert main(["--output", str(tmp_path)]) == status
     assert outputs == [tmp_path]
 
 
@@ -36,7 +35,7 @@ def test_a_missing_package_prints_the_line_that_installs_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    assert main(["demo", "--output", str(tmp_path)]) == 1
+    assert main(["--output", str(tmp_path)]) == 1
     assert "pip install 'stateful_gpu_loader[demo]'" in capsys.readouterr().err
 
 
@@ -47,31 +46,13 @@ def test_an_error_is_one_line_without_a_traceback(
         raise MissingDependency("tqdm", needed_for="a test", extra="demo")
 
     monkeypatch.setattr(command, "run_demo", run_demo)
-    assert main(["demo"]) == 1
-    assert capsys.readouterr().err.startswith("stateful-gpu-loader demo: a test needs")
+    assert main([]) == 1
+    assert capsys.readouterr().err.startswith("demo: a test needs")
 
 
 def test_an_output_that_is_a_file_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("")
-    assert main(["demo", "--output", str(tmp_path / "taken")]) == 1
+    assert main(["--output", str(tmp_path / "taken")]) == 1
     assert "taken" in capsys.readouterr().err
-
-
-def test_no_subcommand_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([])
-    assert caught.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
-
-
-@pytest.mark.benchmarks
-def test_the_package_runs_as_a_module() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "stateful_gpu_loader", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout.strip() == __version__

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from examples.demo import command
+from examples.demo.comparison import compare
+from examples.demo.events import Event, Finished, Step
+from examples.demo.experiment import Plan, Runs, TrainingRun, run_experiment
+from examples.demo.report import OURS, exit_status, table, verdict
+from examples.demo.supervision import attempt
+from examples.demo.training import Job
 from stateful_gpu_loader import LoaderError
-from stateful_gpu_loader.demo import command
-from stateful_gpu_loader.demo.comparison import compare
-from stateful_gpu_loader.demo.events import Event, Finished, Step
-from stateful_gpu_loader.demo.experiment import Plan, Runs, TrainingRun, run_experiment
-from stateful_gpu_loader.demo.report import OURS, exit_status, table, verdict
-from stateful_gpu_loader.demo.supervision import attempt
-from stateful_gpu_loader.demo.training import Job
 from tests.images import write_photo_folder
 
 PLAN = Plan(

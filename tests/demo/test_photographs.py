@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stateful_gpu_loader import FolderSource, MissingDependency
-from stateful_gpu_loader.demo.photographs import (
+from examples.demo.photographs import (
     LARGEST_SIDE,
     PHOTOGRAPHS,
     SMALLEST_SIDE,
     write_photographs,
 )
+from stateful_gpu_loader import FolderSource, MissingDependency
 
 
 def contents(root: Path) -> dict[str, bytes]:

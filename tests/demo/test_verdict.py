@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stateful_gpu_loader.demo import command
-from stateful_gpu_loader.demo.comparison import compare
-from stateful_gpu_loader.demo.events import Event, Finished, Saved, Started, Step
-from stateful_gpu_loader.demo.experiment import Plan, Runs, TrainingRun
-from stateful_gpu_loader.demo.report import OURS, exit_status
-from stateful_gpu_loader.demo.supervision import Attempt
+from examples.demo import command
+from examples.demo.comparison import compare
+from examples.demo.events import Event, Finished, Saved, Started, Step
+from examples.demo.experiment import Plan, Runs, TrainingRun
+from examples.demo.report import OURS, exit_status
+from examples.demo.supervision import Attempt
 
 STEPS = [
     Step(epoch=0, step=step, labels=f"l{step}", pixels=f"p{step}", loss=float(step).hex())

@@ -14,11 +14,11 @@ import torch
 
 from stateful_gpu_loader import CallableSource, FolderSource, MixedDataset, TarShards
 from tests.callables import FileBatches, NoisyBatches, NoisyPlaces
-from tests.datasets import Indices, Noisy, OwnGenerator
-from tests.datasets import NoisyBatches as FetchedInBatches
+from tests.datasets.shards import NoisyShards
+from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import write_photo_folder
-from tests.shards.datasets import NoisyShards
-from tests.sources.tar_files import write_photo_tars
+from tests.map_datasets import Indices, Noisy, OwnGenerator
+from tests.map_datasets import NoisyBatches as FetchedInBatches
 from tests.user_objects import (
     CountingIterator,
     IterableWithStatefulIterator,

@@ -11,7 +11,7 @@ import torch
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import probe
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.images import encode, photograph, write_photo_folder
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import assert_exact_resume
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 
 pytestmark = pytest.mark.gpu
 

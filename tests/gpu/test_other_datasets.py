@@ -17,9 +17,9 @@ from stateful_gpu_loader import (
 )
 from tests.callables import FileBatches, Files
 from tests.conformance import assert_exact_resume
+from tests.datasets.coco.coco_files import write_coco
+from tests.datasets.tar.tar_files import write_photo_tars
 from tests.gpu.photos import RECIPES
-from tests.sources.coco_files import write_coco
-from tests.sources.tar_files import write_photo_tars
 
 pytestmark = pytest.mark.gpu
 

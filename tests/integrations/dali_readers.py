@@ -13,11 +13,11 @@ import pytest
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.conformance import copy_of, same
+from tests.datasets.coco.coco_files import write_annotations
+from tests.datasets.lmdb.lmdb_files import encoded_datum, tensor, tensors, write_lmdb
+from tests.datasets.record_files import write_recordio, write_tfrecords
+from tests.datasets.tar.tar_files import write_tar
 from tests.images import write_photo_folder
-from tests.sources.coco_files import write_annotations
-from tests.sources.lmdb_files import encoded_datum, tensor, tensors, write_lmdb
-from tests.sources.record_files import write_recordio, write_tfrecords
-from tests.sources.tar_files import write_tar
 
 N = 11
 """Samples of each dataset: no batch size of these tests divides it."""

@@ -16,9 +16,9 @@ from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.dcp import RankedState
 from tests.bad_sample_loaders import ERRORS, N
 from tests.conformance import same
-from tests.engine.executors.damaged import Damaged
+from tests.datasets.shards import Numbers
+from tests.engine.makers.damaged import Damaged
 from tests.integrations.torchrun.samples import samples_of
-from tests.shards.datasets import Numbers
 from tests.trainer_data import image_loader, photos, tars
 from tests.user_objects import StatefulSampler
 

@@ -10,9 +10,9 @@ import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.dcp import RankedState
+from tests.datasets.shards import Numbers
 from tests.integrations.dcp_jobs import Job, datasets, refused, run_all, save_of_rank_0
 from tests.rank_processes import on_ranks
-from tests.shards.datasets import Numbers
 from tests.trainer_data import image_loader
 
 

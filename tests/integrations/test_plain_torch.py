@@ -16,8 +16,8 @@ from stateful_gpu_loader import (
     StatefulGPULoader,
 )
 from tests.conformance import copy_of, same
-from tests.datasets import Noisy
 from tests.makers import MAKERS
+from tests.map_datasets import Noisy
 from tests.trainer_data import image_loader, photos, tars
 
 pytestmark = pytest.mark.filterwarnings(

@@ -16,7 +16,7 @@ from stateful_gpu_loader.samplers import (
     SubsetSampler,
     WeightedSampler,
 )
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 
 N = 40
 WEIGHTS = np.random.default_rng(0).pareto(1.5, size=N) * (np.arange(N) % 5 > 0)

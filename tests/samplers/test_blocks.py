@@ -7,10 +7,10 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.samplers import Blocks, ShuffledSampler
 from stateful_gpu_loader.samplers.permutations import permuted
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
 LAYOUTS = [

@@ -12,7 +12,7 @@ import pytest
 from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader.samplers.sharded import ShardSampler
 from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
 GOLDEN = [[5, 3, 4, 6, 9, 7], [8, 2, 1]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.randomness import Stream, words
+from stateful_gpu_loader.randomness.philox import Stream, words
 from stateful_gpu_loader.samplers.digest import digest_of
 from stateful_gpu_loader.samplers.draws import below, words_of_64
 from tests.samplers.statistics import assert_uniform

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateful_gpu_loader import StateMismatch
-from stateful_gpu_loader.mixture import MixedDataset
+from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
 GOLDEN = [

@@ -8,8 +8,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.order import Permutation
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.samplers.permutations import permuted
 from tests.samplers.statistics import assert_uniform
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.samplers import RepeatedSampler
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
 

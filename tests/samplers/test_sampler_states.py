@@ -22,7 +22,7 @@ from stateful_gpu_loader.samplers import (
     WeightedSampler,
     order_of,
 )
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.makers import LENGTHS, SAMPLERS, TARGETS, WEIGHTS, Make, N
 
 kinds = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import RandomSampler
 
 from stateful_gpu_loader.samplers import ShuffledSampler
-from tests.datasets import Indices
+from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_same_distribution, assert_uniform
 
 

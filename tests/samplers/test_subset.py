@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import SubsetRandomSampler
 
-from stateful_gpu_loader.order import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.samplers import SubsetSampler
 from tests.samplers.statistics import assert_uniform
 

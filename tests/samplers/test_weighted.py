@@ -11,10 +11,10 @@ import torch
 from scipy import stats
 from torch.utils.data import WeightedRandomSampler
 
-from stateful_gpu_loader.randomness import Stream
+from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.samplers import WeightedSampler
 from stateful_gpu_loader.samplers.draws import words_of_64
-from stateful_gpu_loader.samplers.race import RaceOrder, exponentials
+from stateful_gpu_loader.samplers.weighted_without_replacement import RaceOrder, exponentials
 from tests.samplers.statistics import (
     LEAST_PROBABILITY,
     assert_proportional,

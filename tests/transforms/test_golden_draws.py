@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.randomness import Stream, uniforms
+from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.collating import collate_targets
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
-from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
-from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, OpenedImage
-from stateful_gpu_loader.engine.executors.images import (
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.collate import collate_targets
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, OpenedImage
+from stateful_gpu_loader.engine.makers.images import (
     bad_image,
     check_one_size,
     draw,
@@ -29,11 +31,9 @@ from stateful_gpu_loader.engine.executors.images import (
     moved_targets,
     read,
 )
-from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
-from stateful_gpu_loader.engine.executors.salvage import Salvage, Slot
+from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey
-from stateful_gpu_loader.sources.source import Source
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 

@@ -9,7 +9,7 @@ import torch
 
 from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY
 from stateful_gpu_loader.engine.device.nested import tensors_of
-from stateful_gpu_loader.engine.executors.encoded import EncodedBatch
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stateful_gpu_loader.cuda_driver import beside_captures
+from stateful_gpu_loader.decoders.cuda_driver import beside_captures
 from stateful_gpu_loader.errors import LoaderError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stateful_gpu_loader.fingerprints import describe
 from stateful_gpu_loader.integrations.dali_identity import (
     NOT_GIVEN,
     Differences,
@@ -14,6 +13,7 @@ from stateful_gpu_loader.integrations.dali_identity import (
 )
 from stateful_gpu_loader.integrations.dali_pipeline.content import contents_of
 from stateful_gpu_loader.integrations.dali_pipeline.graph import IGNORED, Operator
+from stateful_gpu_loader.state.descriptions import describe
 
 _FREE = IGNORED | {"name", "enable_checkpointing", "max_batch_size", "num_inputs"}
 _DEFAULTS: dict[str, Any] = {

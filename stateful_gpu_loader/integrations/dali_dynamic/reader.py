@@ -12,8 +12,8 @@ from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.integrations.dali_dynamic.configuration import changes, configuration_of
 from stateful_gpu_loader.integrations.dali_dynamic.state import Place, ReaderState
 from stateful_gpu_loader.integrations.dali_identity import DATA, check_accept, refuse, report
-from stateful_gpu_loader.state import as_int
-from stateful_gpu_loader.text_state import TextState
+from stateful_gpu_loader.state.schema import as_int
+from stateful_gpu_loader.state.text_state import TextState
 
 
 class StatefulReader(TextState):

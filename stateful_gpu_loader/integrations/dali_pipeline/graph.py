@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import pack, unpack
 from typing import Any
 
-from stateful_gpu_loader.formats.protobuf import fields, signed
+from stateful_gpu_loader.datasets.protobuf import fields, signed
 
 IGNORED = frozenset(
     {

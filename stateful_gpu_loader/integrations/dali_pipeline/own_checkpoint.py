@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from stateful_gpu_loader.datasets.protobuf import DELIMITED, as_bytes, fields
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.formats.protobuf import DELIMITED, as_bytes, fields
 from stateful_gpu_loader.integrations.dali_pipeline.description import NO_OPERATOR, unmatched
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
 from stateful_gpu_loader.integrations.dali_pipeline.state import Place

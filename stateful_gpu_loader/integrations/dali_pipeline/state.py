@@ -9,10 +9,10 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from stateful_gpu_loader.formats.protobuf import fields
+from stateful_gpu_loader.datasets.protobuf import fields
 from stateful_gpu_loader.integrations.dali_identity import check_header, foreign
 from stateful_gpu_loader.integrations.dali_pipeline.description import Description, from_text
-from stateful_gpu_loader.state import MAX_EPOCH, MAX_POSITION
+from stateful_gpu_loader.state.schema import MAX_EPOCH, MAX_POSITION
 
 FORMAT = "stateful_gpu_loader DALI pipeline"
 VERSION = 1

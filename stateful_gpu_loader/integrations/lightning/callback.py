@@ -10,7 +10,7 @@ from stateful_gpu_loader.integrations.lightning.progress import forget_begun_bat
 from stateful_gpu_loader.integrations.lightning.records import DONE, DUE, NONE, Saved
 from stateful_gpu_loader.integrations.lightning.stage import Place, Stage, check
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.state import Stateful
+from stateful_gpu_loader.state.schema import Stateful
 
 try:
     from lightning.pytorch import Callback

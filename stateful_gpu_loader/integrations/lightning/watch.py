@@ -10,7 +10,7 @@ from typing import Any
 from stateful_gpu_loader.integrations.lightning.counted import Counted
 from stateful_gpu_loader.integrations.lightning.records import Record
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.passes import HISTORY
+from stateful_gpu_loader.state.epoch_progress import HISTORY
 
 
 class Watch(Iterator[Any]):

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from torch.utils.data import DistributedSampler
 
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.samplers import DistributedShuffledSampler, is_map, order_of
-from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
 
 _Loader = TypeVar("_Loader", bound=StatefulGPULoader[Any])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from stateful_gpu_loader.attributes import workers_of
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.engine.attributes import workers_of
+from stateful_gpu_loader.engine.resume.rank_states import comparable, gathered, merge_state_dicts
+from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.rank_states import comparable, gathered, merge_state_dicts
 from stateful_gpu_loader.samplers import is_map, order_of
-from stateful_gpu_loader.shards.sharded_dataset import ShardedDataset
-from stateful_gpu_loader.state import Stateful
-from stateful_gpu_loader.world import size_and_rank
+from stateful_gpu_loader.state.schema import Stateful
 
 FORMAT = "stateful_gpu_loader of each rank"
 VERSION = 1

@@ -11,8 +11,8 @@ from torch.utils.data import default_collate
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.device.images import DeviceImages
-from stateful_gpu_loader.engine.executors.encoded import EncodedBatch, EncodedExecutor
-from stateful_gpu_loader.engine.executors.policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedExecutor
 from stateful_gpu_loader.engine.pipeline import never_stopped
 from stateful_gpu_loader.records import Request
 from tests.fake_gpu import FakeDecoder, FakePlace

@@ -15,8 +15,8 @@ import torch
 from lightning.pytorch import Callback
 
 from stateful_gpu_loader import DistributedShuffledSampler, TarShards
+from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
-from stateful_gpu_loader.world import size_and_rank
 from tests.integrations.lightning.recorded_fits import Recorder, every_step, silent_trainer
 from tests.rank_processes import on_ranks
 from tests.trainer_data import image_loader, photos, seen

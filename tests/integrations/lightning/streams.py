@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from stateful_gpu_loader import CallableSource, SampleInfo, StatefulGPULoader
-from tests.datasets import Noisy
+from tests.map_datasets import Noisy
 
 
 class Stream(IterableDataset[Any]):

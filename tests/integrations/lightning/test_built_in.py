@@ -18,7 +18,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
-from tests.datasets import Noisy
 from tests.integrations.lightning.recorded_fits import (
     OF_LIGHTNING,
     Job,
@@ -27,6 +26,7 @@ from tests.integrations.lightning.recorded_fits import (
     every_step,
     places,
 )
+from tests.map_datasets import Noisy
 from tests.trainer_data import image_loader, photos, tars
 
 pytestmark = [pytest.mark.filterwarnings(text) for text in OF_LIGHTNING]

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
-from tests.engine.pipelines.fakes import children
+from tests.engine.workers.fakes import children
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.integrations.lightning.recorded_fits import OF_LIGHTNING, Recorder, silent_trainer
 from tests.trainer_data import image_loader, photos, seen

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
-from stateful_gpu_loader.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
+from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from tests.rank_processes import on_ranks
 
 

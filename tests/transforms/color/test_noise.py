@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from stateful_gpu_loader.randomness import philox4x32
+from stateful_gpu_loader.randomness.philox import philox4x32
 from stateful_gpu_loader.transforms.color.noise import _quantiles, normal_noise, philox
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.randomness import Stream, uniforms
+from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.transforms.policies.augment_space import Operation
 from stateful_gpu_loader.transforms.policies.rand_augment import RandAugment
 from stateful_gpu_loader.transforms.policies.trivial_augment import TrivialAugmentWide

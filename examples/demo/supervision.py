@@ -1,0 +1,108 @@
+"""One training process: started, watched through a pipe, killed with SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from examples.demo.events import Event, Launched, Step, from_line
+from examples.demo.training import Job
+from stateful_gpu_loader.errors import LoaderError
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What became of one process."""
+
+    num_workers: int
+    killed_at: int | None
+    """The step at whose report it was killed; None if it ended by itself."""
+    returncode: int
+    """As :mod:`subprocess` has it: -9 after SIGKILL."""
+    events: tuple[Event, ...]
+    """All that it told, in order."""
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """The events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def attempt(
+    job: Job, *, kill_at: int | None = None, watch: Callable[[Event], None] = lambda event: None
+) -> Attempt:
+    """Run a job in a process of its own; kill it and its workers as soon as it reports a step.
+
+    The job's process leads a group of its own, as a scheduler's jobs do, and SIGKILL goes to the
+    whole group: the job gets no chance to notice, to save or to clean up.
+
+    Args:
+        job: what to do.
+        kill_at: the step; None lets the process end by itself.
+        watch: called with every event as it comes.
+
+    Raises:
+        LoaderError: the process failed by itself; its last words are in the text.
+    """
+    errors = Path(job.folder, "errors.txt")
+    events: list[Event] = []
+    killed = False
+    watch(Launched(num_workers=job.num_workers))
+    with errors.open("w") as error_file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "examples.demo.training", job.to_text()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=error_file,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        for line in process.stdout or ():
+            if not line.endswith("\n"):
+                break
+            event = from_line(line)
+            events.append(event)
+            watch(event)
+            if isinstance(event, Step) and event.step == kill_at:
+                _kill(process)
+                killed = True
+            elif isinstance(event, Step):
+                _let_go_on(process)
+        returncode = process.wait()
+    finally:
+        _kill(process)
+        process.communicate()
+    if returncode != 0 and not killed:
+        last_words = "\n".join(errors.read_text().splitlines()[-15:])
+        raise LoaderError(
+            f"the training process of {job.loader} on {job.num_workers} workers failed, "
+            f"{returncode = }, {len(events)} events told. Its last words:\n{last_words}"
+        )
+    return Attempt(
+        num_workers=job.num_workers,
+        killed_at=kill_at if killed else None,
+        returncode=returncode,
+        events=tuple(events),
+    )
+
+
+def _let_go_on(process: subprocess.Popen[str]) -> None:
+    """The job waits at every step until it was read: however slow the machine, a kill hits it."""
+    if process.stdin is not None:
+        with suppress(BrokenPipeError):  # it has ended by itself
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)

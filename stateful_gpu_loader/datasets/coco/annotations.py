@@ -1,0 +1,253 @@
+"""COCO annotations: one JSON file of images, categories, boxes and masks, as compact arrays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stateful_gpu_loader.datasets.coco.masks import draw_polygon, draw_runs, outline_of, runs_of
+from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.storage.streams import damage_errors, open_stream
+
+IntArray = npt.NDArray[np.int64]
+
+_REMEDY = "correct the file, or fetch it anew"
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The parts of masks: polygons, or one mask as runs of pixels."""
+
+    firsts: IntArray
+    """int64 [m + 1]: where the parts of each of m objects begin."""
+    ends: IntArray
+    """int64 [parts + 1]: where the values of each part begin."""
+    values: npt.NDArray[np.int32]
+    """int32 [...]: corners of polygons in fifths of a pixel, x, y, ...; or lengths of runs."""
+    are_runs: npt.NDArray[np.bool_]
+    """bool [parts]."""
+
+    def draw(self, number: int, mask: npt.NDArray[np.uint8]) -> None:
+        """Draw one object's mask into ``mask``, uint8 [height, width] of zeros."""
+        for part in range(int(self.firsts[number]), int(self.firsts[number + 1])):
+            values = self.values[self.ends[part] : self.ends[part + 1]]
+            if self.are_runs[part]:
+                draw_runs(mask, values.astype(np.int64))
+            else:
+                draw_polygon(mask, values.reshape(-1, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """n images sorted by id, and their m objects, those of an image in the file's order."""
+
+    image_ids: IntArray
+    """int64 [n], ascending."""
+    file_names: list[str]
+    sizes: IntArray
+    """int64 [n, 2]: height and width in pixels; -1 where the file does not say."""
+    firsts: IntArray
+    """int64 [n + 1]: where the objects of each image begin."""
+    boxes: npt.NDArray[np.float32]
+    """float32 [m, 4]: left, top, width, height in pixels."""
+    category_ids: IntArray
+    """int64 [m]."""
+    areas: npt.NDArray[np.float32]
+    """float32 [m]: in pixels; of the box, where the file does not say."""
+    are_crowds: npt.NDArray[np.bool_]
+    """bool [m]: whether it is a group; False where the file does not say."""
+    categories: dict[int, str]
+    """Names by id, in the file's order."""
+    segments: Segments | None
+    """None where masks were not asked for."""
+
+
+def read_annotations(path: str, *, masks: bool = False) -> Annotations:
+    """Read an annotation file once.
+
+    Objects of images that the file does not list are left out, as pycocotools does.
+
+    Args:
+        path: local or a URL, plain or compressed.
+        masks: whether polygons and runs are kept.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no JSON, or lacks a field, or an image id comes twice, or a number is
+            none; the text names the entry.
+    """
+    content = _load(path)
+    images = _entries(path, content, "images", required=True)
+    with _naming(path, "images", images) as at:
+        ids = np.array([_integer(at(entry), "id") for entry in images], dtype=np.int64)
+        names = [_text(at(entry), "file_name") for entry in images]
+        sizes = [(_size(at(entry), "height"), _size(at(entry), "width")) for entry in images]
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    if (ids[1:] == ids[:-1]).any():
+        twice = int(ids[1:][ids[1:] == ids[:-1]][0])
+        raise damaged(path, f"two images have the id {twice}", record="images", remedy=_REMEDY)
+    categories = _entries(path, content, "categories")
+    with _naming(path, "categories", categories) as at:
+        by_id = {_integer(at(each), "id"): str(each.get("name", "")) for each in categories}
+    objects = _entries(path, content, "annotations")
+    del content
+    kept, numbers = _by_image(path, objects, ids)
+    found = _Objects(len(kept), masks=masks)
+    with _naming(path, "annotations", objects) as at:
+        for i, number in enumerate(kept.tolist()):
+            image = int(order[numbers[i]])
+            found.put(i, at(objects[number]), sizes[image])
+    return Annotations(
+        image_ids=ids,
+        file_names=[names[i] for i in order.tolist()],
+        sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2)[order],
+        firsts=np.searchsorted(numbers, np.arange(len(ids) + 1)).astype(np.int64),
+        boxes=found.boxes,
+        category_ids=found.category_ids,
+        areas=found.areas,
+        are_crowds=found.are_crowds,
+        categories=by_id,
+        segments=found.segments() if masks else None,
+    )
+
+
+class _Objects:
+    """The arrays of m objects, being filled."""
+
+    def __init__(self, count: int, *, masks: bool) -> None:
+        self.boxes = np.empty((count, 4), dtype=np.float32)
+        self.category_ids = np.empty(count, dtype=np.int64)
+        self.areas = np.empty(count, dtype=np.float32)
+        self.are_crowds = np.zeros(count, dtype=np.bool_)
+        self._masks = masks
+        self._counts: list[int] = []
+        self._parts: list[npt.NDArray[np.int32]] = []
+        self._are_runs: list[bool] = []
+
+    def put(self, i: int, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
+        box = entry["bbox"]
+        self.boxes[i] = box
+        if len(box) != 4 or not np.isfinite(self.boxes[i]).all():
+            raise ValueError(f"its bbox is {box!r}, and not four numbers")
+        self.category_ids[i] = _integer(entry, "category_id")
+        area = entry.get("area")
+        self.areas[i] = box[2] * box[3] if area is None else area
+        self.are_crowds[i] = bool(entry.get("iscrowd", 0))
+        if self._masks:
+            self._put_mask(entry["segmentation"], size)
+
+    def _put_mask(self, mask: Any, size: tuple[int, int]) -> None:
+        if min(size) < 1:
+            raise ValueError("its image has no height and width, which masks need")
+        if isinstance(mask, Mapping):
+            if list(mask["size"]) != list(size):
+                raise ValueError(f"its mask is for {mask['size']} pixels, its image is {size}")
+            parts = [runs_of(mask["counts"], *size).astype(np.int32)]
+        elif isinstance(mask, list):
+            parts = [outline_of(polygon).reshape(-1) for polygon in mask]
+        else:
+            raise ValueError(f"its segmentation is a {type(mask).__name__}")
+        self._counts.append(len(parts))
+        self._parts.extend(parts)
+        self._are_runs.extend([isinstance(mask, Mapping)] * len(parts))
+
+    def segments(self) -> Segments:
+        lengths = [len(part) for part in self._parts]
+        values = np.concatenate([np.empty(0, dtype=np.int32), *self._parts])
+        return Segments(
+            firsts=np.cumsum([0, *self._counts], dtype=np.int64),
+            ends=np.cumsum([0, *lengths], dtype=np.int64),
+            values=values,
+            are_runs=np.array(self._are_runs, dtype=np.bool_),
+        )
+
+
+def _by_image(path: str, objects: list[Any], ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Which objects have an image, in its order, and the number of that image."""
+    with _naming(path, "annotations", objects) as at:
+        owners = np.array([_integer(at(each), "image_id") for each in objects], dtype=np.int64)
+    numbers = np.searchsorted(ids, owners)
+    known = np.flatnonzero(np.append(ids, -1)[numbers] == owners) if len(ids) else numbers[:0]
+    known = known[numbers[known] < len(ids)]
+    kept = known[np.argsort(numbers[known], kind="stable")]
+    return kept, numbers[kept]
+
+
+def _load(path: str) -> Any:
+    try:
+        with open_stream(path) as stream:
+            text = stream.read()
+    except damage_errors() as error:
+        raise damaged(path, f"it cannot be decompressed: {error}", remedy=_REMEDY) from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        what, offset = f"it is no JSON: {error.msg}", error.pos
+    except UnicodeDecodeError as error:
+        what, offset = f"it is no text: {error.reason}", error.start
+    except RecursionError:
+        what, offset = "it is nested too deeply for annotations", 0
+    raise damaged(path, what, offset=offset, remedy=_REMEDY)
+
+
+def _entries(path: str, content: Any, name: str, *, required: bool = False) -> list[Any]:
+    found = content.get(name, None if required else []) if isinstance(content, dict) else None
+    if not isinstance(found, list):
+        raise damaged(
+            path,
+            f"it has no list {name!r}",
+            remedy="give a COCO file of instances, with images, annotations and categories",
+        )
+    return found
+
+
+class _At:
+    """Remembers which entry is being looked at."""
+
+    def __init__(self) -> None:
+        self.entry: Any = None
+
+    def __call__(self, entry: Any) -> Any:
+        self.entry = entry
+        return entry
+
+
+@contextmanager
+def _naming(path: str, name: str, entries: list[Any]) -> Iterator[_At]:
+    at = _At()
+    try:
+        yield at
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        number = next((i for i, each in enumerate(entries) if each is at.entry), 0)
+        entry = at.entry
+        known = f" (id {entry['id']!r})" if isinstance(entry, dict) and "id" in entry else ""
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise damaged(path, what, record=f"{name}[{number}]{known}", remedy=_REMEDY) from error
+
+
+def _integer(entry: Mapping[str, Any], name: str) -> int:
+    value = entry[name]
+    if not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"its {name} is {value!r}, and no integer of 64 bits")
+    return value
+
+
+def _text(entry: Mapping[str, Any], name: str) -> str:
+    value = entry[name]
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"its {name} is {value!r}, and no name")
+    return value
+
+
+def _size(entry: Mapping[str, Any], name: str) -> int:
+    value = entry.get(name, -1)
+    if value == -1 or (isinstance(value, int) and 0 < value < 1 << 31):
+        return int(value)
+    raise ValueError(f"its {name} is {value!r}, and no number of pixels")

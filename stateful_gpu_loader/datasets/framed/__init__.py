@@ -1,0 +1,1 @@
+"""Records that carry their lengths, as in TFRecord and RecordIO files."""

@@ -1,0 +1,1 @@
+"""Images in LMDB, as Caffe's and Caffe2's tools wrote them."""

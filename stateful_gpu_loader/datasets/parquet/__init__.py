@@ -1,0 +1,1 @@
+"""Encoded images and their targets in Parquet files."""

@@ -1,0 +1,238 @@
+"""ParquetSource: encoded images and their targets in Parquet files, by row."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.parquet.cache import BoundedCache
+from stateful_gpu_loader.datasets.parquet.files import Footer, read_footer, read_footers
+from stateful_gpu_loader.datasets.parquet.groups import read_row_group
+from stateful_gpu_loader.datasets.parquet.rows import Rows, Selection, read_beside
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.failures import failed
+from stateful_gpu_loader.datasets.storage.index_files import identity_of
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
+from stateful_gpu_loader.datasets.target_choice import Target
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.state.content_id import ContentDigest
+
+T = TypeVar("T")
+
+_FOOTERS = 64
+"""Footers that a process keeps parsed."""
+
+
+class ParquetSource(Source):
+    """Rows of Parquet files: a column of encoded images, and columns that are the target.
+
+    The image is a column of bytes, or a struct ``{bytes, path}`` as the Hugging Face hub stores
+    images; where such a struct has no bytes, the file at its path is read: a URL, or a path that,
+    if it is relative, begins at the folder of the Parquet file.
+
+    A row is read with its whole row group, since pyarrow reads nothing smaller; row groups are
+    kept, decoded, up to ``cache_bytes`` in each process (a worker process, or all worker threads
+    together). A shuffled order over more data than that reads a row group for almost every
+    sample: shuffle by blocks (:meth:`block_lengths`), write small row groups, or use ParquetShards.
+
+    Args:
+        paths: one or several, local or URLs, with wildcards and braces, in this order.
+        image: the column of the image; ``"a.b"`` is field b of the struct a.
+        target: a column, for its value; a tuple or list of columns, for a tuple; a dict of new
+            names and columns, for a dict; None for the index. Numbers, texts and bytes come as
+            Python's, dates and times as the int that is stored, lists as arrays.
+        cache_bytes: of decoded row groups in one process; one is kept however large it is, and
+            each thread holds the one that it reads.
+
+    Attributes:
+        paths: of the files, absolute.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is no Parquet file or truncated, a column is missing or of a type that
+            cannot be used, or there is no row.
+        MissingDependency: pyarrow is not installed, or what a URL needs.
+
+    >>> import pyarrow, pyarrow.parquet, tempfile
+    >>> table = pyarrow.table({"image": [b"jpeg 0", b"jpeg 1"], "label": [7, 8]})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pyarrow.parquet.write_table(table, f"{folder}/train-0.parquet")
+    ...     source = ParquetSource(f"{folder}/train-*.parquet", target={"class": "label"})
+    ...     source[1]
+    (tensor([106, 112, 101, 103,  32,  49], dtype=torch.uint8), {'class': 8})
+    """
+
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        *,
+        image: str = "image",
+        target: Target = "label",
+        cache_bytes: int = 256 << 20,
+    ) -> None:
+        if cache_bytes < 0:
+            raise ValueError(f"{cache_bytes = } is negative. Remedy: pass 0 or more bytes")
+        self.paths = as_paths(paths)
+        self.image = image
+        self.target = target
+        self.cache_bytes = cache_bytes
+        self._selection = Selection(image, target)
+        footers = read_footers(self.paths)
+        for footer in footers:
+            self._selection.check(footer.path, footer.schema)
+            self._check_types(footers[0], footer)
+        counts = [count for footer in footers for count in footer.row_groups]
+        self._digests = [footer.digest for footer in footers]
+        self._lengths = np.array(counts, dtype=np.int64)
+        self._ends = np.cumsum(self._lengths, dtype=np.int64)
+        groups = [len(footer.row_groups) for footer in footers]
+        self._files = np.repeat(np.arange(len(footers)), groups)
+        self._first_groups = np.cumsum([0, *groups[:-1]])
+        if not len(self):
+            raise ValueError(
+                f"no row in {', '.join(map(repr, self.paths[:5]))}{', ...' * (len(footers) > 5)}. "
+                "Remedy: give files that have rows"
+            )
+        self._rows: BoundedCache[Rows] = BoundedCache(cache_bytes, attrgetter("num_bytes"))
+        self._footers: BoundedCache[Footer] = BoundedCache(_FOOTERS, _one)
+
+    def _check_types(self, first: Footer, other: Footer) -> None:
+        """A column of another type, or unit, would give other values for the same thing."""
+        for column in self._selection.columns:
+            name = column.partition(".")[0]
+            types = [footer.schema.field(name).type for footer in (first, other)]
+            if types[0] != types[1]:
+                raise ValueError(
+                    f"column {name!r} is {types[0]} in {first.path!r} and {types[1]} in "
+                    f"{other.path!r}. Remedy: write them alike, or make a source of each"
+                )
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, index: int) -> EncodedSample:
+        """The image's bytes, its target, and the file and row as its name.
+
+        Raises:
+            OSError: the storage failed, or the file is another one than was indexed.
+            ValueError: the row group is damaged, the image has neither bytes nor a path, or a value
+                of the target is null; the text names file, row group and row.
+        """
+        group, row = self._place(index)
+        path, number, in_file = self._names(group, row)
+        rows = self._rows.get(group, lambda: self._read_group(group, index))
+        try:
+            image = rows.image(row)
+            target = rows.target(row, index)
+        except ValueError as error:
+            where = f"row group {number}, row {in_file}"
+            raise damaged(path, str(error), record=where) from error
+        name = f"{path}, row {in_file}"
+        if isinstance(image, str):
+            beside = image
+            image = self._of_storage(lambda: read_beside(path, beside), index=index)
+        return EncodedSample(torch.from_numpy(image), target, name)
+
+    def record(self, index: int) -> dict[str, Any]:
+        """All columns of a row, as pyarrow's Python values; its whole row group is read for it.
+
+        Raises:
+            OSError, ValueError: as :meth:`read`.
+        """
+        group, row = self._place(index)
+        _, number, _ = self._names(group, row)
+        table = self._of_storage(
+            lambda: read_row_group(self._footer(group), number, None), index=index
+        )
+        found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
+        return found
+
+    def block_lengths(self) -> npt.NDArray[np.int64]:
+        """int64 [row groups]: the samples of each, in the order of indices; none is 0."""
+        return self._lengths[self._lengths > 0]
+
+    def fingerprint(self) -> str:
+        """blake2b of the files' names and footers, and of the columns chosen.
+
+        Footers hold the columns, the rows, sizes and places of all row groups, and what statistics
+        the writer left; so the content id is equal wherever the files lie, and costs no data.
+        """
+        digest = ContentDigest("parquet 1")
+        for name, footer in zip(names_of(self.paths), self._digests, strict=True):
+            digest.add_name(name).add(footer)
+        digest.add(self._selection.describe().encode())
+        return f"{len(self)} rows, {digest.text()}"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The row group, counted over all files, and the row in it."""
+        group = int(self._ends.searchsorted(index, side="right"))
+        return group, index - (int(self._ends[group - 1]) if group else 0)
+
+    def _names(self, group: int, row: int) -> tuple[str, int, int]:
+        """The path, the row group's number in the file, and the row's."""
+        file = int(self._files[group])
+        first = int(self._first_groups[file])
+        before = int(self._ends[group] - self._lengths[group])
+        start = int(self._ends[first] - self._lengths[first])
+        return self.paths[file], group - first, before - start + row
+
+    def _read_group(self, group: int, index: int) -> Rows:
+        _, number, _ = self._names(group, 0)
+
+        def load() -> Rows:
+            table = read_row_group(self._footer(group), number, self._selection.columns)
+            return self._selection.rows(table)
+
+        return self._of_storage(load, index=index)
+
+    def _footer(self, group: int) -> Footer:
+        """The footer of a row group's file, which must be the one that was indexed."""
+        file = int(self._files[group])
+        path = self.paths[file]
+        footer = self._footers.get(file, lambda: self._read_footer(file))
+        if not is_url(path) and identity_of(path) != footer.identity:
+            # Written anew since; to ask that of a URL would be a request for each row group.
+            self._footers.drop(file)
+            footer = self._footers.get(file, lambda: self._read_footer(file))
+        return footer
+
+    def _read_footer(self, file: int) -> Footer:
+        path = self.paths[file]
+        try:
+            footer = read_footer(path)
+        except ValueError as error:
+            raise self._changed(path) from error
+        if footer.digest != self._digests[file]:
+            raise self._changed(path)
+        return footer
+
+    def _changed(self, path: str) -> OSError:
+        # Not one bad record but a wrong file: no policy for bad samples may hide it.
+        return OSError(
+            errno.ESTALE,
+            "the file is another one than when it was indexed. Remedy: make the source anew, or "
+            "put the file back",
+            path,
+        )
+
+    def _of_storage(self, load: Callable[[], T], *, index: int) -> T:
+        try:
+            return load()
+        except OSError as error:
+            if error.errno is None or error.filename is None:
+                raise
+            raise failed(error, error.filename, f"sample {index = }") from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.paths)} files, {len(self)} rows)"
+
+
+def _one(footer: Footer) -> int:
+    return 1

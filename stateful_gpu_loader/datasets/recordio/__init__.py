@@ -1,0 +1,1 @@
+"""MXNet's RecordIO files of images."""

@@ -1,0 +1,107 @@
+"""Source: a dataset that returns encoded images and their targets by index."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from stateful_gpu_loader.datasets.storage.memory import Memory
+from stateful_gpu_loader.records import EncodedSample
+
+Size = tuple[int, int]
+
+
+class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
+    """The base of every random-access source of encoded images.
+
+    A format is one file with one subclass that defines three methods: ``__len__``,
+    :meth:`read` and :meth:`fingerprint`. The loader asks nothing else of it. A source can be
+    pickled (workers may be spawned), and holds what it needs to read any index: nothing is
+    listed or indexed again in a worker.
+
+    As a plain dataset it gives ``(data, target)``: the encoded bytes as uint8 [num_bytes].
+
+    >>> class OneColour(Source):
+    ...     def __len__(self):
+    ...         return 3
+    ...     def read(self, index):
+    ...         return EncodedSample(torch.tensor([index], dtype=torch.uint8), index, f"{index}")
+    ...     def fingerprint(self):
+    ...         return "one colour, 3 images"
+    >>> OneColour()[-1]
+    (tensor([2], dtype=torch.uint8), 2)
+    """
+
+    has_spatial_targets: bool = False
+    """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        """The target after the image was moved, of a source that has spatial targets.
+
+        Args:
+            index: of the sample.
+            target: that :meth:`read` gave with it; it stays as it is.
+            motion: float64 [2, 3]: (x, y, 1) to (x, y), in pixels from the upper left corner.
+            size: height and width of the result in pixels.
+        """
+        return target
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    @abstractmethod
+    def read(self, index: int) -> EncodedSample:
+        """The encoded sample at ``0 <= index < len(self)``, read directly, not by skipping.
+
+        Called from many threads at once: it has no side effects, and releases the GIL while it
+        waits for storage.
+
+        Raises:
+            OSError: the storage failed; the loader retries. Its text names the sample and index.
+            ValueError: the record itself is malformed, and will be at every retry.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The content id: equal for equal samples in equal order, wherever they are stored.
+
+        Cheap (from names or an index, never from the pixels) and computed at the first call.
+        """
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[torch.Tensor, Any]:
+        """``(data, target)``; integers of every kind, negative ones count from the end.
+
+        Raises:
+            IndexError: the index is outside ``[-len(self), len(self))``.
+        """
+        number, length = operator.index(index), len(self)
+        if not -length <= number < length:
+            raise IndexError(
+                f"index {number} is out of range for {type(self).__name__} with {length} samples. "
+                f"Remedy: use -{length} <= index < {length}"
+            )
+        sample = self.read(number % length)
+        return sample.data, sample.target
+
+
+def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
+    """As ``source.read(index)``; the image's bytes may lie in ``memory``, which is asked for once.
+
+    They do where a source of this package has ``_read_into``, unless a subclass, a mixin or the
+    object itself reads in another way: then that is asked alone.
+    """
+    names = {"read", "_read_into"}
+    first = next(kind for kind in type(source).__mro__ if names & vars(kind).keys())
+    if "_read_into" in vars(first) and "read" not in vars(source):
+        sample: EncodedSample = source._read_into(index, memory)  # type: ignore[attr-defined]
+        return sample
+    return source.read(index)

@@ -1,0 +1,144 @@
+"""OpenFiles: reading ranges of many files, from many threads, in any process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.storage.index_files import identity_of
+from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
+from stateful_gpu_loader.datasets.storage.paths import is_url
+from stateful_gpu_loader.datasets.storage.remote import read_remote
+
+FileNumber = tuple[int, int]
+"""Device and inode."""
+
+
+def file_number(path: str) -> FileNumber | None:
+    """Tells a local file from another one that is put in its place; None of a URL, or of none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class OpenFiles:
+    """Opens files as they are read, and keeps the descriptors of the last few.
+
+    Reads carry their offset with them, so threads share a descriptor; a forked child opens files
+    anew, and a pickled copy has none.
+
+    Args:
+        limit: descriptors that are kept open.
+        numbers: of local files, by path, as :func:`file_number` gave them when they were indexed:
+            another file in the place of one is not read as if it were the same.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"abcdef")
+    ...     file.flush()
+    ...     bytes(OpenFiles().read(file.name, 2, 3))
+    b'cde'
+    """
+
+    def __init__(
+        self, limit: int = 64, numbers: Mapping[str, FileNumber | None] | None = None
+    ) -> None:
+        self._limit = limit
+        self._numbers = numbers or {}
+        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def read(self, path: str, offset: int, size: int) -> Bytes:
+        """uint8 [size]; the GIL is released while it is read.
+
+        Raises:
+            OSError: the file cannot be opened or read, or is another one.
+            ValueError: it ends before.
+        """
+        if is_url(path):
+            data = np.frombuffer(bytearray(read_remote(path, offset, size)), dtype=np.uint8)
+            done = len(data)
+        else:
+            file = self._open(path)
+            data = new_memory(size)
+            done = 0
+            # One read gives at most 2 GiB, and less on some network file systems.
+            while done < size and (
+                got := os.preadv(file.descriptor, [data[done:].data], offset + done)
+            ):
+                done += got
+        if done < size:
+            raise ValueError(
+                f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
+                f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
+            )
+        return data
+
+    def _open(self, path: str) -> _Descriptor:
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        opened = _Descriptor(path, self._numbers.get(path))
+        with self._lock:
+            file = self._files.setdefault(path, opened)
+            while len(self._files) > self._limit:
+                # Whoever is reading holds it until it is done.
+                self._files.popitem(last=False)
+        return file
+
+    def forget(self) -> None:
+        """Close what nobody is reading. A forked child begins so: a thread that it does not have
+        may have held the lock."""
+        self._files = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFiles, (self._limit, self._numbers)
+
+
+def read_whole(path: str) -> Bytes:
+    """All bytes of one file, uint8 [num_bytes], which is not kept open; errors as of reading it."""
+    return OpenFiles(limit=1).read(path, 0, identity_of(path)[0])
+
+
+_all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for files in _all:
+        files.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Descriptor:
+    """An open file, closed when nobody holds it any more."""
+
+    def __init__(self, path: str, expected: FileNumber | None) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(self.descriptor)
+        if expected not in (None, (status.st_dev, status.st_ino)):
+            raise OSError(
+                errno.ESTALE,
+                "another file took its place since it was indexed. Remedy: make the source anew",
+                path,
+            )
+
+    # Bound here, because at the interpreter's end the module may have lost it.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)

@@ -1,0 +1,1 @@
+"""WebDataset tars: by index, and as streams."""

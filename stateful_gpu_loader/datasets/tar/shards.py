@@ -1,0 +1,230 @@
+"""TarShards and TarRecords: WebDataset tars as streams, plain or compressed, local or remote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.sharded import (
+    EncodedShards,
+    ShardedDataset,
+    sample_or_error,
+)
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, names_of
+from stateful_gpu_loader.datasets.tar.choice import (
+    IMAGES,
+    MemberChoice,
+    Missing,
+    Names,
+    check_missing,
+)
+from stateful_gpu_loader.datasets.tar.counts import Counts, counts_by_name
+from stateful_gpu_loader.datasets.tar.member import KEY, value_of
+from stateful_gpu_loader.datasets.tar.stream import TarSample, tar_samples
+from stateful_gpu_loader.datasets.target_choice import Target
+from stateful_gpu_loader.records import EncodedSample
+
+_PACK = "pass image= and target= as the members are called, or missing='skip' to leave it out"
+
+
+class TarShards(EncodedShards):
+    """Images in WebDataset tars, read as streams: ``.tar``, or with ``.gz .zst .bz2 .xz`` or
+    ``.tgz``.
+
+    Members belong together as :class:`TarSource` has it. A plain tar is resumed at the byte where
+    the next sample begins, by URL as well; a compressed one by decompressing from its beginning.
+
+    Args:
+        paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards stand for several.
+        image: the extension of the image; of several (or ``"jpg;png"``) the first there is.
+        target: as :class:`TarSource` has it; with None the target is the byte of the tar,
+            decompressed, where the sample begins.
+        missing: ``"error"`` refuses a sample without image or target, ``"skip"`` leaves it out.
+        counts: the samples of each shard, where they are known: by name, in order, or a JSON file
+            such as webdataset's ``sizes.json``. Checked as shards are read from their beginning.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+
+    Raises:
+        FileNotFoundError: a wildcard matches nothing.
+        ValueError: no path, one twice, a wrong argument, or a shard without a count.
+
+    >>> import io, tarfile, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with tarfile.open(f"{folder}/a.tar.gz", "w:gz") as tar:
+    ...         for name, content in (("dog.jpg", b"..."), ("dog.cls", b"7")):
+    ...             member = tarfile.TarInfo(name)
+    ...             member.size = len(content)
+    ...             tar.addfile(member, io.BytesIO(content))
+    ...     list(TarShards(f"{folder}/*.tar.gz", image="jpg", target="cls"))
+    [(tensor([46, 46, 46], dtype=torch.uint8), 7)]
+    """
+
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        *,
+        image: Names = IMAGES,
+        target: Target = "cls",
+        missing: Missing = "error",
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = ShardedDataset.shuffle_buffer,
+    ) -> None:
+        check_missing(missing)
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
+        self.paths = as_paths(paths)
+        self._tars = _Tars(self.paths, counts)
+        self._choice = MemberChoice(image, target)
+        self._missing = missing
+
+    def shards(self) -> Sequence[str]:
+        return self._tars.names
+
+    def num_samples(self, shard: str) -> int | None:
+        return self._tars.counts.get(shard)
+
+    def fingerprint(self) -> str:
+        """Of the names of the shards, and of what is chosen: no tar is opened for it."""
+        return f"{super().fingerprint()}, {self._choice}, missing={self._missing}"
+
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
+        """As :class:`EncodedShards` has it: a ValueError is yielded in place of a sample that lacks
+        its image or target, or has a malformed one.
+
+        Raises:
+            OSError: the tar cannot be opened or read.
+            ValueError: from here on it is damaged or cut off; or there are not as many samples as
+                ``counts`` says.
+        """
+        samples = self._tars.read(shard, cursor, self._choice.wanted, self._accepts)
+        with closing(samples):
+            for sample, after in samples:
+                yield sample_or_error(self._encoded, sample), after
+
+    def _accepts(self, sample: TarSample) -> bool:
+        return self._missing == "error" or self._lacking(sample) is None
+
+    def _lacking(self, sample: TarSample) -> int | None:
+        """The first slot of the choice for which the sample has nothing."""
+        for slot, alternatives in enumerate(self._choice.slots):
+            if not any(extension in sample.contents for extension in alternatives):
+                return slot
+        return None
+
+    def _encoded(self, sample: TarSample) -> EncodedSample:
+        lacking = self._lacking(sample)
+        if lacking is not None:
+            what = f"lacks the {self._choice.names(lacking)}, has {', '.join(sample.contents)}"
+            raise damaged(sample.path, what, record=sample.key, offset=sample.start, remedy=_PACK)
+        image, *parts = (
+            next(extension for extension in alternatives if extension in sample.contents)
+            for alternatives in self._choice.slots
+        )
+        data = sample.contents[image]
+        values = [_value(sample, extension) for extension in parts]
+        target = self._choice.target(values, sample.key, sample.start)
+        return EncodedSample(torch.from_numpy(data), target, f"{sample.path}/{sample.key}.{image}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.paths)} tars)"
+
+
+class TarRecords(ShardedDataset):
+    """Samples of any kind in WebDataset tars, as dicts of all their members.
+
+    A sample is ``{"__key__": key, extension: value, ...}``, with the values of :func:`value_of`;
+    pickled files stay bytes. All else is as with :class:`TarShards`.
+
+    Args:
+        paths: as of :class:`TarShards`.
+        counts: as of :class:`TarShards`.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+
+    >>> import io, tarfile, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with tarfile.open(f"{folder}/a.tar", "w") as tar:
+    ...         for name, content in (("s.flac", b"..."), ("s.json", b'{"word": "yes"}')):
+    ...             member = tarfile.TarInfo(name)
+    ...             member.size = len(content)
+    ...             tar.addfile(member, io.BytesIO(content))
+    ...     list(TarRecords(f"{folder}/a.tar"))
+    [{'__key__': 's', 'flac': b'...', 'json': {'word': 'yes'}}]
+    """
+
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        *,
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = ShardedDataset.shuffle_buffer,
+    ) -> None:
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
+        self.paths = as_paths(paths)
+        self._tars = _Tars(self.paths, counts)
+
+    def shards(self) -> Sequence[str]:
+        return self._tars.names
+
+    def num_samples(self, shard: str) -> int | None:
+        return self._tars.counts.get(shard)
+
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
+        """As :class:`ShardedDataset` has it; errors as of :meth:`TarShards.read_shard`."""
+        samples = self._tars.read(shard, cursor, None, lambda sample: True)
+        with closing(samples):
+            for sample, after in samples:
+                yield sample_or_error(_members, sample), after
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.paths)} tars)"
+
+
+class _Tars:
+    """Shards by their names, and how many samples they should have."""
+
+    def __init__(self, paths: list[str], counts: Counts) -> None:
+        self.names = names_of(paths)
+        self.counts = counts_by_name(counts, self.names, paths)
+        self._path_of = dict(zip(self.names, paths, strict=True))
+
+    def read(
+        self,
+        shard: str,
+        cursor: int,
+        wanted: frozenset[str] | None,
+        accepts: Callable[[TarSample], bool],
+    ) -> Generator[tuple[TarSample, int]]:
+        path, number = self._path_of[shard], 0
+        with closing(tar_samples(path, cursor, wanted=wanted, accepts=accepts)) as samples:
+            for each in samples:
+                number += 1
+                yield each
+        count = self.counts.get(shard)
+        if count is not None and cursor == 0 and number != count:
+            raise ValueError(
+                f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
+            )
+
+
+def _members(sample: TarSample) -> dict[str, Any]:
+    values = {extension: _value(sample, extension) for extension in sample.contents}
+    return {KEY: sample.key, **values}
+
+
+def _value(sample: TarSample, extension: str) -> Any:
+    content = sample.contents[extension]
+    try:
+        return value_of(extension, content.tobytes())
+    except ValueError as error:
+        what = f"its member {extension!r} cannot be read: {error}"
+        offset = sample.offsets[extension]
+        raise damaged(sample.path, what, record=sample.key, offset=offset) from error

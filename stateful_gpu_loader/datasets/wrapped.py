@@ -1,0 +1,107 @@
+"""Sources inside torch's dataset wrappers: a split of a source is a source."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset, Subset
+
+from stateful_gpu_loader.datasets.mixture import MixedDataset
+from stateful_gpu_loader.datasets.source import Size, Source, read_into
+from stateful_gpu_loader.datasets.storage.memory import Memory
+from stateful_gpu_loader.records import EncodedSample
+
+
+def as_source(dataset: Any) -> Source | None:
+    """The source that a dataset is: itself, a Subset of one, a concatenation or mixture of several.
+
+    So ``random_split(FolderSource(root), [0.9, 0.1])`` is decoded like the whole.
+
+    >>> as_source([1, 2, 3]) is None
+    True
+    """
+    if isinstance(dataset, Source):
+        return dataset
+    if type(dataset) is Subset:
+        whole = as_source(dataset.dataset)
+        return None if whole is None else SubsetSource(whole, dataset.indices)
+    if type(dataset) in (ConcatDataset, MixedDataset):
+        parts = [as_source(part) for part in dataset.datasets]
+        sources = [part for part in parts if part is not None]
+        return ConcatSource(sources) if sources and len(sources) == len(parts) else None
+    return None
+
+
+class SubsetSource(Source):
+    """Some samples of a source, by their indices in it."""
+
+    def __init__(self, source: Source, indices: Sequence[int]) -> None:
+        self._source = source
+        self.has_spatial_targets = source.has_spatial_targets
+        given, length = np.asarray(indices, dtype=np.int64), len(source)
+        outside = given[(given < -length) | (given >= length)]
+        if len(outside):
+            raise IndexError(
+                f"index {outside[0]} of a Subset is out of range for {type(source).__name__} with "
+                f"{length} samples. Remedy: use -{length} <= index < {length}"
+            )
+        self._indices = np.where(given < 0, given + length, given)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> EncodedSample:
+        return self._source.read(int(self._indices[index]))
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        return read_into(self._source, int(self._indices[index]), memory)
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        return self._source.move_target(int(self._indices[index]), target, motion, size)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(self._indices.astype("<i8").tobytes(), digest_size=16)
+        return f"{len(self)} of ({self._source.fingerprint()}), blake2b {digest.hexdigest()}"
+
+
+class ConcatSource(Source):
+    """Several sources, one after the other."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = list(sources)
+        self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
+        self._ends = np.cumsum([len(source) for source in self._sources]).tolist()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, index: int) -> EncodedSample:
+        source, own = self._part(index)
+        return source.read(own)
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        source, own = self._part(index)
+        return read_into(source, own, memory)
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        source, own = self._part(index)
+        if not source.has_spatial_targets:
+            return target
+        return source.move_target(own, target, motion, size)
+
+    def fingerprint(self) -> str:
+        return " + ".join(f"({source.fingerprint()})" for source in self._sources)
+
+    def _part(self, index: int) -> tuple[Source, int]:
+        """The source that has a sample, and its index there."""
+        number = bisect.bisect_right(self._ends, index)
+        return self._sources[number], index - (self._ends[number - 1] if number else 0)

@@ -1,0 +1,329 @@
+"""Checks of the loader's arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from torchvision.datasets import DatasetFolder
+
+from stateful_gpu_loader.datasets import CallableSource
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.decoders import DECODER_NAMES
+from stateful_gpu_loader.engine.choice import WORKER_TYPES
+from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
+from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.samplers import (
+    OWN_SAMPLERS,
+    DistributedShuffledSampler,
+    default_sampler,
+    is_map,
+)
+from stateful_gpu_loader.state.descriptions import describe
+from stateful_gpu_loader.state.schema import ACCEPTABLE, as_int
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.foreign import remedy_for
+
+BOUNDARIES = ("empty", "next_epoch")
+"""What ``on_epoch_boundary`` can be."""
+
+
+def check_arguments(
+    *,
+    seed: Any,
+    rank: Any,
+    num_replicas: Any,
+    prefetch_factor: Any,
+    worker_type: Any,
+    on_epoch_boundary: Any,
+    decoder: Any,
+    cpu_share: Any,
+    on_bad_sample: Any,
+    max_worker_restarts: Any,
+    snapshot_every_n_steps: Any,
+) -> None:
+    """Check each argument that torch does not check, or too late, by itself.
+
+    Raises:
+        ValueError, TypeError: one is out of range or of another type.
+    """
+    _check_seed(seed)
+    _check_ranks(rank, num_replicas)
+    if prefetch_factor is not None and not _is_int_from(1, prefetch_factor):
+        raise ValueError(f"{prefetch_factor = } must be a positive int or None")
+    _check_choice("worker_type", worker_type, WORKER_TYPES)
+    _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
+    _check_choice("decoder", decoder, DECODER_NAMES)
+    if isinstance(cpu_share, bool) or not isinstance(cpu_share, (int, float)):
+        raise TypeError(f"{cpu_share = } must be a number from 0 to 1")
+    if not 0 <= cpu_share <= 1:
+        raise ValueError(f"{cpu_share = } must be from 0 to 1")
+    _check_choice("on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
+    if not _is_int_from(0, max_worker_restarts):
+        raise ValueError(f"{max_worker_restarts = } must be an int from 0")
+    if snapshot_every_n_steps is not None and not _is_int_from(0, snapshot_every_n_steps):
+        raise ValueError(f"{snapshot_every_n_steps = } must be an int from 0, or None")
+
+
+def as_device(device: Any) -> torch.device | None:
+    """The device of finished batches; None for the CPU.
+
+    Raises:
+        ValueError: it is of another kind than "cuda" and "cpu".
+        TypeError: it names no device.
+    """
+    if device is None:
+        return None
+    try:
+        given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TypeError(
+            f"{device = } names no device ({reason}). Remedy: 'cuda', 'cuda:1', a torch.device, "
+            "or None for the CPU"
+        ) from error
+    if given.type not in ("cuda", "cpu"):
+        raise ValueError(
+            f"device={str(device)!r} is not supported: images are decoded on CUDA GPUs, or on the "
+            "CPU. Remedy: device='cuda', or device=None and batch.to() in your loop"
+        )
+    return given if given.type == "cuda" else None
+
+
+def _check_seed(seed: Any) -> None:
+    if seed is not None and not -(2**63) <= as_int("seed", seed) < 2**64:
+        raise ValueError(f"{seed = } must fit in 64 bits: -2**63 <= seed < 2**64")
+
+
+def _check_ranks(rank: Any, num_replicas: Any) -> None:
+    if num_replicas == "auto":
+        if rank is not None:
+            raise ValueError(f"num_replicas='auto' reads the rank too: leave out {rank = }")
+        return
+    if num_replicas is None:
+        if rank is not None:
+            raise ValueError(f"{rank = } needs num_replicas, the number of ranks")
+        return
+    if not _is_int_from(1, num_replicas):
+        raise ValueError(f"{num_replicas = } must be a positive int, 'auto' or None")
+    if not _is_int_from(0, rank) or rank >= num_replicas:
+        raise ValueError(f"{rank = } must be an int with 0 <= rank < {num_replicas = }")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def check_shuffle(shuffle: Any) -> None:
+    if shuffle not in (None, True, False):
+        raise TypeError(f"{shuffle = } must be True, False or None")
+
+
+def sampling_of(
+    dataset: Any,
+    *,
+    shuffle: Any,
+    sampler: Any,
+    batch_sampler: Any,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+    drop_last: bool,
+) -> tuple[Any, Any]:
+    """The sampler, one that stands in for a missing one, and what torch is told of ``shuffle``.
+
+    Raises:
+        ValueError, TypeError: they contradict each other, or the dataset.
+    """
+    if isinstance(sampler, OWN_SAMPLERS):
+        check_own_sampler(
+            sampler, seed=seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last
+        )
+        return sampler, shuffle
+    if isinstance(dataset, ShardedDataset):
+        check_shuffle(shuffle)
+        return sampler, None
+    if isinstance(dataset, CallableSource) and shuffle:
+        raise ValueError(
+            f"{shuffle = }, and a CallableSource's function has the order. Remedy: shuffle in the "
+            "function, by info.epoch_idx (order.Permutation needs no list), or make a map-style "
+            "dataset of it"
+        )
+    if sampler is not None or batch_sampler is not None or not is_map(dataset):
+        return sampler, shuffle
+    check_shuffle(shuffle)
+    chosen = default_sampler(
+        dataset,
+        shuffle=bool(shuffle),
+        drop_last=drop_last,
+        seed=seed,
+        num_replicas=num_replicas,
+        rank=rank,
+    )
+    return chosen, None
+
+
+def check_dataset(dataset: Any) -> None:
+    """A path is no dataset, though the letters of its text could be delivered one by one.
+
+    Raises:
+        TypeError: it is a str or a Path.
+    """
+    if isinstance(dataset, (str, os.PathLike)):
+        raise TypeError(
+            f"{dataset = } is a path, and no dataset. Remedy: FolderSource({str(dataset)!r}) for "
+            "a folder of images, a subfolder a class; docs/data.md has the sources for other files"
+        )
+
+
+def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, recipes: Any) -> None:
+    """What torchvision's datasets and transforms were told otherwise.
+
+    Args:
+        transform: as :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it.
+        is_source: whether the transform gets images, as tensors.
+        recipes: the transform, if it is recipes alone.
+
+    Raises:
+        TypeError: recipes for an ImageFolder, or a ToTensor for what is a tensor already.
+    """
+    if not is_source:
+        inner: Any = dataset.dataset if type(dataset) is Subset else dataset
+        gives_pairs = getattr(type(inner), "__getitem__", None) is DatasetFolder.__getitem__
+        if gives_pairs and recipes is not None and transform is not None:
+            raise TypeError(
+                f"recipes apply to the images of a source, and {type(inner).__name__} gives "
+                "samples of a PIL image and a label. Remedy: "
+                f"FolderSource({str(inner.root)!r}), which has the same classes and order, in its "
+                "place; or give the recipes, behind torchvision.transforms.v2.PILToTensor(), to "
+                f"{type(inner).__name__}(transform=)"
+            )
+        return
+    for step in _steps(transform):
+        remedy = remedy_for(step)
+        if remedy is not None:
+            raise TypeError(
+                f"transform has {step!r}, which makes tensors of PIL images, and a source's images "
+                f"are tensors already, uint8 [3, H, W]. Remedy: {remedy}"
+            )
+
+
+def _steps(transform: Any) -> Iterator[Any]:
+    """A transform, and those that it is composed of."""
+    yield transform
+    parts = getattr(transform, "transforms", ())
+    for part in parts if isinstance(parts, (list, tuple)) else ():
+        yield from _steps(part)
+
+
+def check_calls(dataset: Any, batch_size: int | None) -> None:
+    """A call that makes a batch leaves nothing to be collected.
+
+    Raises:
+        ValueError: a batch size is given for batches.
+    """
+    if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
+        raise ValueError(
+            f"{batch_size = }, and each call of this CallableSource makes a whole batch. "
+            "Remedy: batch_size=None"
+        )
+
+
+def check_own_sampler(
+    sampler: Any,
+    *,
+    seed: int | None,
+    num_replicas: int | str | None,
+    rank: int | None,
+    drop_last: bool,
+) -> None:
+    """What a given sampler of this package decides, nothing may contradict.
+
+    A seed may be given to either; ranks to the loader, except beside a
+    :class:`DistributedShuffledSampler`, which has them.
+    """
+    told: list[tuple[str, Any, Any]] = [("seed", seed, sampler.seed)]
+    if isinstance(sampler, DistributedShuffledSampler):
+        told += [
+            ("num_replicas", num_replicas, sampler.num_replicas),
+            ("rank", rank, sampler.rank),
+        ]
+        if sampler.drop_last and not drop_last:
+            told.append(("drop_last", drop_last, sampler.drop_last))
+    for name, value, of_sampler in told:
+        if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
+            # The loader's own, which stood in for a missing one, in a loader that was rebuilt.
+            continue
+        if value is not None and of_sampler is not None and value != of_sampler:
+            raise ValueError(
+                f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
+                "give it to the sampler alone, or leave the sampler out"
+            )
+
+
+def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
+    """What the user's own sampler or iterable yields is never divided again, and nothing ignored.
+
+    Args:
+        is_divisible: whether the loader has the order, or lanes.
+
+    Raises:
+        ValueError: ``num_replicas`` is given.
+    """
+    if not is_divisible and num_replicas is not None:
+        raise ValueError(
+            f"{num_replicas = } divides the loader's own order, and this loader iterates a "
+            "sampler of yours or an iterable dataset, which divide themselves. Remedy: leave out "
+            "num_replicas and rank, or the sampler; or make the dataset a ShardedDataset"
+        )
+
+
+def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) -> None:
+    """Boxes and masks move with the pixels, or the transform is refused.
+
+    Args:
+        dataset: whose targets speak of places in the image.
+        transform: of the loader.
+        recipes: the recipes, if it is these alone.
+
+    Raises:
+        ValueError: what it does to places is not known.
+    """
+    refused = transform if recipes is None else recipes.immovable()
+    if refused is not None:
+        raise ValueError(
+            f"{type(dataset).__name__} has boxes or masks, and it is not known where "
+            f"{describe(refused)} moves them: they would stay while the pixels move. "
+            "Remedy: recipes of stateful_gpu_loader.transforms (RandAugment and TrivialAugmentWide "
+            "do not tell), or the transform in a collate_fn, which gets image and target"
+        )
+
+
+def check_bad_sample_mode(on_bad_sample: str, *, is_iterable: bool) -> None:
+    """An iterable has no other position to take a replacement from (law 6).
+
+    Raises:
+        ValueError: ``"replace"`` for an iterable dataset.
+    """
+    if is_iterable and on_bad_sample == "replace":
+        raise ValueError(
+            f"{on_bad_sample = } takes another sample by its index, and an iterable dataset has "
+            "none. Remedy: on_bad_sample='drop', which takes the iterator's next samples instead"
+        )
+
+
+def check_accept(accept: Any) -> None:
+    is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
+    if not is_collection or set(accept) - ACCEPTABLE:
+        raise ValueError(f"{accept = } must be a collection of names among {sorted(ACCEPTABLE)}")
+
+
+def _is_int_from(lowest: int, value: Any) -> bool:
+    try:
+        return as_int("", value) >= lowest
+    except TypeError:
+        return False

@@ -1,0 +1,213 @@
+"""Whether a state belongs to a loader (law 4): what is compared, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from stateful_gpu_loader.datasets.lanes import LanePlan
+from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.machine import package_versions
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.samplers import PositionOrder
+from stateful_gpu_loader.state.descriptions import (
+    NOTHING_KNOWN,
+    Describer,
+    Description,
+    describe_dataset,
+    describe_transforms_of,
+    own_fingerprint,
+    shortened,
+)
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+
+logger = logging.getLogger(__name__)
+
+_SAVED_ALWAYS = ("dataset", "dataset_transform", "length", "collate_fn", "batched")
+"""Fields that are None only in states that do not say, such as older ones and torchdata's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a loader is known by, and what of it is not known."""
+
+    fingerprint: Fingerprint
+    unverified: Mapping[str, str]
+    """What a state cannot be held against, by the names that ``accept=`` takes, each with why."""
+
+    @cached_property
+    def text(self) -> str:
+        """The fingerprint as every state holds it."""
+        return self.fingerprint.to_text()
+
+
+def identity_of(
+    *,
+    dataset: Any,
+    order: PositionOrder | LanePlan | None,
+    sampler: Any,
+    length: int | None,
+    drop_last: bool,
+    batched: bool,
+    transform: Any,
+    batch_transform: Any,
+    collate_fn: Any,
+    on_bad_sample: str,
+    decoder: Decoder | BatchDecoder | None,
+    on_device: bool,
+) -> Identity:
+    """Describe all that decides what the batches are, and nothing that does not.
+
+    A user's sampler is known by its class, an iterable dataset (no order, no sampler) by being one;
+    what else is known of datasets and callables, :mod:`~stateful_gpu_loader.state.descriptions`
+    tells.
+
+    Args:
+        on_device: whether images are finished on a GPU: then triton's version counts, too.
+    """
+    version = None if decoder is None else decoder.version()
+    if version is not None and on_device:
+        version = ", ".join([version, *package_versions("triton")])
+    if order is not None:
+        algorithm = order.algorithm
+    else:
+        algorithm = "iterable" if sampler is None else f"sampler {type(sampler).__qualname__}"
+    none = Description("none")
+    described = {
+        "dataset": describe_dataset(dataset),
+        "dataset_transform": describe_transforms_of(dataset),
+        **{
+            name: none if given is None else Describer().description(given)
+            for name, given in (
+                ("transform", transform),
+                ("batch_transform", batch_transform),
+                ("collate_fn", collate_fn),
+            )
+        },
+    }
+    unverified = {
+        name: ", ".join(found.unknown) for name, found in described.items() if found.unknown
+    }
+    own = None if sampler is None else own_fingerprint(sampler)
+    if own is not None:
+        algorithm = shortened(f"{algorithm} {own()}")
+    elif sampler is not None:
+        unverified["sampler"] = f"what a {type(sampler).__qualname__} does"
+    texts = {name: shortened(found.text) for name, found in described.items()}
+    fingerprint = Fingerprint(
+        dataset=None if texts["dataset"] == NOTHING_KNOWN else texts["dataset"],
+        dataset_transform=texts["dataset_transform"],
+        transform=texts["transform"],
+        batch_transform=texts["batch_transform"],
+        collate_fn=texts["collate_fn"],
+        length=length,
+        order=algorithm,
+        shuffle=order is not None and order.is_shuffled,
+        drop_last=drop_last,
+        batched=batched,
+        on_bad_sample=None if on_bad_sample == "raise" else on_bad_sample,
+        decoder="none" if decoder is None else decoder.family,
+        decoder_version=version,
+    )
+    return Identity(fingerprint=fingerprint, unverified=unverified)
+
+
+def unsaid(fingerprint: Fingerprint) -> Fingerprint:
+    """Of a state that says nothing of what the data is, such as torchdata's."""
+    return replace(fingerprint, dataset=None, dataset_transform=None, collate_fn=None, batched=None)
+
+
+def check_proven(
+    identity: Identity, saved: Fingerprint, *, has_digest: bool, accept: Collection[str]
+) -> None:
+    """Refuse what the comparison with a state leaves open, for a loader with ``strict=True``.
+
+    Args:
+        identity: of the loader.
+        saved: from the state.
+        has_digest: whether the state has one of the indices of a sampler, which proves that.
+        accept: names that may be left open.
+
+    Raises:
+        StateMismatch: something cannot be compared, or not as a whole.
+    """
+    open_fields = dict(identity.unverified)
+    if has_digest:
+        open_fields.pop("sampler", None)
+    for field in _SAVED_ALWAYS:
+        if getattr(saved, field) is None and getattr(identity.fingerprint, field) is not None:
+            open_fields[field] = "what the state does not say"
+    asked = {field: "dataset" if field == "length" else field for field in open_fields}
+    left = sorted(set(asked.values()) - set(accept))
+    for field, reason in open_fields.items():
+        if asked[field] not in accept:
+            described = getattr(saved, field, saved.order)
+            raise StateMismatch(
+                field,
+                saved="no description" if described is None else described,
+                present=f"{reason}, which nothing proves, under strict=True",
+                remedy="give what is yours a method fingerprint() that returns a text, or, where "
+                f"it is known to be the same, load_state_dict(state, accept={set(left)!r}) or "
+                "strict=False",
+            )
+
+
+def check_fits(
+    state: LoaderState, *, seed: int | None, num_positions: int | None, accept: Collection[str]
+) -> None:
+    """Compare what the fingerprint does not hold.
+
+    Args:
+        seed: that was given to the loader, or to its sampler.
+        num_positions: of a loader with its own order; other positions cannot be checked here.
+
+    Raises:
+        StateMismatch: another explicit seed, or a position outside the epoch.
+    """
+    if seed not in (None, state.seed) and "seed" not in accept:
+        raise StateMismatch(
+            "seed",
+            saved=state.seed,
+            present=seed,
+            remedy="pass seed=None, which takes the state's, or the saved seed, or "
+            'load_state_dict(state, accept={"seed"})',
+        )
+    if num_positions is not None and state.position > num_positions:
+        raise StateMismatch(
+            "position",
+            saved=state.position,
+            present=f"an epoch of {num_positions} samples",
+            remedy="load the state into a loader of the dataset that it was saved with",
+        )
+
+
+def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
+    """Say what differs and was accepted: nothing is ever silently ignored."""
+    if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
+        warnings.warn(
+            f"the state was saved with {saved.decoder} {saved.decoder_version}, this is "
+            f"{present.decoder_version}: pixels may differ in their last bits",
+            stacklevel=3,
+        )
+    for field, before in vars(saved).items():
+        now = getattr(present, field)
+        if before != now and None not in (before, now) and field != "decoder_version":
+            logger.warning("accepted another %s: %r instead of %r", field, now, before)
+
+
+def report_unverified(unverified: Mapping[str, str]) -> None:
+    """Say what the state could not be held against, once at a load."""
+    if unverified:
+        found = "; ".join(f"{name}: {reason}" for name, reason in unverified.items())
+        logger.info("the state cannot prove that these are the same: %s", found)
+
+
+def report_batch_size(state: LoaderState, present: int | None) -> None:
+    """Another one is free to come (B4), and worth a line in the log."""
+    if state.global_batch_size != present:
+        logger.info("global batch size changed from %s to %s", state.global_batch_size, present)

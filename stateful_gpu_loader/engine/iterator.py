@@ -1,0 +1,357 @@
+"""Run: the iterator that a loader hands out, one pass long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateful_gpu_loader.engine.delivery import Delivery
+from stateful_gpu_loader.engine.device.memory import is_out_of_memory
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
+from stateful_gpu_loader.engine.pipeline import (
+    NOTHING,
+    SKIPPED,
+    Answer,
+    BeginFailure,
+    Failure,
+    NoBatch,
+    Pipeline,
+    WorkersDied,
+)
+from stateful_gpu_loader.engine.schedules.schedule import Stream
+from stateful_gpu_loader.errors import BadSample, WorkerLost
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
+
+
+@dataclass
+class Begun:
+    """A pass that has begun."""
+
+    current: Pass
+    stream: Stream
+    pipeline: Pipeline
+    """Started on the requests of the stream."""
+    seed: int
+    """Of the pass."""
+    losses: int = 0
+    """How often workers were lost since a batch was delivered."""
+    is_running: bool = False
+    """Whether the pipeline was started."""
+    is_alone: bool = False
+    """Whether it makes one batch at a time."""
+    alone: int = 0
+    """Batches that are still to be made so."""
+    ended_workers: set[int] = field(default_factory=set)
+    """Whose iterators have ended."""
+    bad_in_a_row: int = 0
+    """Samples that could not be used since a batch was delivered."""
+    ended: bool = False
+    """Whether all its requests were answered."""
+    has_failed: bool = False
+    """Whether a batch of it has raised."""
+    decoder: Any = None
+    """Of the images that its workers make."""
+    has_worker_states: bool = False
+    """Whether what they do depends on what they did before."""
+    crew: Any = None
+    """Whose the pipeline is."""
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether a batch was delivered or has raised: where the pass began is known in full."""
+        return self.current.delivered or self.has_failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """What a run asks of its loader."""
+
+    begin: Callable[[], Begun]
+    """A new pass, its pipeline not started: at the first ``next()``, and again if a state is loaded
+    before the first batch is delivered."""
+    rebuild: Callable[[Begun], Pipeline]
+    """A pipeline with new workers, not started, for a pass that has lost its own."""
+    release: Callable[[Begun], None]
+    """Takes the pipeline back."""
+    finish: Delivery
+    """The last step on a batch, in the user's thread."""
+    note_bad: Callable[[tuple[FoundBad, ...]], None]
+    """Samples of a delivered batch that could not be used."""
+    note_delivered: Callable[[Any, tuple[FoundBad, ...]], None]
+    """The request of a batch that is being handed over, and the samples that it could not use."""
+    note_restart: Callable[[], None]
+    length: Callable[[], int]
+    """Of the iterator."""
+    max_worker_restarts: int
+    in_flight: int
+    """Batches that the workers may be ahead of the user."""
+    skips_empty_rest: bool
+    """Whether a pass that was resumed behind its last batch goes over into the next one."""
+    is_endless: bool
+    """Whether nobody but the samples themselves tells where an epoch ends."""
+
+
+class Run:
+    """Delivers the batches of one pass, and tells :class:`Passes` of each.
+
+    Nothing happens before the first ``next()`` (law 7). An exception of one batch leaves the
+    others as they are: the next ``next()`` goes on behind it. Lost workers are replaced from the
+    delivered place (law 5). Several threads may share a run.
+    """
+
+    def __init__(self, passes: Passes, conduct: Conduct) -> None:
+        self._passes = passes
+        self._conduct = conduct
+        self._begun: Begun | None = None
+        self._former_workers: list[Any] = []
+        self._ended = False
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a StatefulGPULoader can be neither pickled nor copied: it has workers, "
+            "and its loader counts what it delivers. Remedy: keep loader.state_dict(), which says "
+            "where it stands; elsewhere build the loader again, load_state_dict(), and iterate it"
+        )
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __len__(self) -> int:
+        return self._conduct.length()
+
+    def __next__(self) -> Any:
+        with self._lock:
+            while not self._ended:
+                self._leave_if_superseded()
+                if self._begun is not None and self._begun.stream.has_met_end:
+                    self._end(self._begun)
+                    continue
+                begun = self._started()
+                try:
+                    request, answer = next(begun.pipeline)
+                except WorkersDied as loss:
+                    self._recover(begun, loss)
+                    continue
+                except StopIteration:
+                    self._end(begun)
+                    continue
+                except Exception:
+                    raise
+                except BaseException:
+                    if begun.has_worker_states and not self._conduct.in_flight:
+                        self._put_back(begun)
+                    raise
+                said = answer if isinstance(answer, Answer) else None
+                payload = answer if said is None else said.payload
+                if isinstance(payload, Failure):
+                    self._fail(begun, request, said, payload)
+                    try:
+                        payload.reraise()
+                    finally:
+                        del self, begun, answer, said, payload  # a traceback keeps no worker alive
+                is_replay = begun.stream.is_replay(request)
+                if payload is NOTHING:
+                    self._note_end(begun, said)
+                elif payload is SKIPPED and said is not None and said.bad:
+                    self._note_bad(begun, said.bad)
+                    self._count_bad(begun, said.bad)
+                if is_replay or isinstance(payload, NoBatch):
+                    begun.stream.deliver(request, said)
+                    continue
+                batch = self._finished(begun, request, said, payload)
+                bad = () if said is None else said.bad
+                self._note_bad(begun, bad)
+                self._conduct.note_delivered(begun.stream.by_itself(request), bad)
+                self._deliver(begun, begun.stream.deliver(request, said))
+                return batch
+            raise StopIteration
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # An interpreter that takes its modules apart has ended threads and processes before, and
+        # what it takes to close a pipeline may be gone.
+        if not _is_finalizing():
+            self._stop()
+
+    @property
+    def _workers(self) -> list[Any]:
+        """The worker processes, where programs that look into a torch iterator find them; those
+        that it had once it has ended."""
+        if self._begun is None:
+            return self._former_workers
+        return list(getattr(self._begun.pipeline, "workers", []))
+
+    def _leave_if_superseded(self) -> None:
+        """A state was loaded before anything was delivered: the pass begins again, from there."""
+        if self._begun is not None:
+            current = self._begun.current
+            if not (current.delivered or current.generation == self._passes.generation):
+                self._stop()
+
+    def _started(self) -> Begun:
+        begun = self._begun
+        if begun is None:
+            self._begun = begun = self._conduct.begin()
+        elif not begun.is_running or (begun.is_alone and begun.alone == 0):
+            # Whoever were to start before have failed, or may be ahead again.
+            begun.is_running = False
+            begun.pipeline.close()
+            begun.pipeline = self._conduct.rebuild(begun)
+        if not begun.is_running:
+            self._start(begun)
+        return begun
+
+    def _start(self, begun: Begun) -> None:
+        begun.is_alone = begun.alone > 0
+        try:
+            begun.pipeline.start(
+                begun.stream.requests(), begun.stream.starts(), one_at_a_time=begun.is_alone
+            )
+        except WorkersDied as loss:
+            self._recover(begun, loss)
+        else:
+            begun.is_running = True
+
+    def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
+        epoch = begun.current.place.epoch
+        position = begun.stream.key_position(request, said)
+        try:
+            return self._conduct.finish(payload, seed=begun.seed, epoch=epoch, position=position)
+        except Exception as error:
+            if is_out_of_memory(error):
+                begun.is_running = False
+                raise
+            failure = Failure(error)
+            self._fail(begun, request, said, failure)
+            failure.reraise()
+        except BaseException:
+            # An interrupt in the user's code, which may have changed the batch: it is made again,
+            # from the delivered place (law 5).
+            begun.is_running = False
+            raise
+
+    def _deliver(self, begun: Begun, place: Address) -> None:
+        if not begun.has_answered:
+            # Known only now: the user's objects are asked when the first request is drawn.
+            begun.current.place = begun.stream.start_place()
+        self._passes.deliver(begun.current, place)
+        begun.losses = begun.bad_in_a_row = 0
+        begun.alone = max(0, begun.alone - 1)
+
+    def _fail(self, begun: Begun, request: Any, said: Answer | None, failure: Failure) -> None:
+        if isinstance(failure, BeginFailure):
+            begun.is_running = False
+            return
+        if not begun.has_answered:
+            self._passes.note_start(begun.current, begun.stream.start_place())
+        begun.has_failed = True
+        is_replay = begun.stream.is_replay(request)
+        place = begun.stream.fail(request, said)
+        if place is not None and not is_replay:
+            self._passes.skip(begun.current, place)
+            begun.alone = max(0, begun.alone - 1)
+        begun.losses = begun.bad_in_a_row = 0
+
+    def _put_back(self, begun: Begun) -> None:
+        """An interrupt came while a batch was made in the user's own thread, and its objects have
+        moved on: they go back to the delivered place (law 5)."""
+        begun.is_running = False
+        if not begun.has_answered:
+            begun.current.place = begun.stream.start_place()
+            self._passes.go_back(begun.current)
+
+    def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
+        """A function that tells its end by another error than StopIteration is called for ever.
+
+        Raises:
+            BadSample: none of many samples in a row could be used.
+        """
+        begun.bad_in_a_row += len(found)
+        if not self._conduct.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
+            return
+        count, begun.bad_in_a_row = begun.bad_in_a_row, 0
+        last = found[-1]
+        raise BadSample(
+            str(last.index),
+            index=last.position,
+            position=last.position,
+            epoch=last.epoch,
+            reason=f"{last.reason}; nor could any of the {count - 1} samples before it be used. If "
+            "it is the end of the epoch, raise StopIteration there, or declare length=",
+        )
+
+    def _note_end(self, begun: Begun, said: Answer | None) -> None:
+        if said is not None and said.worker not in begun.ended_workers:
+            begun.ended_workers.add(said.worker)
+            self._note_bad(begun, said.bad)
+
+    def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
+        """What an iterator from before a load meets is not of the stream that was loaded."""
+        if found and begun.current.generation == self._passes.generation:
+            self._conduct.note_bad(found)
+
+    def _end(self, begun: Begun) -> None:
+        begun.ended = True
+        current = begun.current
+        is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
+        self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
+        following = begun.stream.end()
+        self._former_workers = self._workers
+        self._stop()
+        self._passes.end(begun.current, following)
+
+    def _recover(self, begun: Begun, loss: WorkersDied) -> None:
+        """Law 5: recovery is resume.
+
+        The second loss at one place lets requests go to the workers one at a time, so that the
+        one that kills them is found, and those before it are delivered.
+        """
+        begun.losses += 1
+        begun.is_running = False
+        self._conduct.note_restart()
+        begun.pipeline.close()
+        place = begun.current.place
+        where = f"epoch {place.epoch}, position {place.position}"
+        at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
+        limit = self._conduct.max_worker_restarts
+        if begun.losses > limit:
+            self._begun = None
+            if not begun.has_answered:
+                begun.current.place = begun.stream.start_place()
+            self._passes.go_back(begun.current)
+            raise WorkerLost(
+                f"{loss.what}. Workers were lost {begun.losses} times at {where}{at}, and "
+                f"max_worker_restarts is {limit}. Remedy: look for what ends them (memory, a "
+                "crash in native code); the state is intact, and a new iterator goes on from it"
+            ) from loss
+        warnings.warn(
+            f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
+            f"(restart {begun.losses} of at most {limit} without a batch between them)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        if begun.losses > 1:
+            begun.alone = self._conduct.in_flight
+        begun.pipeline = self._conduct.rebuild(begun)
+        self._start(begun)
+
+    def _stop(self) -> None:
+        begun, self._begun = getattr(self, "_begun", None), None
+        if begun is not None:
+            begun.current.is_left = True
+            self._conduct.release(begun)
+
+
+def _described(request: Any) -> str:
+    """A request for a person: which samples it is made from."""
+    indices = getattr(request, "indices", None)
+    if indices is None:
+        return f"at the turn of worker {request.worker}"
+    listed = request.index_list()
+    shown = ", ".join(map(repr, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return f"at the batch of dataset indices {shown}"

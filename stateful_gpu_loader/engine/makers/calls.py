@@ -1,0 +1,149 @@
+"""Batches of what a user's function makes, one sample or one batch at a call (C9)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.callable import CallableSource
+from stateful_gpu_loader.datasets.callable_outputs import check_alike
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.handed import HandedSample
+from stateful_gpu_loader.engine.makers.handing import HandedBatches
+from stateful_gpu_loader.engine.makers.replace_bad import retried
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, add_note
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
+from stateful_gpu_loader.records import BatchInfo, IndexArray, Request, SampleInfo, SampleKey
+from stateful_gpu_loader.state.bad_samples import FoundBad
+
+_MOST_IMAGES = 2**20
+"""Keys of the images of one call; batches are keyed so far apart."""
+
+
+class CallExecutor:
+    """Calls the function under generators keyed by the position, and hands on what it returned.
+
+    Law 1: a batch is made of calls alone, so any worker makes it, at any time. StopIteration is
+    answered with the position at which the epoch ends.
+
+    Args:
+        source: with the function.
+        batches: puts samples together.
+        policy: what is done about bad samples.
+        batch_size: of a whole batch of this rank; 1 where a call makes one.
+        drop_last: whether the samples before the end are left out if they fill no batch.
+        stacks: whether the samples go as they are to what stacks them, and so must be alike.
+    """
+
+    uses_global_generators = True
+
+    def __init__(
+        self,
+        source: CallableSource,
+        batches: HandedBatches,
+        *,
+        policy: BadSamplePolicy,
+        batch_size: int,
+        drop_last: bool,
+        stacks: bool,
+    ) -> None:
+        self._source = source
+        self._batches = batches
+        self._policy = policy
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._stacks = stacks
+        self._seeds = SeedBlock(Stream.ITERABLE)
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Answer:
+        samples: list[HandedSample] = []
+        positions: list[int] = []
+        found: list[FoundBad] = []
+        ended_at = None
+        for place, key in enumerate(request.keys()):
+            check()
+            info = self._info(request, key, place)
+            try:
+                made = self._made(info, key)
+            except StopIteration:
+                self._check_end(info)
+                ended_at = key.index
+                break
+            except Exception as error:
+                if self._policy.mode != "drop" or not is_bad(error):
+                    raise add_note(error, f"in {info}")  # noqa: B904 - it is the same error
+                reason = reason_of(error)
+                found.append(FoundBad(self._name(key), key.position, key.epoch, reason, False))
+                continue
+            samples += made
+            if self._source.batch and self._source.image is not None:
+                first = key.position * _MOST_IMAGES
+                positions += range(first, first + len(made))
+            else:
+                positions.append(key.position)
+        said = Answer(SKIPPED)
+        if samples and (ended_at is None or not self._drop_last):
+            said = self._batch(request, samples, np.array(positions, dtype=np.int64), check)
+        return dataclasses.replace(said, bad=(*found, *said.bad), ended_at=ended_at)
+
+    def _batch(
+        self,
+        request: Request,
+        samples: list[HandedSample],
+        positions: IndexArray,
+        check: Callable[[], None],
+    ) -> Answer:
+        if self._stacks:
+            try:
+                check_alike([sample.sample for sample in samples], samples)
+            except TypeError as error:
+                return Answer(Failure(error))
+        return self._batches(request, samples, positions, check)
+
+    def _name(self, key: SampleKey) -> str:
+        """The same in every epoch, as a place is in the record of bad samples."""
+        return f"{'batch' if self._source.batch else 'sample'} {key.index}"
+
+    def _info(self, request: Request, key: SampleKey, place: int) -> SampleInfo | BatchInfo:
+        if self._source.batch:
+            return BatchInfo(iteration=key.index, epoch_idx=key.epoch)
+        return SampleInfo(
+            idx_in_epoch=key.index,
+            idx_in_batch=place,
+            iteration=request.start // (self._batch_size * request.step),
+            epoch_idx=key.epoch,
+        )
+
+    def _made(self, info: SampleInfo | BatchInfo, key: SampleKey) -> list[HandedSample]:
+        """What one call gives: a sample, a whole batch, or a batch's images one by one."""
+        seed = self._seeds.at(key.seed, key.epoch, key.position)
+
+        def call() -> Any:
+            seed_global_generators(seed)
+            return self._source(info)
+
+        output = retried(call, is_bad=is_bad) if self._policy.is_active else call()
+        if self._source.image is None:
+            return [HandedSample(self._name(key), output)]
+        images = self._source.images(output, info)
+        if len(images) > _MOST_IMAGES:
+            raise ValueError(f"{info} has {len(images)} images, more than {_MOST_IMAGES}")
+        name = self._name(key)
+        return [
+            HandedSample(f"{name}, image {i}" if self._source.batch else name, image)
+            for i, image in enumerate(images)
+        ]
+
+    def _check_end(self, info: SampleInfo | BatchInfo) -> None:
+        length = self._source.length
+        if length is not None:
+            raise LoaderError(
+                f"the function raised StopIteration for {info}, and length={length} was declared. "
+                "Remedy: declare the length that every epoch has, or leave it out"
+            )

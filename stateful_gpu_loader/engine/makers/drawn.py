@@ -1,0 +1,48 @@
+"""What the recipes drew for a batch, found again without making it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.images import draw, header_of, read
+from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.transforms import Compose
+
+
+class DrawnExecutor:
+    """In the place of what makes batches of images: reads them for their sizes, and draws.
+
+    The numbers are functions of the samples' keys and sizes (law 1): they are those of the batch.
+
+    Args:
+        source: of encoded images.
+        recipes: that drew.
+        policy: what was done about bad samples. It knows those that the batch met, and none else:
+            so the same are left out or replaced, and nothing has to be decoded to be judged.
+    """
+
+    uses_global_generators = False
+
+    def __init__(self, source: Source, *, recipes: Compose, policy: BadSamplePolicy) -> None:
+        self._source = source
+        self._recipes = recipes
+        self._policy = policy
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        salvage = Salvage(
+            self._policy, request, is_bad=lambda error: False, has_drawn=lambda slot: False
+        )
+        kept = salvage.settle(self._open)
+        positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
+        drawn = draw(self._recipes, request, positions, [slot.sample for slot in kept])
+        pairs = zip(self._recipes.recipes, drawn.draws, strict=True)
+        return salvage.answer([recipe.named(numbers) for recipe, numbers in pairs])
+
+    def _open(self, slot: Slot) -> None:
+        slot.sample = header_of(read(self._source, slot.key), slot.key)

@@ -1,0 +1,360 @@
+"""Batches of images from a source: read, decode, augment, straight into the batch.
+
+Law 1: routing and numbers are functions of the bytes and the keys alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader.datasets.source import Source, read_into
+from stateful_gpu_loader.datasets.storage.memory import Memory
+from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
+from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
+from stateful_gpu_loader.engine.makers.own_generators import seed_setters
+from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
+from stateful_gpu_loader.engine.makers.samples import SampleExecutor, collate
+from stateful_gpu_loader.errors import BadSample
+from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.compose import PipelineDraw
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+"""An uninitialised CPU tensor of a shape and dtype."""
+
+
+class RecipeExecutor:
+    """Recipes with explicit draws: touches no global generator, so it runs in any thread.
+
+    Args:
+        source: of encoded images.
+        decoder: bytes to pixels.
+        recipes: what happens to the pixels; may be empty.
+        collate_fn: torch's default, and :func:`ragged_collate`, put the images straight into one
+            tensor and give ``[images, targets]``; another one gets the samples ``(image, target)``
+            one by one.
+        batched: False for ``batch_size=None``.
+        allocate: where finished batches lie.
+        policy: what is done about bad samples; None raises.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        decoder: Decoder,
+        recipes: Compose,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        allocate: Allocate,
+        policy: BadSamplePolicy | None = None,
+    ) -> None:
+        self._source = source
+        self._decoder = decoder
+        self._recipes = recipes
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._allocate = allocate
+        self._stacked = batched and collate_fn in STACKS_IMAGES
+        self._policy = policy if policy is not None and policy.is_active else None
+        self.uses_global_generators = collate_fn not in DRAWS_NOTHING
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._policy is not None:
+            return self._salvaged(self._policy, request, check)
+        keys = request.keys()
+        encoded = [read(self._source, key) for key in keys]
+        headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
+        drawn = draw(self._recipes, request, request.positions, headers)
+        targets = moved_targets(
+            self._source, self._recipes, keys, [sample.target for sample in encoded], headers, drawn
+        )
+        rows = self._rows(drawn.sizes, keys)
+        decoded = (
+            (self._decoded(sample, header, key, check), drawn.sample(i))
+            for i, (sample, header, key) in enumerate(zip(encoded, headers, keys, strict=True))
+        )
+        if rows is None:
+            images = [self._recipes.apply(image, row).contiguous() for image, row in decoded]
+            samples = list(zip(images, targets, strict=True))
+            return collate(request, samples, self._collate_fn, batched=self._batched)
+        # Nothing made in this mode is delivered: the batch was allocated outside.
+        with torch.inference_mode():
+            for out, (image, row) in zip(rows.unbind(0), decoded, strict=True):
+                self._recipes.apply_into(image, row, out)
+        return [rows, collate_targets(self._collate_fn, targets)]
+
+    def _decoded(
+        self,
+        sample: EncodedSample,
+        header: ImageHeader,
+        key: SampleKey,
+        check: Callable[[], None],
+    ) -> torch.Tensor:
+        check()
+        return decode(self._decoder, sample, header, key)
+
+    def _rows(self, sizes: IndexArray, keys: list[SampleKey]) -> torch.Tensor | None:
+        if not self._stacked:
+            return None
+        check_one_size(sizes, keys, self._source)
+        height, width = sizes[0].tolist()
+        recipes = self._recipes
+        if recipes.memory_format is torch.channels_last:
+            interleaved = self._allocate((len(keys), height, width, 3), recipes.output_dtype)
+            return interleaved.permute(0, 3, 1, 2)
+        return self._allocate((len(keys), 3, height, width), recipes.output_dtype)
+
+    def _salvaged(
+        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
+    ) -> Any:
+        salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
+        salvage.settle(self._open)
+        try:
+            images, targets = self._filled(salvage, request, check)
+        except BadSample:
+            raise
+        except ValueError:
+            # The recipes refuse a size, and it may be what a damaged header says: what can be
+            # decoded at all is settled first. Elsewhere that happens on the way, image by image.
+            salvage.settle(partial(self._judge, check))
+            images, targets = self._filled(salvage, request, check)
+        if isinstance(images, torch.Tensor):
+            return salvage.answer([images, collate_targets(self._collate_fn, targets)])
+        samples = list(zip(images, targets, strict=True))
+        return salvage.answer(collate(request, samples, self._collate_fn, batched=self._batched))
+
+    def _filled(
+        self, salvage: Salvage, request: Request, check: Callable[[], None]
+    ) -> tuple[torch.Tensor | list[torch.Tensor], list[Any]]:
+        """The images and targets of all that can be decoded."""
+        kept = salvage.kept
+        keys = [slot.key for slot in kept]
+        drawn = self._draw(request, kept)
+        moved = self._moved(kept, drawn)
+        rows = self._rows(drawn.sizes, keys)
+        places = [] if rows is None else rows.unbind(0)
+        images: list[torch.Tensor] = []
+        targets: list[Any] = []
+        decode = partial(self._decode, check)
+        for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
+            if not salvage.fill(slot, decode):
+                continue
+            numbers = drawn.sample(i)
+            if slot.key is not key:
+                # Only its own numbers change: they depend on its position and size alone.
+                # If the recipes make another size of it, apply_into refuses.
+                own = self._draw(request, [slot])
+                numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
+            image, slot.sample.pixels = slot.sample.pixels, None
+            if rows is None:
+                images.append(self._recipes.apply(image, numbers).contiguous())
+            else:
+                with torch.inference_mode():
+                    self._recipes.apply_into(image, numbers, places[len(targets)])
+            targets.append(moved[i])
+        if not targets:
+            salvage.settle(partial(self._judge, check))
+            return self._filled(salvage, request, check)
+        return images if rows is None else rows[: len(targets)], targets
+
+    def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
+        positions = np.array([slot.key.position for slot in slots], dtype=np.int64)
+        return draw(self._recipes, request, positions, [slot.sample.header for slot in slots])
+
+    def _moved(self, slots: list[Slot], drawn: PipelineDraw) -> list[Any]:
+        return moved_targets(
+            self._source,
+            self._recipes,
+            [slot.key for slot in slots],
+            [slot.sample.encoded.target for slot in slots],
+            [slot.sample.header for slot in slots],
+            drawn,
+        )
+
+    def _open(self, slot: Slot) -> None:
+        if slot.sample is None:
+            encoded = read(self._source, slot.key)
+            slot.sample = _Opened(encoded, header_of(encoded, slot.key))
+
+    def _decode(self, check: Callable[[], None], slot: Slot) -> None:
+        self._open(slot)
+        opened = slot.sample
+        opened.pixels = self._decoded(opened.encoded, opened.header, slot.key, check)
+
+    def _judge(self, check: Callable[[], None], slot: Slot) -> None:
+        self._decode(check, slot)
+        slot.sample.pixels = None  # a whole batch of decoded images would need much memory
+
+
+@dataclass
+class _Opened:
+    """An image that was read, and perhaps decoded."""
+
+    encoded: EncodedSample
+    header: ImageHeader
+    pixels: torch.Tensor | None = None
+    """uint8 [3, height, width], until they are in the batch."""
+
+
+def draw(
+    recipes: Compose, request: Request, positions: IndexArray, headers: list[ImageHeader]
+) -> PipelineDraw:
+    """What the recipes decide for images of one request.
+
+    Args:
+        positions: int64 [n]: of the images, in the epoch's global order.
+        headers: of the same n images.
+
+    Raises:
+        ValueError: an image is too small for a recipe.
+    """
+    return recipes.draw(request.seed, request.epoch, positions, _sizes_of(headers))
+
+
+def moved_targets(
+    source: Source,
+    recipes: Compose,
+    keys: list[SampleKey],
+    targets: list[Any],
+    headers: list[ImageHeader],
+    drawn: PipelineDraw,
+) -> list[Any]:
+    """The targets of n images, boxes and masks among them where the recipes put the pixels.
+
+    Args:
+        source: of the images.
+        keys: of the images, as they were read.
+        targets, headers: of the images as they lie in the source.
+        drawn: for the same n images.
+    """
+    if not source.has_spatial_targets:
+        return targets
+    motions = recipes.motion(drawn, _sizes_of(headers))
+    return [
+        source.move_target(key.index, target, motion, (height, width))
+        for key, target, motion, (height, width) in zip(
+            keys, targets, motions, drawn.sizes.tolist(), strict=True
+        )
+    ]
+
+
+def _sizes_of(headers: list[ImageHeader]) -> IndexArray:
+    return np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+
+
+def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> None:
+    """Refuse a batch whose images cannot be stacked.
+
+    Args:
+        sizes: int64 [n, 2]: height and width in pixels.
+        keys: of the same images.
+        source: of the images.
+
+    Raises:
+        ValueError: they differ in size.
+    """
+    if (sizes != sizes[0]).any():
+        other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
+        raise ValueError(
+            f"the images of one batch differ in size: {name_of(source, keys[0].index)} gives "
+            f"{sizes[0, 0]}x{sizes[0, 1]}, {name_of(source, keys[other].index)} gives "
+            f"{sizes[other, 0]}x{sizes[other, 1]} (height x width). {FIXED_SIZE.format('recipes')}"
+        )
+
+
+class CallableExecutor(SampleExecutor):
+    """A source whose images go through the user's own callable, one by one, keyed.
+
+    ``transform`` sees the decoded image, uint8 [3, H, W], and not its target.
+    """
+
+    is_bad = staticmethod(is_bad_encoding)
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        decoder: Decoder,
+        transform: Callable[[torch.Tensor], Any],
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        policy: BadSamplePolicy | None = None,
+    ) -> None:
+        super().__init__(
+            source, transform=None, collate_fn=collate_fn, batched=batched, policy=policy
+        )
+        self._native = False
+        self._source = source
+        self._decoder = decoder
+        self._image_transform = transform
+        self._set_sample_seeds = list(seed_setters(source, transform))
+
+    def fetch(self, key: SampleKey) -> tuple[Any, Any]:
+        sample = read(self._source, key)
+        image = decode(self._decoder, sample, header_of(sample, key), key)
+        return self._image_transform(image), sample.target
+
+
+def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:
+    """Read one sample, into ``memory`` if that can be; a malformed record is a BadSample, an
+    OSError stays one."""
+    try:
+        return source.read(key.index) if memory is None else read_into(source, key.index, memory)
+    except BadSample:
+        raise
+    except ValueError as error:
+        raise bad_image(f"{type(source).__name__}[{key.index}]", key, error) from error
+
+
+def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
+    """What the bytes say of the image, before they are decoded."""
+    try:
+        header = probe(sample.data)
+        _check_size(sample, header)
+    except ValueError as error:
+        raise bad_image(sample.name, key, error) from error
+    return header
+
+
+def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
+    """Boxes and masks are of the image as it is decoded, or would be wrong in silence."""
+    if sample.size is None:
+        return
+    if sample.size != (header.height, header.width):
+        raise ValueError(
+            f"the target is of an image of {sample.size[0]}x{sample.size[1]} pixels, and this one "
+            f"is {header.height}x{header.width} (height x width, EXIF orientation "
+            f"{header.orientation} applied). Remedy: correct the annotations, or turn the file"
+        )
+    if header.orientation not in (1, 5, 6, 7, 8):
+        raise ValueError(
+            f"the image has EXIF orientation {header.orientation}, and it is not known whether its "
+            "target is of the pixels before or after it. Remedy: write the file upright"
+        )
+
+
+def decode(
+    decoder: Decoder, sample: EncodedSample, header: ImageHeader, key: SampleKey
+) -> torch.Tensor:
+    """uint8 [3, H, W] RGB."""
+    try:
+        return decoder.decode(sample.data, header)
+    except ValueError as error:
+        raise bad_image(sample.name, key, error) from error
+
+
+def bad_image(name: str, key: SampleKey, error: ValueError) -> BadSample:
+    """The BadSample for what a reader or decoder said of some bytes."""
+    return BadSample(
+        name, index=key.index, position=key.position, epoch=key.epoch, reason=str(error)
+    )

@@ -1,0 +1,281 @@
+"""Batches of an iterable dataset: one iterator in each worker, asked batch by batch.
+
+Each fetch runs under generators keyed by (seed, epoch, worker, number of the fetch), so that
+reading again what was read before gives the same samples, a shuffle buffer's included (A7).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import IterDataPipe, get_worker_info
+
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
+from stateful_gpu_loader.engine.makers.datapipes import prepare_datapipe
+from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
+from stateful_gpu_loader.engine.sample_digest import digest_with
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.engine.user_objects import (
+    begins_anew,
+    load_user_state,
+    loaded_before,
+    state_keeper,
+    state_of,
+)
+from stateful_gpu_loader.errors import BadSample, StateMismatch
+from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
+from stateful_gpu_loader.records import Turn, WorkerStart
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.schema import Stateful
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import worker_state
+
+
+class IterableExecutor:
+    """Fetches as torch's DataLoader does; the state is torchdata's, or the number of fetches.
+
+    Args:
+        dataset: iterable.
+        batch_size: None gives samples as they come.
+        drop_last: leaves out a worker's last batch if it is not full.
+        transform: a callable on one sample, or None.
+        collate_fn: makes the batch from a list of samples, or converts one sample.
+        policy: what is done about bad samples: "drop" takes the iterator's next one instead, so
+            that the epoch has fewer samples and not its batches. None raises.
+    """
+
+    uses_global_generators = True
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        transform: Callable[[Any], Any] | None,
+        collate_fn: Callable[[Any], Any],
+        policy: BadSamplePolicy | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._keeper = state_keeper(dataset)
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._transform = transform
+        self._collate_fn = collate_fn
+        self._drops_bad = policy is not None and policy.mode == "drop"
+        self._found: list[FoundBad] = []
+        """Bad samples of the present fetch."""
+        self._seeds = SeedBlock(Stream.ITERABLE)
+        self._start: WorkerStart | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._fetches = 0
+        self._samples = 0
+        self._exhausted = False
+        self._ended = False
+        self._loaded: bytes | None = None
+        self._digest: str | None = None
+        """Of this pass's samples, where they are read again to get behind them."""
+        self._put_back: Callable[[], None] | None = None
+        """Lets a dataset forget what was loaded, once it has begun from there."""
+
+    def begin(self, start: WorkerStart) -> None:
+        """torchdata's order: the dataset's state, ``iter()``, the iterator's state."""
+        self._start = start
+        self._iterator = None
+        self._fetches = self._samples = 0
+        self._exhausted = self._ended = False
+        state = worker_state() if start.state is None else thaw(start.state)
+        self._load(state["dataset"])
+        self._loaded = start.state if state["ended"] else None
+        if state["ended"]:
+            self._ended = True
+            return
+        if isinstance(self._dataset, IterDataPipe):
+            prepare_datapipe(self._dataset, start)
+        self._seed()
+        self._iterator = iter(self._dataset)
+        load_user_state("iterator", self._iterator, state["iterator"])
+        has_state = isinstance(self._keeper, Stateful) or isinstance(self._iterator, Stateful)
+        self._digest = None if has_state else ""
+        if state["dataset"] is None and state["iterator"] is None:
+            self._read_again(state["samples"], state["digest"])
+        self._fetches, self._samples = state["fetches"], state["samples"]
+
+    def __call__(self, request: Turn, check: Callable[[], None]) -> Any:
+        if self._start is None:
+            raise TypeError("an iterable's executor is told first where it begins")
+        self._found = []
+        payload: Any = NOTHING
+        if not self._ended:
+            try:
+                payload = self._next_batch()
+            except Exception as error:
+                payload = Failure(error)
+        tells = payload is NOTHING or self._digest is not None
+        worker = get_worker_info()
+        return Answer(
+            payload,
+            worker=worker.id if worker else 0,
+            snapshot=self.snapshot() if tells else None,
+            bad=tuple(self._found),
+        )
+
+    def _next_batch(self) -> Any:
+        self._fetches += 1
+        self._seed()
+        samples = self._fetch(self._batch_size or 1)
+        if not samples or self._is_dropped(samples):
+            self._ended = True
+            return NOTHING
+        return self._collate_fn(samples if self._batch_size else samples[0])
+
+    def snapshot(self) -> bytes:
+        """The frozen state; of a worker with nothing left, what its dataset keeps."""
+        if self._loaded is not None:
+            return self._loaded  # nothing of it was used, and a dataset may tell it only then
+        ended = self._ended or self._exhausted
+        # torchdata stores a dataset that is its own iterator once.
+        has_both = self._iterator is not self._keeper
+        of_dataset = has_both if not ended else not begins_anew(self._keeper)
+        state = worker_state(
+            dataset=state_of(self._keeper) if of_dataset else None,
+            iterator=None if ended else state_of(self._iterator),
+            fetches=self._fetches,
+            samples=self._samples,
+            ended=ended,
+            digest=self._digest,
+        )
+        return freeze(state, type(self._dataset).__name__)
+
+    def _load(self, state: Any) -> None:
+        if state is not None and begins_anew(self._keeper):
+            self._put_back = partial(self._keeper.load_state_dict, loaded_before(self._keeper))
+        load_user_state("dataset", self._keeper, state)
+
+    def _fetch(self, count: int, last: int | None = None) -> list[Any]:
+        """So many samples, of those up to the iterator's sample number ``last``."""
+        samples: list[Any] = []
+        raised: Exception | None = None
+        in_a_row = 0
+        iterator = self._iterator
+        while (
+            iterator is not None
+            and len(samples) < count
+            and not self._exhausted
+            and (last is None or self._samples < last)
+        ):
+            sample, error = self._next(iterator)
+            if self._exhausted:
+                if raised is not None:
+                    raise raised  # it seems to have ended the iterator: not in silence
+                break
+            raised = error
+            if error is None:
+                sample, error = self._transformed(sample)
+            in_a_row = 0 if error is None else in_a_row + 1
+            if error is None:
+                samples.append(sample)
+                continue
+            bad = self._bad(error)
+            self._found.append(bad)
+            if in_a_row == MAX_BAD_IN_A_ROW:
+                raise BadSample(
+                    f"{type(self._dataset).__name__}, {bad.index}",
+                    index=self._samples - 1,
+                    position=bad.position,
+                    epoch=bad.epoch,
+                    reason=f"{bad.reason}; nor could any of the {in_a_row - 1} samples before it "
+                    "be used (on_bad_sample='raise' shows where it fails)",
+                ) from error
+        if self._digest is not None:
+            self._digest = digest_with(self._digest, samples)
+        return samples
+
+    def _next(self, iterator: Iterator[Any]) -> tuple[Any, Exception | None]:
+        """The iterator's next sample, or why that one is dropped."""
+        try:
+            sample = next(iterator)
+        except StopIteration:
+            self._exhausted = True
+            return None, None
+        except Exception as error:
+            self._samples += 1
+            # A generator that has raised is finished: the rest of it would be lost in silence.
+            if not self._drops_bad or not is_bad(error) or inspect.isgenerator(iterator):
+                raise
+            return None, error
+        finally:
+            if self._put_back is not None:
+                self._put_back()
+                self._put_back = None
+        self._samples += 1
+        return sample, None
+
+    def _transformed(self, sample: Any) -> tuple[Any, Exception | None]:
+        if self._transform is None:
+            return sample, None
+        try:
+            return self._transform(sample), None
+        except Exception as error:
+            if not self._drops_bad or not is_bad(error):
+                raise
+            return None, error
+
+    def _bad(self, error: Exception) -> FoundBad:
+        """The iterator's last sample, by its number in this worker's part of the pass, from 0.
+
+        As position stands what it would be if all workers and ranks gave one sample in turn.
+        """
+        start, number = self._start, self._samples - 1
+        worker = get_worker_info()
+        return FoundBad(
+            index=f"sample {number}" + ("" if worker is None else f" of worker {worker.id}"),
+            position=0 if start is None else start.place + start.stride * number,
+            epoch=0 if start is None else start.epoch,
+            reason=reason_of(error),
+            always=False,  # what was drawn before it may have decided it
+        )
+
+    def _is_dropped(self, samples: list[Any]) -> bool:
+        return self._drop_last and len(samples) < (self._batch_size or 1)
+
+    def _read_again(self, count: int, digest: str | None) -> None:
+        """Fast-forward an iterator without state, fetch by fetch, as it was read before.
+
+        Bad samples were raised, or dropped, when they were met first.
+
+        Raises:
+            StateMismatch: it gives other samples than before.
+        """
+        while self._samples < count:
+            self._fetches += 1
+            self._seed()
+            before = self._samples
+            try:
+                self._fetch(self._batch_size or 1, last=count)
+            except Exception as error:
+                if not is_bad(error):
+                    raise
+            if self._samples == before:
+                break
+        self._found = []
+        if digest not in (None, self._digest):
+            found = "other samples" if self._samples == count else f"an end after {self._samples}"
+            raise StateMismatch(
+                "iterable",
+                saved=f"the digest of {count} samples",
+                present=f"{found}: the iterable is not reproducible",
+                remedy=f"give the generators of {type(self._dataset).__name__} a seed, or itself "
+                "state_dict() and load_state_dict(); for tar files, TarShards needs neither. To "
+                'go on from other samples, load_state_dict(state, accept={"iterable"})',
+            )
+
+    def _seed(self) -> None:
+        start = self._start
+        if start is not None:
+            place = start.place + start.stride * self._fetches
+            seed_global_generators(self._seeds.at(start.seed, start.epoch, place))

@@ -1,0 +1,182 @@
+"""Batches of a sharded dataset: read from a lane, then made as any other batch of samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.lanes import EpochLanes, LanePlan
+from stateful_gpu_loader.datasets.sharded import EncodedShards
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.handed import HandedSample
+from stateful_gpu_loader.engine.makers.handing import HandedBatches
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
+from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
+from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.records import IndexArray, LanePart, LaneTurn, RestTurn
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.lane_cursor import LaneCursor
+
+_SECONDS_BETWEEN_CHECKS = 0.1
+
+
+class LaneExecutor:
+    """Reads a lane's next samples and lets another executor make the batch.
+
+    In threads, which share it, a lane's turns are read one after the other; what is made of them
+    is not.
+
+    Args:
+        plan: of the dataset.
+        batches: puts what was read together.
+        policy: what is done about bad samples; a damaged shard's rest is left out with them.
+    """
+
+    def __init__(self, plan: LanePlan, batches: HandedBatches, *, policy: BadSamplePolicy) -> None:
+        self._plan = plan
+        self._policy = policy
+        self._batches = batches
+        self._served: dict[int, _ServedLane] = {}
+        self._epoch: tuple[int, int, EpochLanes] | None = None
+        self._turns = threading.Condition()
+        is_encoded = isinstance(plan.dataset, EncodedShards)
+        self.uses_global_generators = batches.uses_global_generators or not is_encoded
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(LaneExecutor, self._plan, self._batches, policy=self._policy), ()
+
+    def __call__(self, request: LaneTurn | RestTurn, check: Callable[[], None]) -> Answer:
+        if isinstance(request, RestTurn):
+            return self._rests(request, check)
+        served = self._wait_for_turn(request, check)
+        reader = served.reader
+        try:
+            taken = reader.take(request.num_samples, check, turns=request.turn + 1)
+            found = reader.found()
+            if taken is None:
+                if reader.num_left:
+                    news = LaneNews(rest=reader.num_left, bad=found)
+                    return Answer(SKIPPED, snapshot=news.to_bytes())
+                news = LaneNews(cursors={request.lane: reader.end()}, rest=0)
+                return Answer(SKIPPED, snapshot=news.to_bytes(), bad=found)
+        finally:
+            with self._turns:
+                served.turn += 1
+                self._turns.notify_all()
+        news = LaneNews(cursors={request.lane: taken.cursor})
+        return self._batch(request, taken.samples, taken.positions, news, found, check)
+
+    def _rests(self, request: RestTurn, check: Callable[[], None]) -> Answer:
+        if not request.parts:
+            return Answer(SKIPPED, bad=request.bad)
+        taken = [self._rest(request, part, check) for part in request.parts]
+        samples = [sample for rest in taken for sample in rest.samples]
+        positions = np.concatenate([rest.positions for rest in taken])
+        pairs = zip(request.parts, taken, strict=True)
+        news = LaneNews(cursors={part.lane: rest.cursor for part, rest in pairs})
+        return self._batch(request, samples, positions, news, request.bad, check)
+
+    def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
+        """Whoever found that the lane has no whole batch left has read it before."""
+        cursor = LaneCursor.from_text(part.cursor)
+        reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
+        try:
+            if part.skip:
+                reader.take(part.skip, check, turns=cursor.turns)
+            taken = reader.take(part.num_samples, check, turns=cursor.turns)
+        finally:
+            reader.close()
+        if taken is None:
+            raise LoaderError(
+                f"lane {part.lane} had {part.skip + part.num_samples} samples left, and has fewer "
+                f"now, behind cursor {part.cursor}. Remedy: leave shards unchanged while they are "
+                "read"
+            )
+        return taken
+
+    def _batch(
+        self,
+        turn: LaneTurn | RestTurn,
+        samples: list[HandedSample],
+        positions: IndexArray,
+        news: LaneNews,
+        found: tuple[FoundBad, ...],
+        check: Callable[[], None],
+    ) -> Answer:
+        said = self._batches(turn, samples, positions, check)
+        return dataclasses.replace(said, snapshot=news.to_bytes(), bad=(*found, *said.bad))
+
+    def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
+        with self._turns:
+            if request.cursor is not None:
+                cursor = LaneCursor.from_text(request.cursor)
+                reader = self._reader(request, request.lane, request.lap, cursor)
+                served = _ServedLane(reader, request.start, request.turn)
+                self._served[request.lane] = served
+                self._turns.notify_all()
+                return served
+            while True:
+                found = self._served.get(request.lane)
+                if found is not None and found.start == request.start:
+                    if found.turn == request.turn:
+                        found.begin = found.reader.cursor
+                        return found
+                    if found.turn == request.turn + 1:
+                        # The user's own thread was interrupted in this request, and asks again.
+                        found.reader = self._reader(request, request.lane, request.lap, found.begin)
+                        found.turn = request.turn
+                        return found
+                self._turns.wait(_SECONDS_BETWEEN_CHECKS)
+                check()
+
+    def _reader(
+        self,
+        request: LaneTurn | RestTurn,
+        lane: int,
+        lap: int,
+        cursor: LaneCursor,
+        *,
+        is_second: bool = False,
+    ) -> LaneReader:
+        lanes = self._lanes_of(request.seed, request.epoch)
+        address = LaneAddress(
+            seed=request.seed,
+            epoch=request.epoch,
+            lane=lane,
+            shards=lanes.shards_of(lane),
+            lap=lap,
+        )
+        return LaneReader(
+            self._plan.dataset,
+            address,
+            cursor,
+            window=self._plan.window,
+            drops_bad=self._policy.mode == "drop",
+            is_second=is_second,
+        )
+
+    def _lanes_of(self, seed: int, epoch: int) -> EpochLanes:
+        known = self._epoch
+        if known is None or known[:2] != (seed, epoch):
+            self._epoch = known = seed, epoch, self._plan.of_epoch(seed, epoch)
+        return known[2]
+
+
+class _ServedLane:
+    """A lane that is open here."""
+
+    def __init__(self, reader: LaneReader, start: int, turn: int) -> None:
+        self.reader = reader
+        self.begin = reader.cursor
+        """Before the turn that was read last."""
+        self.start = start
+        """Which start of the workers it belongs to."""
+        self.turn = turn
+        """That is read next."""

@@ -1,0 +1,249 @@
+"""Batches of any map-style dataset, its randomness keyed sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import StackDataset, Subset
+
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, next_draws
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES
+from stateful_gpu_loader.engine.makers.handed import HandedSamples
+from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
+from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
+from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot, retried
+from stateful_gpu_loader.engine.pipeline import noting_sample
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
+from stateful_gpu_loader.records import Request, SampleKey
+
+
+class SampleExecutor:
+    """``dataset[index]``, transform and collate under generators seeded from the key.
+
+    So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
+    any worker (A5). A dataset with generators of its own, also one inside torch's Subset,
+    ConcatDataset or StackDataset, may offer ``set_sample_seed(int)``, which is called before each
+    item, or before each of its own ``__getitems__``. Transforms of albumentations that the dataset
+    or ``transform`` hold are seeded at the same moments.
+
+    Args:
+        dataset: map-style.
+        transform: a callable on one whole sample, or None.
+        collate_fn: makes the batch from a list of samples, or converts one sample.
+        batched: False gives each request's only sample to ``collate_fn``, as ``batch_size=None``.
+        policy: what is done about bad samples; None raises.
+    """
+
+    uses_global_generators = True
+    is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
+    """Whether an exception is a bad sample's."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        transform: Callable[[Any], Any] | None,
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        policy: BadSamplePolicy | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._transform = transform
+        # What was read from a shard was seeded there, and a sample is not seeded twice for nothing.
+        self._may_draw = transform is not None or not isinstance(dataset, HandedSamples)
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._native = batched and has_native_batches(dataset)
+        self._set_sample_seeds = list(seed_setters(dataset, transform))
+        self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
+        self._policy = policy if policy is not None and policy.is_active else None
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._policy is not None:
+            return self._salvaged(self._policy, request, check)
+        fetch = self._native_batch if self._native else self._items
+        samples = fetch(request, check)
+        return self._collated(request, request.keys(), samples)
+
+    def _collated(self, request: Request, keys: list[SampleKey], samples: Any) -> Any:
+        try:
+            return collate(request, samples, self._collate_fn, batched=self._batched)
+        except RuntimeError as error:
+            if self._collate_fn not in STACKS_IMAGES or not isinstance(samples, list):
+                raise
+            shapes = [_shape_of(sample) for sample in samples]
+            if len(set(shapes)) == 1 or len(shapes) != len(keys):
+                raise
+            other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+            raise RuntimeError(
+                f"{error}. {name_of(self._dataset, keys[0].index)} gives {shapes[0]}, "
+                f"{name_of(self._dataset, keys[other].index)} gives {shapes[other]}. "
+                f"{FIXED_SIZE.format('transform')}"
+            ) from error
+
+    def fetch(self, key: SampleKey) -> Any:
+        """One sample, before its transform."""
+        return self._dataset[key.index]
+
+    def _items(self, request: Request, check: Callable[[], None]) -> list[Any]:
+        samples = []
+        for key, seed in zip(
+            request.keys(),
+            self._seeds.of(request.seed, request.epoch, request.positions),
+            strict=True,
+        ):
+            check()
+            samples.append(self._sample(key, seed))
+        return samples
+
+    def _sample(self, key: SampleKey, seed: int) -> Any:
+        try:
+            if self._may_draw:
+                self._seed(seed)
+            sample = self.fetch(key)
+            return sample if self._transform is None else self._transform(sample)
+        except Exception:
+            # Entered here only: it costs more than all else that is ours in a sample.
+            with noting_sample(key):
+                raise
+
+    def _native_batch(self, request: Request, check: Callable[[], None]) -> Any:
+        samples = self._native_samples(request, request.index_list())
+        if self._transform is None:
+            return samples
+        return self._transformed(
+            samples,
+            request.keys(),
+            self._seeds.of(request.seed, request.epoch, request.positions),
+            check,
+        )
+
+    def _native_samples(self, request: Request, indices: list[Any]) -> Any:
+        self._seed(batch_seed(request, Stream.GETITEMS))
+        return self._dataset.__getitems__(indices)
+
+    def _transformed(
+        self, samples: Any, keys: list[SampleKey], seeds: list[int], check: Callable[[], None]
+    ) -> Any:
+        if self._transform is None:
+            return samples
+        transformed = []
+        for key, seed, sample in zip(keys, seeds, samples, strict=True):
+            check()
+            with noting_sample(key):
+                self._seed(seed)
+                transformed.append(self._transform(sample))
+        return transformed
+
+    def _salvaged(
+        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
+    ) -> Any:
+        seeds = self._seeds.of(request.seed, request.epoch, request.positions)
+        first_seeds = seeds
+        if self._native:
+            first_seeds = [batch_seed(request, Stream.GETITEMS)] * len(seeds)
+        salvage = Salvage(
+            policy,
+            request,
+            is_bad=self.is_bad,
+            has_drawn=lambda slot: self._has_drawn(first_seeds[slot.number]),
+        )
+
+        def alone(slot: Slot) -> None:
+            check()
+            if not self._native:
+                slot.sample = self._sample(slot.key, seeds[slot.number])
+                return
+            samples = self._native_samples(request, [slot.key.index])
+            self._transformed(samples, [slot.key], [seeds[slot.number]], check)
+
+        samples: Any
+        if self._native:
+            samples = self._salvaged_native(salvage, request, seeds, alone, check)
+        else:
+            samples = [slot.sample for slot in salvage.settle(alone)]
+        keys = [slot.key for slot in salvage.kept]
+        return salvage.answer(self._collated(request, keys, samples))
+
+    def _salvaged_native(
+        self,
+        salvage: Salvage,
+        request: Request,
+        seeds: list[int],
+        alone: Callable[[Slot], None],
+        check: Callable[[], None],
+    ) -> Any:
+        """One call for the batch; if it fails, each sample alone, and one call for the sound ones.
+
+        With a sample that is known to be bad the first call would fail, and so it is left out.
+        The last one is made anew because a batch may draw for all of its samples together.
+        """
+        if not salvage.knows_any():
+            try:
+                return retried(partial(self._native_batch, request, check), is_bad=self.is_bad)
+            except Exception as error:
+                if not self.is_bad(error):
+                    raise
+        slots = salvage.settle(alone)
+
+        def together() -> Any:
+            samples = self._native_samples(request, [slot.key.index for slot in slots])
+            keys, own_seeds = [slot.key for slot in slots], [seeds[slot.number] for slot in slots]
+            return self._transformed(samples, keys, own_seeds, check)
+
+        return retried(together, is_bad=self.is_bad)
+
+    def _has_drawn(self, seed: int) -> bool:
+        """Whether anything may have been drawn since the generators were seeded with ``seed``.
+
+        Of generators of the user's own nothing is known.
+        """
+        following = next_draws()
+        seed_global_generators(seed)
+        return bool(self._set_sample_seeds) or next_draws() != following
+
+    def _seed(self, seed: int) -> None:
+        seed_global_generators(seed)
+        for set_sample_seed in self._set_sample_seeds:
+            set_sample_seed(seed)
+
+
+def collate(
+    request: Request, samples: Any, collate_fn: Callable[[Any], Any], *, batched: bool
+) -> Any:
+    """Collate under the batch's first position; torch's own functions draw nothing."""
+    if collate_fn not in DRAWS_NOTHING:
+        seed_global_generators(batch_seed(request, Stream.COLLATE))
+    return collate_fn(samples if batched else samples[0])
+
+
+def _shape_of(sample: Any) -> str | None:
+    """Of a sample's first tensor, as text, which is compared and shown."""
+    values = list(sample.values()) if isinstance(sample, dict) else sample
+    parts = values if isinstance(values, (list, tuple)) else [values]
+    return next((str(list(part.shape)) for part in parts if isinstance(part, Tensor)), None)
+
+
+def batch_seed(request: Request, stream: Stream) -> int:
+    """A 64-bit seed of the request's first position."""
+    return sample_seeds(request.seed, request.epoch, request.positions[:1], stream)[0]
+
+
+def has_native_batches(dataset: Any) -> bool:
+    """Whether the dataset fetches a batch by a ``__getitems__`` of its own.
+
+    torch's Subset and StackDataset always have one, which only passes on to the datasets below:
+    they are read item by item unless one of those has its own.
+
+    >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
+    False
+    """
+    own = getattr(type(dataset), "__getitems__", None)
+    if own in (Subset.__getitems__, StackDataset.__getitems__):
+        return any(has_native_batches(part) for part in inner_datasets(dataset))
+    return callable(getattr(dataset, "__getitems__", None))

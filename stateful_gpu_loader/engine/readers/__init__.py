@@ -1,0 +1,1 @@
+"""From keys or a cursor to samples."""

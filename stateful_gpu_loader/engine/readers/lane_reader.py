@@ -1,0 +1,155 @@
+"""LaneReader: the samples of one lane, shuffled in windows, from a cursor on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.engine.makers.handed import HandedSample
+from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress, LaneShards
+from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.lane_cursor import LaneCursor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Consecutive samples of a lane."""
+
+    samples: list[HandedSample]
+    positions: IndexArray
+    """int64 [n]: their keys."""
+    cursor: LaneCursor
+    """Behind them."""
+
+
+class LaneReader:
+    """Gives a lane's samples in batches; law 1: a function of address and cursor.
+
+    A window is read from where it begins, even if part of it came before: so no buffer is saved.
+
+    Args:
+        dataset: whose shards they are.
+        address: of the lane.
+        cursor: where to begin.
+        window: samples that are shuffled together; 0 leaves them in order.
+        drops_bad: the rest of a damaged shard is left out, instead of raising why.
+        is_second: the lane was read from here before, and what is damaged was told then.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        address: LaneAddress,
+        cursor: LaneCursor,
+        *,
+        window: int,
+        drops_bad: bool,
+        is_second: bool = False,
+    ) -> None:
+        self._address = address
+        self._cursor = cursor
+        self._window_size = window
+        self._is_second = is_second
+        self._shards = LaneShards(
+            dataset,
+            address,
+            shard=cursor.shard,
+            offset=cursor.offset,
+            ordinal=cursor.window_start,
+            drops_bad=drops_bad,
+        )
+        self._begin = self._shards.place
+        """Of the present window."""
+        self._reading: list[HandedSample] = []
+        """Of the window that is being read."""
+        self._window: list[HandedSample] = []
+        self._left: list[int] = []
+        """Numbers in the window that did not come yet, the next one last."""
+        self._held: list[HandedSample] = []
+        """Taken from windows, and not given out yet."""
+        self._to_skip = cursor.taken
+
+    @property
+    def cursor(self) -> LaneCursor:
+        """Behind what was taken so far."""
+        return self._cursor
+
+    @property
+    def num_left(self) -> int:
+        """Samples that the lane still has, once :meth:`take` has found that they are too few."""
+        return len(self._held)
+
+    def take(self, n: int, check: Callable[[], None], *, turns: int) -> Taken | None:
+        """The next n samples; None if the lane has fewer left, and then it keeps them.
+
+        Args:
+            n: as many.
+            check: called between samples.
+            turns: of the lane, behind this one.
+
+        Raises:
+            Exception: as :meth:`LaneShards.read`; what was read before is kept for the next call.
+        """
+        while len(self._held) < n:
+            check()
+            if not self._left and not self._read_window(n - len(self._held), check):
+                return None
+            self._held.append(self._window[self._left.pop()])
+        samples, self._held = self._held, []
+        start = self._cursor.count
+        shard, offset = self._begin if self._left else self._shards.place
+        self._cursor = LaneCursor(
+            turns=turns,
+            count=start + n,
+            shard=shard,
+            offset=offset,
+            taken=len(self._window) - len(self._left) if self._left else 0,
+        )
+        first = self._address.position(start)
+        positions = np.arange(first, first + n, dtype=np.int64)
+        return Taken(samples=samples, positions=positions, cursor=self._cursor)
+
+    def end(self) -> LaneCursor:
+        """Where a lane stands that has nothing left."""
+        before = self._cursor
+        return LaneCursor(turns=before.turns, count=before.count, shard=self._shards.end)
+
+    def found(self) -> tuple[FoundBad, ...]:
+        """What was left out since this was last asked."""
+        return self._shards.found()
+
+    def close(self) -> None:
+        """End the dataset's generator, which may hold a file open."""
+        self._shards.close()
+
+    def _read_window(self, wanted: int, check: Callable[[], None]) -> bool:
+        """Read the next window, of what is wanted where nothing is shuffled; False at the end."""
+        size = self._window_size or wanted
+        if not self._reading:
+            self._begin = self._shards.place
+        start = self._shards.ordinal - len(self._reading)
+        # What is wrong within a window was told before its first sample came.
+        self._shards.is_told = self._is_second or self._to_skip > 0
+        while len(self._reading) < size:
+            check()
+            sample = self._shards.read()
+            if sample is None:
+                break
+            self._reading.append(sample)
+        self._window, self._reading = self._reading, []
+        n = len(self._window)
+        order = list(range(n))
+        if self._window_size and n > 1:
+            address = self._address
+            places = [address.position(start)]
+            (seed,) = sample_seeds(address.seed, address.epoch, places, Stream.SHARDS)
+            order = Permutation(n, seed=seed, epoch=0)(np.arange(n)).tolist()
+        self._left = order[self._to_skip :][::-1]
+        self._to_skip = 0
+        return n > 0

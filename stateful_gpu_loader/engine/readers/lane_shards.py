@@ -1,0 +1,226 @@
+"""LaneShards: the samples of one lane's shards as they are read, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stateful_gpu_loader.datasets.lanes import key_of_lane
+from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
+from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.handed import HandedSample
+from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
+from stateful_gpu_loader.engine.pipeline import Stopped, add_note
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.errors import BadSample, LoaderError
+from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.state.bad_samples import FoundBad
+
+_MAX_OFFSET = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneAddress:
+    """One lane of one epoch, read for the ``lap``-th time."""
+
+    seed: int
+    epoch: int
+    lane: int
+    shards: list[str]
+    lap: int = 0
+
+    def position(self, ordinal: int) -> int:
+        """The key of the lane's sample of this ordinal."""
+        return key_of_lane(self.lane, ordinal)
+
+
+class LaneShards:
+    """Reads shard after shard to the lane's end.
+
+    Args:
+        dataset: whose shards they are.
+        address: of the lane.
+        shard, offset: where to begin: ordinal of a shard in the lane, cursor in the shard.
+        ordinal: of the sample there, in the lane.
+        drops_bad: the rest of a damaged shard is left out, instead of raising why.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardedDataset,
+        address: LaneAddress,
+        *,
+        shard: int,
+        offset: int,
+        ordinal: int,
+        drops_bad: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._address = address
+        self._drops_bad = drops_bad
+        self.is_told = False
+        """Whether all was read before, and what is damaged was told then."""
+        self._is_encoded = isinstance(dataset, EncodedShards)
+        self._seeds = SeedBlock(Stream.ITERABLE)
+        self.end = (address.lap + 1) * len(address.shards)
+        """The shard behind the last one."""
+        self.place = shard, offset
+        """Shard and offset of what is read next."""
+        self.ordinal = ordinal
+        """Of the next sample, in the order in which they are read."""
+        self._generator: Iterator[tuple[Any, int]] | None = None
+        self._num_read: int | None = None if self.place[1] else 0
+        """Samples of the present shard so far; None if it was not read from its beginning."""
+        self._promised: int | None = None
+        """How many it has, as the dataset says."""
+        self._found: list[FoundBad] = []
+
+    def read(self) -> HandedSample | None:
+        """The next sample; None at the lane's end.
+
+        Raises:
+            BadSample: encoded images are damaged from here on; the next call goes on with the next
+                shard.
+            OSError: the storage failed, at each of 3 attempts; the next call tries again.
+            LoaderError: ``num_samples()`` or ``read_shard()`` does not keep its contract.
+            Exception: what a user's own ``read_shard`` raised.
+        """
+        attempts = 0
+        while self.place[0] < self.end:
+            number, offset = self.place
+            shard = self._address.shards[number % len(self._address.shards)]
+            name = f"shard {shard!r}, cursor {offset}"
+            try:
+                sample, following = self._next(shard, offset)
+            except StopIteration:
+                self._end_shard(shard)
+            except Stopped:
+                raise
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) and not self._is_damage(error):
+                    self.close()
+                    attempts += 1
+                    if attempts < MAX_READS:
+                        continue
+                    raise add_note(error, f"in {name}")  # noqa: B904 - it is the same error
+                self._give_up(error, name)
+            except Exception as error:
+                self._give_up(error, name)
+            else:
+                self.place = number, following
+                is_due = self._is_due(shard)
+                if isinstance(sample, ValueError):
+                    self._leave_out(sample, name, offset)
+                    continue
+                self.ordinal += 1
+                if is_due:
+                    return HandedSample(name, sample)
+        return None
+
+    def found(self) -> tuple[FoundBad, ...]:
+        """What was left out since this was last asked."""
+        found, self._found = tuple(self._found), []
+        return found
+
+    def close(self) -> None:
+        """End the dataset's generator, which may hold a file open; reading opens it again."""
+        generator: Any = self._generator
+        self._generator = None
+        if callable(getattr(generator, "close", None)):
+            generator.close()
+
+    def _next(self, shard: str, offset: int) -> tuple[Any, int]:
+        if not self._is_encoded:
+            address = self._address
+            place = address.position(self.ordinal)
+            seed_global_generators(self._seeds.at(address.seed, address.epoch, place))
+        if self._generator is None:
+            self._generator = iter(self._dataset.read_shard(shard, offset))
+        return self._checked(next(self._generator))
+
+    def _checked(self, given: Any) -> tuple[Any, int]:
+        try:
+            sample, offset = given
+            following = operator.index(offset)
+        except (TypeError, ValueError):
+            following = -1
+        if not 0 <= following < _MAX_OFFSET:
+            raise LoaderError(
+                f"{type(self._dataset).__name__}.read_shard() gave {_brief(given)}. Remedy: yield "
+                "pairs of a sample and the cursor behind it, an int from 0 to 2**63 - 1"
+            )
+        if self._is_encoded and not isinstance(sample, (EncodedSample, ValueError)):
+            raise LoaderError(
+                f"{type(self._dataset).__name__}.read_shard() gave {_brief(sample)} as a sample. "
+                "Remedy: yield an EncodedSample, or derive from ShardedDataset"
+            )
+        return sample, following
+
+    def _give_up(self, error: Exception, name: str) -> None:
+        """Leave out the rest of a shard, with a record or an exception."""
+        offset = self.place[1]
+        self._leave_shard()
+        if isinstance(error, FileNotFoundError) or self._is_damage(error):
+            self._leave_out(error, f"rest of {name}" if self._drops_bad else name, offset)
+        elif not self.is_told:
+            raise add_note(error, f"in {name}")
+
+    def _leave_out(self, error: Exception, name: str, offset: int) -> None:
+        """Record what is left out, or raise why."""
+        address = self._address
+        position = address.position(self.ordinal)
+        if self.is_told:
+            return
+        if self._drops_bad:
+            self._found.append(FoundBad(name, position, address.epoch, reason_of(error), False))
+        elif self._is_encoded and self._is_damage(error) and not isinstance(error, BadSample):
+            raise BadSample(
+                name, index=offset, position=position, epoch=address.epoch, reason=str(error)
+            ) from error
+        else:
+            raise add_note(error, f"in {name}")
+
+    def _is_damage(self, error: Exception) -> bool:
+        return isinstance(error, ValueError) if self._is_encoded else is_bad(error)
+
+    def _is_due(self, shard: str) -> bool:
+        """Ranks end where ``num_samples()`` says: nothing may be cut off in silence."""
+        if self._num_read is None:
+            return True
+        self._num_read += 1
+        if self._num_read == 1:
+            self._promised = self._dataset.num_samples(shard)
+        if self._promised is not None and self._num_read > self._promised:
+            self._leave_with(shard, f"more than {self._promised}")
+            return False
+        return True
+
+    def _end_shard(self, shard: str) -> None:
+        num_read = self._num_read
+        promised = self._promised if num_read else self._dataset.num_samples(shard)
+        if num_read is not None and promised is not None and promised != num_read:
+            self._leave_with(shard, f"only {num_read}")
+        else:
+            self._leave_shard()
+
+    def _leave_with(self, shard: str, number: str) -> None:
+        promised = self._dataset.num_samples(shard)
+        self._leave_shard()
+        if self.is_told:
+            return
+        raise LoaderError(
+            f"shard {shard!r} has {number} samples, and {type(self._dataset).__name__}."
+            f"num_samples() says {promised}. Remedy: correct it"
+        )
+
+    def _leave_shard(self) -> None:
+        self.close()
+        self.place = self.place[0] + 1, 0
+        self._num_read = 0
+
+
+def _brief(given: Any) -> str:
+    return f"{repr(given)[:100]} of type {type(given).__name__}"

@@ -1,0 +1,1 @@
+"""From a state to a place in a pass, and back."""

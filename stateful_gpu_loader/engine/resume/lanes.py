@@ -1,0 +1,162 @@
+"""From the cursors in a state to a place and back: lanes on another number of ranks (B5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LanePlan
+from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, epoch_and_cursor, lane_text
+from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_key
+
+
+def lane_texts(loader: Any, parts: Parts, address: Address) -> dict[int, str] | None:
+    """The cursors of the lanes that this rank serves, for its state; None without lanes."""
+    plan = parts.lanes
+    if plan is None:
+        return None
+    known = address.lanes or {}
+    lanes = parts.lane_division(loader).lanes(plan.num_lanes)
+    return {lane: lane_text(address.epoch, known.get(lane, LaneCursor())) for lane in lanes}
+
+
+def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) -> Address:
+    """The place of a state, with the cursors of its lanes.
+
+    A state of all lanes, merged over its ranks, goes on on any number of ranks that the lanes
+    allow; the position then is where as many batches are left as the largest rank has.
+
+    Raises:
+        StateMismatch: lanes of this rank are missing, or a cursor lies outside its lane; or only
+            the states of all ranks tell how many batches are left.
+    """
+    plan = parts.lanes
+    if plan is None:
+        if state.lanes:
+            raise _unfit(state, "a loader of no ShardedDataset")
+        return place
+    division = parts.lane_division(loader)
+    own = division.lanes(plan.num_lanes)
+    saved = state.lanes or {}
+    missing = [lane for lane in own if lane not in saved]
+    foreign = [lane for lane in saved if lane >= plan.num_lanes]
+    if missing or foreign:
+        raise _unfit(
+            state,
+            f"rank {division.rank} of {division.num_replicas}, which serves lanes "
+            f"{list(own)[:8]} of {plan.num_lanes}",
+        )
+    cursors = {lane: _cursor(plan, lane, text, state.epoch) for lane, text in saved.items()}
+    whole = plan.num_steps(state.seed, state.epoch, division)
+    same_size = state.global_batch_size == parts.global_batch_size(loader)
+    if whole is None or (division.num_replicas == 1 and same_size):
+        return replace(place, lanes=cursors)
+    if len(cursors) == plan.num_lanes:
+        position = whole - num_left(plan, state.seed, state.epoch, division, cursors)
+        if same_size:
+            # Of as many ranks, which may be behind for samples that were left out.
+            position = min(position, state.position)
+        return replace(place, position=position, lanes=cursors)
+    if len(cursors) > len(own) or not same_size:
+        raise StateMismatch(
+            "global_batch_size",
+            saved=f"{state.global_batch_size}, and the cursors of {len(cursors)} lanes",
+            present=f"{parts.global_batch_size(loader)}, and {len(own)} lanes",
+            remedy="another number of ranks or another batch size needs the cursors of all lanes: "
+            "load merge_state_dicts() of the states of all ranks",
+        )
+    if state.position > whole:
+        raise StateMismatch(
+            "position",
+            saved=state.position,
+            present=f"an epoch of {whole} batches",
+            remedy=REMEDY_FOREIGN,
+        )
+    # torch.distributed.checkpoint hands each rank of another number its lanes' cursors alone, and
+    # a position that counts the batches of the saved number of ranks.
+    others = {lane: LaneCursor(shard=plan.num_shards(lane)) for lane in range(plan.num_lanes)}
+    left = num_left(plan, state.seed, state.epoch, division, {**others, **cursors})
+    if left > whole - state.position:
+        raise StateMismatch(
+            "position",
+            saved=f"{state.position} of {whole} batches",
+            present=f"at most {whole - left}: the lanes of rank {division.rank} of "
+            f"{division.num_replicas} have {left} batches left",
+            remedy="another number of ranks needs the cursors of all lanes: load "
+            "merge_state_dicts() of the states of all ranks, or save the loader in a RankedState",
+        )
+    return replace(place, lanes=cursors)
+
+
+def num_left(
+    plan: LanePlan,
+    seed: int,
+    epoch: int,
+    division: LaneDivision,
+    cursors: Mapping[int, LaneCursor],
+) -> int:
+    """Batches of the epoch that the largest rank has left."""
+    counts = {
+        # A lane that was read to its end may have been read on from its beginning since.
+        lane: cursor.count if cursor.shard < plan.num_shards(lane) else MOST_SAMPLES
+        for lane, cursor in cursors.items()
+    }
+    return plan.num_steps(seed, epoch, division, counts) or 0
+
+
+def _unfit(state: LoaderState, present: str) -> StateMismatch:
+    return StateMismatch(
+        "lanes",
+        saved=f"the cursors of {len(state.lanes or {})} lanes: {sorted(state.lanes or {})[:8]}",
+        present=present,
+        remedy="each rank loads its own state on as many ranks as it was saved on; on another "
+        "number, merge_state_dicts() of the states of all ranks",
+    )
+
+
+def _cursor(plan: LanePlan, lane: int, text: str, epoch: int) -> LaneCursor:
+    """A lane's cursor; what lies outside its lane would go wrong only later.
+
+    Raises:
+        StateMismatch: it is none, of another epoch than the state's, or no lane can stand there.
+    """
+    try:
+        own_epoch, cursor = epoch_and_cursor(text)
+    except ValueError as error:
+        raise StateMismatch(
+            lane_key(lane), saved=text, present=str(error), remedy=REMEDY_FOREIGN
+        ) from None
+    if own_epoch != epoch:
+        raise StateMismatch(
+            lane_key(lane),
+            saved=f"{text}, of epoch {own_epoch}",
+            present=f"epoch {epoch}, as the rest of the state",
+            remedy="ranks of which one has ended its epoch have different states: save "
+            "gather_state_dict(), or, with torch.distributed.checkpoint, a RankedState",
+        )
+    num_shards = plan.num_shards(lane)
+    if cursor.shard == ENDED:
+        return replace(cursor, shard=num_shards)
+    num_laps = 1 if plan.num_samples() is None else MOST_SAMPLES
+    is_between = cursor.shard % num_shards == 0 if num_shards else True
+    limits = {
+        "turns": (cursor.turns, MOST_SAMPLES),
+        "count": (cursor.count, MOST_SAMPLES),
+        "shard": (cursor.shard, num_laps * num_shards + 1),
+        "taken": (cursor.taken, max(1, plan.window)),
+    }
+    if is_between and cursor.shard >= num_laps * num_shards:
+        limits |= {"offset": (cursor.offset, 1), "taken": (cursor.taken, 1)}
+    for name, (value, end) in limits.items():
+        if value >= end:
+            raise StateMismatch(
+                lane_key(lane),
+                saved=text,
+                present=f"0 <= {name} < {end} (the lane has {num_shards} shards)",
+                remedy=REMEDY_FOREIGN,
+            )
+    return cursor

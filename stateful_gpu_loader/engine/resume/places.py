@@ -1,0 +1,235 @@
+"""Places and states: what a state says of the user's own objects, checked and put to use (A3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from stateful_gpu_loader.engine.attributes import own_sampler_of
+from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
+from stateful_gpu_loader.engine.user_objects import DatasetMemory, state_between_passes
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.generator_state import generator_from_text
+from stateful_gpu_loader.randomness.seed import SettledSeed
+from stateful_gpu_loader.samplers import is_map
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, Stateful
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import UserStates
+
+_REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
+_REMEDY_WORKERS = (
+    "build the loader with the saved num_workers: the state of each worker's own objects belongs "
+    "to one of as many"
+)
+_MARKS = {
+    "state": {"kind", "sampler", "iterator", "exhausted", "attributes", "generators"},
+    "replay": {"kind", "passed", "attributes", "generators"},
+}
+
+
+def states_between_passes(
+    loader: Any, memory: SamplerMemory | None, dataset_memory: DatasetMemory, seed: SettledSeed
+) -> UserStates | None:
+    """The user's objects where no pass is under way, or None where they have no state."""
+    sampler: dict[str, Any] | None = None
+    if memory is not None:
+        capture = memory.capture(owing=seed.owing)
+        own_sampler = own_sampler_of(loader)[0]
+        sampler_state = state_between_passes(own_sampler) if has_own_state(own_sampler) else None
+        if sampler_state is not None:
+            sampler = state_mark(sampler_state, memory)
+        elif any(capture.values()):
+            sampler = {"kind": "replay", "passed": None, **capture}
+    dataset = dataset_memory.state() if loader.num_workers == 0 else None
+    batches = 0 if memory is not None and own_sampler_of(loader)[1] else None
+    if sampler is None and dataset is None and batches is None:
+        return None
+    return UserStates(
+        batches=batches,
+        sampler=None if sampler is None else freeze(sampler, "a sampler"),
+        num_workers=None if dataset is None else 0,
+        workers=None if dataset is None else (dataset,),
+    )
+
+
+def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) -> Address:
+    """A pass's start in a loader without workers, and the state of its dataset there."""
+    user = place.user or UserStates(base=place.position)
+    is_loaded = user.workers is not None
+    dataset = memory.begin(is_loaded=is_loaded, as_built=resumed)
+    if dataset is None:
+        return place
+    return replace(place, user=replace(user, num_workers=0, workers=(dataset,)))
+
+
+def state_mark(sampler_state: Any, memory: SamplerMemory) -> dict[str, Any]:
+    """A mark of a sampler with state that was not iterated yet."""
+    return {
+        "kind": "state",
+        "sampler": sampler_state,
+        "iterator": None,
+        "exhausted": False,
+        **memory.epochs(),
+    }
+
+
+def place_of(
+    loader: Any,
+    state: LoaderState,
+    memory: SamplerMemory | None,
+    dataset_memory: DatasetMemory,
+    *,
+    global_batch_size: int | None,
+    accept: Collection[str],
+) -> Address:
+    """The place that a state describes.
+
+    Args:
+        accept: ``"iterable"`` lets an iterable give other samples while it is read again.
+
+    Raises:
+        StateMismatch: it does not fit the loader's sampler, dataset or workers.
+    """
+    ahead = _positions_ahead(state)
+    user = None if state.user is None else UserStates.from_dict(state.user)
+    if memory is None:
+        _refuse_unless(state.index_digest is None, "index_digest", state.index_digest, None)
+    if user is not None:
+        _check_sampler(user, memory)
+        _check_workers(user, loader)
+        if user.permutation is not None:
+            generator_from_text(user.permutation)
+        if "iterable" in accept:
+            user = user.without_digests()
+    if loader.num_workers == 0 and (user is None or user.workers is None):
+        dataset_memory.check_goes_back()
+    steps = 0 if user is None else user.steps
+    if ahead or steps or (user is not None and _is_read_again(user)):
+        _check_same_batches(state, global_batch_size)
+    if steps and not loader.in_order and loader.num_workers:
+        raise StateMismatch(
+            "in_order",
+            saved=f"{steps} batches behind the last snapshot",
+            present="in_order=False, under which they would be others",
+            remedy="resume with in_order=True, or save with snapshot_every_n_steps=1",
+        )
+    return Address(state.epoch, state.position, ahead, state.index_digest, user)
+
+
+def put_sampler(memory: SamplerMemory, place: Address) -> None:
+    """Put a sampler where a pass begins; what it is told from now on counts for that pass.
+
+    In the middle of a pass this waits until the pass goes on, and what is told does not count.
+    """
+    saved = None if place.user is None else place.user.sampler
+    mark = {"attributes": {}, "generators": {}} if saved is None else thaw(saved)
+    if place.position == 0 and mark.get("passed") is None:
+        memory.put(mark)
+    memory.note_load(mark["attributes"])
+
+
+def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
+    if state.ahead is None:
+        return ()
+    try:
+        positions = json.loads(state.ahead)
+    except (ValueError, RecursionError):
+        positions = None
+    is_list = isinstance(positions, list) and all(
+        isinstance(position, int) and position >= state.position for position in positions
+    )
+    if not is_list:
+        raise StateMismatch(
+            "ahead",
+            saved=state.ahead,
+            present=f"a JSON list of positions from {state.position} on",
+            remedy=REMEDY_FOREIGN,
+        )
+    return tuple(positions)
+
+
+def _check_sampler(user: UserStates, memory: SamplerMemory | None) -> None:
+    if user.sampler is None:
+        return
+    mark = thaw(user.sampler)
+    kind = mark.get("kind")
+    fields = _MARKS.get(kind) if isinstance(kind, str) else None
+    passed = mark.get("passed")
+    is_whole = (
+        fields == set(mark)
+        and isinstance(mark["attributes"], dict)
+        and isinstance(mark["generators"], dict)
+        and isinstance(mark.get("exhausted", False), bool)
+        and (passed is None or _is_passed(passed))
+    )
+    _refuse_unless(is_whole, "user's sampler", sorted(map(str, mark)), sorted(_MARKS))
+    if memory is None:
+        raise _unfit("user's sampler", "the state of a sampler", "a loader with its own order")
+    memory.check(mark)
+
+
+def _is_passed(passed: Any) -> bool:
+    return (
+        isinstance(passed, dict)
+        and set(passed) == {"epoch", "indices", "digest"}
+        and isinstance(passed["epoch"], int)
+        and isinstance(passed["indices"], int)
+        and isinstance(passed["digest"], str)
+    )
+
+
+def _is_read_again(user: UserStates) -> bool:
+    """Whether a worker has to read as many batches again as it has read before."""
+    workers = [thaw(worker) for worker in user.workers or () if worker is not None]
+    return any(
+        worker["samples"] and worker["dataset"] is None and worker["iterator"] is None
+        for worker in workers
+    )
+
+
+def _check_workers(user: UserStates, loader: Any) -> None:
+    if user.workers is None:
+        return
+    has_states = not is_map(loader.dataset) or isinstance(loader.dataset, Stateful)
+    name = type(loader.dataset).__name__
+    _refuse_unless(
+        has_states, "user's workers", "states of a dataset's", f"{name}, which has no state"
+    )
+    if user.num_workers != loader.num_workers:
+        raise StateMismatch(
+            "num_workers",
+            saved=user.num_workers,
+            present=loader.num_workers,
+            remedy=_REMEDY_WORKERS,
+        )
+    expected = max(1, loader.num_workers)
+    _refuse_unless(
+        len(user.workers) == expected and user.next_worker < expected,
+        "user's workers",
+        f"{len(user.workers)} states, the next of worker {user.next_worker}",
+        f"{expected} states",
+    )
+
+
+def _check_same_batches(state: LoaderState, present: int | None) -> None:
+    if state.global_batch_size != present:
+        raise StateMismatch(
+            "global_batch_size",
+            saved=state.global_batch_size,
+            present=present,
+            remedy="keep the batch size and the number of ranks: the state speaks of whole "
+            "batches (in_order=False, snapshot_every_n_steps > 1, or an iterable without state)",
+        )
+
+
+def _refuse_unless(fits: bool, field: str, saved: Any, present: Any) -> None:
+    if not fits:
+        raise _unfit(field, saved, present)
+
+
+def _unfit(field: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(field, saved=saved, present=present, remedy=_REMEDY_SAME)

@@ -1,0 +1,155 @@
+"""The states of all ranks as one (B5, E5): lanes' cursors live on the rank that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from stateful_gpu_loader.datasets.lanes import LanePlan
+from stateful_gpu_loader.engine.schedules.rank_share import unsigned
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.state.bad_samples import BadSamples
+from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, lane_text
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+from stateful_gpu_loader.state.snapshot import freeze
+from stateful_gpu_loader.state.typed_json import encode
+
+_EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
+
+_REMEDIES = {
+    "index_digest": "merge states of one step; if they are, the sampler gives each rank indices of "
+    "its own and does not say by num_replicas and rank which: keep a state for each rank",
+    "user": "keep a state for each rank: objects of yours have different ones there",
+}
+
+
+def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One state of the states that all ranks have at one step; it loads on any number of ranks.
+
+    Of map-style data any rank's state says as much, but for the record of bad samples. Of a
+    :class:`ShardedDataset` each rank's has the cursors of its own lanes.
+
+    A rank that has ended its epoch before others may be one epoch ahead of them.
+
+    Args:
+        states: of all ranks, in any order.
+
+    Raises:
+        StateMismatch: they are of different loaders or steps, a rank's is missing or given twice,
+            or they hold states of objects of yours that differ from rank to rank.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> ranks = [StatefulGPULoader([1, 2, 3, 4], num_replicas=2, rank=rank) for rank in (0, 1)]
+    >>> merged = merge_state_dicts([loader.state_dict() for loader in ranks])
+    >>> merged == ranks[0].state_dict()
+    True
+    """
+    given = [LoaderState.from_dict(state) for state in states]
+    if not given:
+        raise ValueError("no states were given. Remedy: give the state of each rank")
+    epoch = min(state.epoch for state in given)
+    present = [state for state in given if state.epoch == epoch]
+    ahead = [state for state in given if state.epoch != epoch]
+    first = present[0]
+    for state in given:
+        for field in _EQUAL:
+            _check_equal(field, getattr(first, field), getattr(state, field))
+    for state in present:
+        _check_equal("position", first.position, state.position)
+    for state in ahead:
+        has_ended = (state.epoch, state.position) == (epoch + 1, 0) and state.lanes is not None
+        if not has_ended:
+            _check_equal("epoch", epoch, state.epoch)
+    lanes: dict[int, str] = {}
+    for state in present:
+        lanes |= state.lanes or {}
+    for state in ahead:
+        lanes |= dict.fromkeys(state.lanes or {}, lane_text(epoch, LaneCursor(shard=ENDED)))
+    served = sum(len(state.lanes or {}) for state in given)
+    if len(lanes) < served:
+        raise StateMismatch(
+            "lanes",
+            saved=f"{served} cursors in all",
+            present=f"{len(lanes)} different lanes",
+            remedy="give each rank's own state once",
+        )
+    wanted = LanePlan.num_lanes_of(Fingerprint.from_text(first.fingerprint).order)
+    missing = sorted(set(range(wanted or 0)) - set(lanes))
+    if missing:
+        raise StateMismatch(
+            "lanes",
+            saved=f"{len(lanes)} of {wanted} lanes, in the states of {len(given)} ranks",
+            present=f"all of them: {missing[:8]} are missing",
+            remedy="give the state of every rank",
+        )
+    records = [BadSamples.from_text(state.bad_samples) for state in given]
+    bad_samples = BadSamples.union(records).to_text()
+    return replace(first, lanes=lanes or None, bad_samples=bad_samples).to_dict()
+
+
+def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any]:
+    """The merged state of all ranks, on every rank: a collective call.
+
+    Args:
+        state: of this rank's loader.
+        group: of torch.distributed; None is the default one. Without torch.distributed, ``state``
+            is that of the only rank.
+
+    Raises:
+        StateMismatch: as :func:`merge_state_dicts`, on every rank.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> state = StatefulGPULoader([1, 2, 3]).state_dict()
+    >>> gather_state_dict(state) == state
+    True
+    """
+    return merge_state_dicts(gathered(state, group))
+
+
+def gathered(thing: Any, group: Any = None) -> list[Any]:
+    """What each rank of a group gives, on every rank; without torch.distributed, this one's alone.
+
+    >>> gathered({"rank": 0})
+    [{'rank': 0}]
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return [thing]
+    things: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(things, thing, group=group)
+    return things
+
+
+def _check_equal(field: str, one: Any, other: Any) -> None:
+    if _shared(field, one) != _shared(field, other):
+        raise StateMismatch(
+            field,
+            saved=other,
+            present=f"{one!r}, which another rank's state has",
+            remedy=_REMEDIES.get(
+                field, "merge states that the ranks of one run took after the same step"
+            ),
+        )
+
+
+def _shared(field: str, value: Any) -> Any:
+    """What must be the same on all ranks, in a form that == compares."""
+    if field == "index_digest":
+        return unsigned(value)
+    if field != "user":
+        return value
+    sampler = value.get("sampler") if isinstance(value, dict) else None
+    if isinstance(sampler, dict) and isinstance(sampler.get("passed"), dict):
+        passed = sampler["passed"] | {"digest": unsigned(sampler["passed"].get("digest"))}
+        value = value | {"sampler": sampler | {"passed": passed}}
+    # States of the user's objects may hold tensors, which == compares element by element.
+    return comparable(value)
+
+
+def comparable(user: Any) -> Any:
+    try:
+        return encode(user)
+    except TypeError:
+        return freeze(user, "user's object")

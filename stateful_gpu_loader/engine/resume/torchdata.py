@@ -1,0 +1,275 @@
+"""From a state that torchdata's StatefulDataLoader wrote to one of ours (A4).
+
+The epoch that was interrupted is finished with the indices that torchdata would have delivered;
+augmentations are ours from there on, and so are the epochs after it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.utils.data import (
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from stateful_gpu_loader.engine.attributes import batching_of, own_sampler_of
+from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.generator_state import generator_to_text
+from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, Stateful
+from stateful_gpu_loader.state.snapshot import freeze
+from stateful_gpu_loader.state.torchdata import TorchdataState, TorchdataWorker
+from stateful_gpu_loader.state.user_states import UserStates, worker_state
+
+_SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def from_torchdata(
+    loader: Any,
+    state: Any,
+    *,
+    seed: int,
+    fingerprint: Fingerprint,
+    num_positions: int | None,
+    global_batch_size: int | None,
+) -> LoaderState:
+    """The state of ours that goes on where torchdata's stands.
+
+    Args:
+        loader: that it is loaded into.
+        state: what torchdata's ``state_dict()`` returned.
+        seed: of the loader, for what torchdata's state does not decide.
+        fingerprint, global_batch_size: of the loader.
+        num_positions: of an epoch, where the loader has the order.
+
+    Raises:
+        StateMismatch: it is damaged, or does not say enough to go on from it exactly.
+    """
+    saved = TorchdataState.from_dict(state)
+    kind = "iterable" if fingerprint.order == "iterable" else "map-style"
+    if saved.iterable != (kind == "iterable"):
+        raise _unlike("dataset", "iterable" if saved.iterable else "map-style", kind)
+    workers = _workers(loader, saved)
+    if saved.iterable:
+        base, sampler, permutation, end = saved.batches - saved.steps, None, None, None
+        position = saved.batches
+    else:
+        if saved.requests < saved.batches - saved.steps:
+            raise _unlike("in_order", False, "an order that says which batches were delivered")
+        one_batch = batching_of(loader).batch_size or 1
+        end = num_positions
+        base = _indices_delivered(loader, saved, one_batch)
+        if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
+            raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
+        if end is None:
+            sampler, permutation = _sampler(loader, saved), None
+            position = base + saved.steps  # at least; see MapStream
+        else:
+            base = min(base, end)
+            sampler, permutation = None, _permutation(saved, fingerprint, loader.num_replicas)
+            position = min(base + saved.steps * one_batch, end)
+            if loader.drop_last and end - position < one_batch:
+                position = end
+    user = UserStates(
+        sampler=sampler,
+        permutation=None if saved.finished else permutation,
+        num_workers=None if workers is None else saved.num_workers,
+        workers=workers,
+        next_worker=0 if saved.finished or workers is None else saved.next_worker,
+        base=0 if saved.finished else base,
+        steps=0 if saved.finished else saved.steps,
+        batches=_batches_counted(loader, saved),
+    )
+    return LoaderState(
+        seed=seed,
+        epoch=1 if saved.finished else 0,
+        position=0 if saved.finished else position,
+        fingerprint=fingerprint.to_text(),
+        global_batch_size=global_batch_size,
+        user=user.to_dict(),
+    )
+
+
+def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> int:
+    """Of the sampler's, at the snapshot."""
+    if saved.samples is not None:
+        return saved.samples
+    sampler, yields_batches = own_sampler_of(loader)
+    if yields_batches and saved.index_sampler is None and saved.index_iterator is None:
+        name = type(sampler).__name__
+        raise _unlike(
+            "batch_sampler", f"{saved.requests} batches of unknown size", f"{name} without a state"
+        )
+    counted, length = saved.requests * one_batch, _length_of(sampler)
+    return counted if yields_batches or length is None else min(counted, length)
+
+
+def _batches_counted(loader: Any, saved: TorchdataState) -> int | None:
+    """Batches at the snapshot, of a batch sampler."""
+    if saved.iterable or not own_sampler_of(loader)[1]:
+        return None
+    return 0 if saved.finished else saved.batches - saved.steps
+
+
+def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: Any) -> str | None:
+    """The generator of the epoch's order, as text; None for the dataset's own order."""
+    iterator = saved.index_iterator if saved.samples is None else saved.sampler_iterator
+    is_foreign = saved.permutation is None and iterator is not None
+    if saved.sampler is not None or saved.index_sampler is not None or is_foreign:
+        raise _unlike("sampler", "the state of a sampler", "none: the loader has its own order")
+    if num_replicas is not None:
+        raise _unlike("num_replicas", None, num_replicas)
+    if fingerprint.order not in (SequentialOrder.algorithm, ShuffledOrder.algorithm):
+        raise _unlike("order", "torchdata's", fingerprint.order)
+    shuffled = saved.permutation is not None
+    if shuffled != fingerprint.shuffle:
+        raise _unlike("shuffle", shuffled, fingerprint.shuffle)
+    counted = saved.requests if saved.samples is None else saved.samples
+    if shuffled and saved.permutation_yielded != counted:
+        raise _unlike("sampler", f"{saved.permutation_yielded} indices of its own", counted)
+    return None if saved.permutation is None else generator_to_text(saved.permutation)
+
+
+def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
+    """The mark of a user's sampler; None for one that is iterated again from its start."""
+    is_inside = loader.batch_size is not None
+    state = saved.sampler if is_inside else saved.index_sampler
+    iterator = saved.sampler_iterator if is_inside else saved.index_iterator
+    sampler = own_sampler_of(loader)[0]
+    if type(sampler) is StatefulDistributedSampler:
+        return None  # it tells less than the number of its indices, see has_own_state()
+    ended = _ended_with_a_short_batch(saved, sampler, loader.batch_size)
+    if saved.finished and saved.num_workers and state is not None and not ended:
+        state = _at_its_end(sampler, state, iterator)
+    if state is not None or iterator is not None:
+        mark = {
+            "kind": "state",
+            "sampler": state,
+            "iterator": None if saved.finished else iterator,
+            "exhausted": ended and not saved.finished,
+            "attributes": {},
+            "generators": {},
+        }
+        return freeze(mark, type(sampler).__name__)
+    if has_own_state(sampler) and (saved.requests or saved.finished):
+        raise _unlike(
+            "sampler", "no state of a sampler", f"{type(sampler).__name__}, which has one"
+        )
+    if type(sampler) in _SHUFFLERS and getattr(sampler, "generator", None) is None:
+        raise _unlike(
+            "sampler",
+            "no word of how it was shuffled",
+            f"{type(sampler).__name__} without generator=",
+        )
+    return None
+
+
+def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
+    """Whether the sampler had said, at the snapshot, that it was at its end.
+
+    Its state may then be that of its next pass already. The batch size, which torchdata does not
+    save, may be another one here, so it counts only where nothing else tells.
+    """
+    samples = saved.samples
+    if not samples or not saved.requests:
+        return False
+    if samples % saved.requests:
+        return True
+    is_short = 0 < saved.requests * (batch_size or 1) - samples < (batch_size or 1)
+    return is_short and samples == _length_of(sampler)
+
+
+def _length_of(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except TypeError:
+        return None
+
+
+def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
+    """With workers torchdata's state, also of a finished pass, is that of the last snapshot.
+
+    What was left of the pass then is iterated by a copy: a load changes nothing of the user's.
+    """
+    try:
+        copied, state, iterator_state = copy.deepcopy((sampler, state, iterator_state))
+        with caller_generators_restored():
+            copied.load_state_dict(state)
+            iterator: Any = iter(copied)
+            if iterator_state is not None:
+                iterator.load_state_dict(iterator_state)
+            while next(iterator, copied) is not copied:
+                pass
+            return copied.state_dict()
+    except Exception as error:
+        name = type(sampler).__name__
+        raise _unlike(
+            "sampler", "a state before its pass ended", f"{name}, which fails: {error!r}"
+        ) from error
+
+
+def _workers(loader: Any, saved: TorchdataState) -> tuple[bytes | None, ...] | None:
+    """The states of the datasets and their iterators."""
+    name = type(loader.dataset).__name__
+    if saved.finished and saved.num_workers and not loader.persistent_workers:
+        return None
+    if saved.workers:
+        states = [
+            worker_state(
+                dataset=_dataset_state(loader, worker, saved.finished),
+                iterator=None if worker.ended or saved.finished else worker.iterator,
+                ended=worker.ended and not saved.finished,
+            )
+            for worker in saved.workers
+        ]
+    elif saved.iterable and saved.batches and not saved.finished:
+        states = _read_again(loader, saved)
+    else:
+        return None
+    return tuple(freeze(state, name) for state in states)
+
+
+def _dataset_state(loader: Any, worker: TorchdataWorker, finished: bool) -> Any:
+    """torchdata keeps a dataset that is its own iterator as an iterator.
+
+    Exhausted, or between passes, that is not iterated to take it, and the dataset has to.
+    """
+    is_over = worker.ended or finished
+    if worker.dataset is None and is_over and isinstance(loader.dataset, Stateful):
+        return worker.iterator
+    return worker.dataset
+
+
+def _read_again(loader: Any, saved: TorchdataState) -> list[dict[str, Any]]:
+    """Of an iterable without state: how much each worker has read."""
+    count = max(1, saved.num_workers)
+    batches = saved.batches - saved.steps
+    fetches = [len(range(worker, batches, count)) for worker in range(count)]
+    # The turn alone does not tell: with two workers it is right again one batch later.
+    if saved.requests != batches or batches % count != saved.next_worker % count:
+        raise _unlike(
+            "user's workers",
+            f"{saved.requests} fetches for {batches} batches: one failed, or a worker had ended "
+            "before the others",
+            "an iterable without a state",
+        )
+    return [
+        worker_state(fetches=number, samples=number * (loader.batch_size or 1))
+        for number in fetches
+    ]
+
+
+def _unlike(field: str, saved: Any, present: Any) -> StateMismatch:
+    return StateMismatch(
+        field,
+        saved=saved,
+        present=present,
+        remedy="torchdata's state does not fit: build the loader as the one it was saved with, or "
+        "finish the epoch there and start the next one here",
+    )

@@ -1,0 +1,65 @@
+"""What a loader and its sampler of this package tell each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stateful_gpu_loader.engine.schedules.positions import Division
+from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler
+
+
+def division_of(
+    sampler: Any,
+    *,
+    batch_size: int | None,
+    drop_last: bool,
+    num_replicas: int | str | None,
+    rank: int | None,
+) -> Division:
+    """Steps, and ranks as the sampler or the loader has them; ``"auto"``: torch.distributed."""
+    ranks = 1, 0
+    if isinstance(sampler, DistributedShuffledSampler):
+        ranks = sampler.num_replicas, sampler.rank
+    elif isinstance(num_replicas, int):
+        ranks = num_replicas, rank or 0
+    replicas, own_rank = size_and_rank(ranks) if num_replicas == "auto" else ranks
+    return Division(
+        batch_size=batch_size or 1,
+        drop_last=drop_last,
+        rank=int(own_rank),
+        num_replicas=int(replicas),
+    )
+
+
+def seed_of(sampler: Any) -> int | None:
+    """The seed that was given to the sampler."""
+    seed: int | None = sampler.seed if isinstance(sampler, OWN_SAMPLERS) else None
+    return seed
+
+
+def take_requested_epoch(sampler: Any) -> int | None:
+    """What ``sampler.set_epoch()`` asked for since the last call: it counts as the loader's."""
+    if not isinstance(sampler, OWN_SAMPLERS):
+        return None
+    requested, sampler.requested_epoch = sampler.requested_epoch, None
+    return requested
+
+
+def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:
+    """Let the sampler, iterated by itself, yield what this pass delivers.
+
+    Raises:
+        ValueError: a state was loaded into the sampler, which the loader cannot go on from.
+    """
+    if not isinstance(sampler, OWN_SAMPLERS):
+        return
+    if sampler.resume_at is not None:
+        raise ValueError(
+            f"a state was loaded into the loader's sampler, {sampler.state_dict()}, whose "
+            "position counts for the sampler alone. Remedy: load the loader's state into the "
+            "loader"
+        )
+    sampler.seed, sampler.epoch = seed, epoch
+    if isinstance(sampler, DistributedShuffledSampler):
+        sampler.set_ranks(division.num_replicas, division.rank)

@@ -1,0 +1,106 @@
+"""A pass over a sharded dataset: the state is a cursor for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
+from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, LaneService
+from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.lane_cursor import LaneCursor
+
+
+class LaneStream:
+    """Turns of one rank's lanes; :class:`LaneRequests` has their order.
+
+    Args:
+        place: where the pass begins; its ``lanes`` are the cursors, None is the beginning.
+        plan: of the dataset.
+        division: what this rank serves.
+        seed: of the loader.
+        num_workers: 0 for the user's own thread.
+        num_steps: batches of a whole epoch, where the numbers of samples are known: one of several
+            ranks that has fewer reads its lanes another time. A rank alone ends by itself.
+    """
+
+    has_met_end = False
+
+    def __init__(
+        self,
+        place: Address,
+        *,
+        plan: LanePlan,
+        division: LaneDivision,
+        seed: int,
+        num_workers: int,
+        num_steps: int | None,
+    ) -> None:
+        self._service = LaneService(
+            plan=plan,
+            division=division,
+            seed=seed,
+            epoch=place.epoch,
+            num_workers=num_workers,
+            num_steps=num_steps if division.num_replicas > 1 else None,
+        )
+        known = place.lanes or {}
+        lanes = division.lanes(plan.num_lanes)
+        self._cursors = {lane: known.get(lane, LaneCursor()) for lane in lanes}
+        self._start = replace(place, lanes=dict(self._cursors))
+        self._position = place.position
+        self._pending: dict[int, LaneCursor] = {}
+        """Behind what was answered without a batch: not counted until a later one has it."""
+        self._requests = LaneRequests(self._service, self._cursors, self._position)
+
+    def requests(self) -> Iterator[LaneTurn | RestTurn]:
+        self._requests = LaneRequests(self._service, self._cursors, self._position)
+        self._pending = dict(self._requests.opening)
+        return self._requests
+
+    def start_place(self) -> Address:
+        return self._start
+
+    def starts(self) -> Sequence[WorkerStart] | None:
+        return None
+
+    def key_position(self, request: LaneTurn | RestTurn, answer: Answer | None) -> int:
+        """The first sample's."""
+        if isinstance(request, LaneTurn):
+            cursor = self._requests.cursor_before(request)
+            return key_of_lane(request.lane, cursor.count)
+        part = request.parts[0]
+        return key_of_lane(part.lane, LaneCursor.from_text(part.cursor).count + part.skip)
+
+    def is_replay(self, request: LaneTurn | RestTurn) -> bool:
+        """Nothing is made again to get to a place: cursors lead there."""
+        return False
+
+    def by_itself(self, request: LaneTurn | RestTurn) -> LaneTurn | RestTurn:
+        if isinstance(request, RestTurn) or request.cursor is not None:
+            return request
+        return replace(request, cursor=self._requests.cursor_before(request).to_text())
+
+    def deliver(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address:
+        is_batch = answer is None or answer.payload is not SKIPPED
+        self._note(request, answer, is_batch=is_batch)
+        if is_batch:
+            self._cursors |= self._pending
+            self._pending.clear()
+            self._position += 1
+        return Address(self._service.epoch, self._position, lanes=dict(self._cursors))
+
+    def fail(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address | None:
+        self._note(request, answer, is_batch=False)
+        return None
+
+    def end(self) -> Address:
+        return Address(self._service.epoch + 1, 0)
+
+    def _note(self, request: LaneTurn | RestTurn, answer: Answer | None, *, is_batch: bool) -> None:
+        snapshot = None if answer is None else answer.snapshot
+        news = LaneNews() if snapshot is None else LaneNews.from_bytes(snapshot)
+        self._pending |= self._requests.note(request, news, is_batch=is_batch)

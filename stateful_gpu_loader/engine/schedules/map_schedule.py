@@ -1,0 +1,338 @@
+"""A pass over a map-style dataset: requests from an order or a sampler, places behind them.
+
+Places move when batches are delivered (law 2). Requests that were issued and not delivered are
+kept, so that lost workers cost no draw of the order (law 5).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.records import Request, WorkerStart
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.user_states import UserStates
+
+
+class Feed(Protocol):
+    """New requests, in the pass's order; asked again after an exception."""
+
+    position: int
+    """Where the next request begins."""
+    batches: int | None
+    """Batches of the pass that were counted, of a user's batch sampler; None where the position
+    tells."""
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it goes on from marks; False where a position is enough."""
+        ...
+
+    def __next__(self) -> Request: ...
+
+    def mark(self) -> bytes:
+        """Frozen state as of the last request, of a feed that has state."""
+        ...
+
+    def start_mark(self) -> bytes | None:
+        """From where the feed began, the same over the pass; None for as built."""
+        ...
+
+    def count(self, request: Request) -> str | None:
+        """This request was delivered; returns the digest of all up to it."""
+        ...
+
+    def end_mark(self) -> bytes | None:
+        """From where the next pass begins."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Issued:
+    request: Request
+    begin: int
+    """Position before it."""
+    mark: bytes | None
+    """Of the feed, behind it."""
+    is_boundary: bool
+    """Whether a snapshot is taken behind it."""
+    is_done: bool = False
+    """Whether it was delivered."""
+
+
+class MapStream:
+    """Requests of one pass, and the place behind each.
+
+    Args:
+        place: where the pass begins.
+        loads: whether the workers' states have to be loaded: those of the pass before live on
+            otherwise.
+        feed: the requests from there on, or from ``place.user.base``.
+        seed: of the loader.
+        num_workers: of the loader; 0 works in the user's own thread.
+        in_order: False delivers whatever comes first.
+        interval: ``snapshot_every_n_steps``: of the sampler's and the workers' states.
+        worker_states: whether the dataset has state, which ties requests to workers.
+        keeps_workers: whether the next pass goes on with the same dataset objects.
+    """
+
+    def __init__(
+        self,
+        place: Address,
+        *,
+        loads: bool,
+        feed: Feed,
+        seed: int,
+        num_workers: int,
+        in_order: bool,
+        interval: int,
+        worker_states: bool,
+        keeps_workers: bool,
+    ) -> None:
+        user = place.user or UserStates(base=place.position)
+        self._epoch = place.epoch
+        self._seed = seed
+        self._feed = feed
+        self._num_workers = num_workers
+        # What was delivered ahead of a missing batch is told apart from it until that has come.
+        self._in_order = (in_order or num_workers == 0) and not place.ahead
+        self._has_states = worker_states
+        self._keeps_workers = keeps_workers
+        # What persistent workers carry into the next pass is known behind every batch, or never.
+        carries = keeps_workers and worker_states
+        every = carries or not self._in_order or num_workers == 0
+        self._interval = 1 if every else interval
+        self._ledger = WorkerLedger(
+            user.workers or (None,) * max(1, num_workers), interval=self._interval
+        )
+        everybody = range(len(self._ledger.states))
+        self._pending = set(everybody if loads else user.pending)
+        """Workers that have not loaded their state yet."""
+        self._has_started = False
+        self._first_worker = self._next_worker = user.next_worker
+        self._permutation = user.permutation
+        self._position = place.position
+        self._base = user.base
+        self._mark: bytes | None = user.sampler
+        self._digest = place.index_digest
+        self._to_skip = user.steps
+        self._start = place
+        self._ahead = set(place.ahead)
+        """Delivered before the pass was resumed, and not drawn yet."""
+        self._done_ahead: dict[int, None] = {}
+        """Those drawn, and delivered since."""
+        self._issued: OrderedDict[int, _Issued] = OrderedDict()
+        """Behind the snapshot, oldest first."""
+        self._drawn = 0
+        self._num_done = 0
+        """Of those."""
+        self.has_met_end = False
+        self._failed: dict[int, _Issued] = {}
+        """Not done until a later one is: a state in between lets them be tried again."""
+
+    def requests(self) -> Iterator[Request]:
+        self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
+        makes_done_again = self._has_states and self._in_order
+        again = [
+            issued.request
+            for ordinal, issued in self._issued.items()
+            if makes_done_again or not (issued.is_done or ordinal in self._failed)
+        ]
+        return _Requests(again, self._draw)
+
+    def start_place(self) -> Address:
+        user = self._start.user
+        if user is None and self._feed.batches is not None:
+            user = UserStates(base=self._start.position, batches=0)
+        mark = self._feed.start_mark()
+        if mark is not None and (user is None or user.sampler is None):
+            user = replace(user or UserStates(base=self._start.position), sampler=mark)
+        return replace(self._start, user=user)
+
+    def starts(self) -> Sequence[WorkerStart] | None:
+        if not self._has_states:
+            return None
+        states = self._ledger.states
+        if self._has_started:
+            self._pending = set(range(len(states)))  # others were lost, and had loaded theirs
+        self._has_started = True
+        return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
+
+    def key_position(self, request: Request, answer: Answer | None) -> int:
+        return request.start
+
+    def is_replay(self, request: Request) -> bool:
+        return self._issued[request.ordinal].is_done
+
+    def by_itself(self, request: Request) -> Request:
+        return request
+
+    def deliver(self, request: Request, answer: Answer | None) -> Address:
+        issued = self._issued[request.ordinal]
+        of_answer = 0 if answer is None else answer.worker
+        worker = of_answer if request.worker is None else request.worker
+        self._pending.discard(worker)
+        if not issued.is_done:
+            for each in (*self._failed.values(), issued):
+                self._set_done(each)
+            self._failed.clear()
+            ended_at = self._note_end(answer)
+            self._position = request.end if ended_at is None else ended_at
+        if self._has_states:
+            self._ledger.deliver(worker, answer)
+        complete = issued.is_boundary and (not self._has_states or self._ledger.take_snapshot())
+        if not self._in_order:
+            while self._issued and next(iter(self._issued.values())).is_done:
+                self._move_base()
+            self._position = self._base
+        elif complete:
+            while self._issued and next(iter(self._issued)) <= request.ordinal:
+                self._move_base()
+        return self._place()
+
+    def fail(self, request: Request, answer: Answer | None) -> Address | None:
+        issued = self._issued[request.ordinal]
+        if self._has_states or issued.mark is not None:
+            # The user's objects have moved on.
+            return self.deliver(request, answer)
+        self._note_end(answer)
+        self._failed[request.ordinal] = issued
+        return None
+
+    def end(self) -> Address:
+        while self._issued:
+            self._move_base()
+        sampler = self._feed.end_mark()
+        workers: tuple[bytes | None, ...] | None = None
+        if self._has_states and self._keeps_workers:
+            workers = self._ledger.latest()
+        counted = None if self._feed.batches is None else 0
+        if sampler is None and workers is None and counted is None:
+            return Address(self._epoch + 1, 0)
+        user = UserStates(
+            sampler=sampler,
+            batches=counted,
+            num_workers=None if workers is None else self._num_workers,
+            workers=workers,
+            pending=frozenset(self._pending),
+        )
+        return Address(self._epoch + 1, 0, user=user)
+
+    def _draw(self) -> Request | None:
+        """The next request; None if nobody has to make it again."""
+        begin, ordinal = self._feed.position, self._drawn
+        request = next(self._feed)
+        self._drawn += 1
+        is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
+        mark: bytes | None = self._feed.start_mark()
+        if not self._feed.has_state:
+            is_boundary = True
+        elif is_boundary:
+            mark = self._feed.mark()
+        if self._mark is None:
+            self._mark = self._feed.start_mark()
+        if self._has_states:
+            request = replace(
+                request,
+                worker=self._worker_of(ordinal) if self._in_order else None,
+                snapshot=self._ledger.wants_snapshot(ordinal),
+            )
+        issued = _Issued(request, begin, mark, is_boundary)
+        self._issued[ordinal] = issued
+        was_delivered = self._to_skip > 0
+        self._to_skip -= was_delivered
+        if was_delivered and self._to_skip == 0:
+            self._check_same_place(request.end)
+        is_ahead = begin in self._ahead
+        self._ahead.discard(begin)
+        if was_delivered or is_ahead:
+            self._set_done(issued)
+        return None if is_ahead or (was_delivered and not self._has_states) else request
+
+    def _note_end(self, answer: Answer | None) -> int | None:
+        ended_at = None if answer is None else answer.ended_at
+        self.has_met_end = self.has_met_end or ended_at is not None
+        return ended_at
+
+    def _set_done(self, issued: _Issued) -> None:
+        issued.is_done = True
+        self._num_done += 1
+        if not self._in_order:
+            self._done_ahead[issued.begin] = None
+
+    def _check_same_place(self, found: int) -> None:
+        """The batches delivered since the snapshot end where the state says.
+
+        torchdata's states tell their number alone, and not that of a sampler's indices in them.
+        """
+        user = self._start.user
+        is_known = self._start.position != user.base + user.steps
+        if is_known and found != self._start.position:
+            raise StateMismatch(
+                "position",
+                saved=self._start.position,
+                present=f"{found}, where as many batches end",
+                remedy="keep the sampler, the batch size and drop_last: the state counts the "
+                "batches behind its last snapshot",
+            )
+
+    def _worker_of(self, ordinal: int) -> int:
+        return (self._first_worker + ordinal) % len(self._ledger.states)
+
+    def _move_base(self) -> None:
+        ordinal, issued = self._issued.popitem(last=False)
+        self._num_done -= issued.is_done
+        self._done_ahead.pop(issued.begin, None)
+        self._base, self._mark = issued.request.end, issued.mark
+        self._digest = self._feed.count(issued.request)
+        self._next_worker = self._worker_of(ordinal + 1)
+
+    def _place(self) -> Address:
+        ahead: tuple[int, ...] = ()
+        steps = self._num_done
+        if not self._in_order:
+            ahead = (*self._done_ahead, *sorted(self._ahead))
+            steps = 0
+        user = None
+        marks = self._mark, self._permutation, self._feed.batches
+        if self._has_states or steps or any(mark is not None for mark in marks):
+            user = self._user(steps)
+        return Address(self._epoch, self._position, ahead, self._digest, user)
+
+    def _user(self, steps: int) -> UserStates:
+        workers: tuple[bytes | None, ...] | None = None
+        if self._has_states:
+            workers = self._ledger.states
+        return UserStates(
+            sampler=self._mark,
+            permutation=self._permutation,
+            num_workers=None if workers is None else self._num_workers,
+            workers=workers,
+            next_worker=self._next_worker if self._has_states else 0,
+            base=self._base,
+            steps=steps,
+            batches=self._feed.batches,
+        )
+
+
+class _Requests:
+    """Requests to be made again, then new ones; goes on after an exception of the order."""
+
+    def __init__(self, again: list[Request], draw: Callable[[], Request | None]) -> None:
+        self._again = deque(again)
+        self._draw = draw
+
+    def __iter__(self) -> _Requests:
+        return self
+
+    def __next__(self) -> Request:
+        if self._again:
+            return self._again.popleft()
+        while (request := self._draw()) is None:
+            pass
+        return request

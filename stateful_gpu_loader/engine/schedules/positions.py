@@ -1,0 +1,115 @@
+"""From an address to the requests of the rest of its epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stateful_gpu_loader.records import IndexArray, Request
+from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
+from stateful_gpu_loader.state.epoch_progress import Address
+
+_LARGEST_BLOCK = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How an epoch is divided into steps, and a step among ranks."""
+
+    batch_size: int
+    """Samples of one rank in one step."""
+    drop_last: bool
+    """Whether a step that not all ranks could fill is left out."""
+    rank: int = 0
+    num_replicas: int = 1
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all ranks in one step."""
+        return self.batch_size * self.num_replicas
+
+    def num_steps(self, num_positions: int) -> int:
+        """Steps over so many positions.
+
+        >>> Division(batch_size=4, drop_last=False, num_replicas=2).num_steps(17)
+        3
+        """
+        whole, rest = divmod(num_positions, self.global_batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+
+class Requests:
+    """One rank's requests from an address to the end of its epoch: an iterator.
+
+    At every step the ranks together take the next ``global_batch_size`` positions, rank r of R
+    those at offsets r, r + R, ... So the global batch depends on the global batch size alone
+    (B3). The last step wraps to the epoch's start so that all ranks deliver as many samples,
+    as DistributedSampler pads. After the last step the position is the epoch's end, whether
+    or not a tail was dropped.
+
+    Not a generator: one of those would end at an exception, and the rest of the epoch with it.
+    """
+
+    def __init__(
+        self, address: Address, *, seed: int, indices: EpochOrder, division: Division
+    ) -> None:
+        self._seed, self._epoch = seed, address.epoch
+        self._indices = indices
+        self._key_offset = key_offset_of(indices)
+        self._division = division
+        self.position = address.position if address.user is None else address.user.base
+        self._ordinal = 0
+        self._num_steps = division.num_steps(indices.n - self.position)
+        self._block: IndexArray = np.empty(0, dtype=np.int64)
+        self._next_block_size = 0
+
+    has_state = False
+    batches: int | None = None
+
+    def __iter__(self) -> Requests:
+        return self
+
+    def mark(self) -> bytes:
+        raise TypeError("a position has no state beside itself")
+
+    def start_mark(self) -> None:
+        return None
+
+    def count(self, request: Request) -> None:
+        return None
+
+    def end_mark(self) -> None:
+        return None
+
+    def __next__(self) -> Request:
+        if self._ordinal == self._num_steps:
+            raise StopIteration
+        division, n = self._division, self._indices.n
+        is_last = self._ordinal == self._num_steps - 1
+        count = min(division.batch_size, -(-(n - self.position) // division.num_replicas))
+        request = Request(
+            ordinal=self._ordinal,
+            seed=self._seed,
+            epoch=self._epoch,
+            start=self._key_offset + self.position + division.rank,
+            step=division.num_replicas,
+            indices=self._take(count),
+            end=n if is_last else self.position + division.global_batch_size,
+        )
+        self._ordinal += 1
+        self.position = request.end
+        return request
+
+    def _take(self, count: int) -> IndexArray:
+        """Look indices up in blocks that grow: a first batch at once, then few large calls."""
+        if len(self._block) < count:
+            size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
+            stride = self._division.num_replicas
+            first = self.position + self._division.rank + stride * len(self._block)
+            positions = first + stride * np.arange(size, dtype=np.int64)
+            positions %= self._indices.n
+            self._block = np.concatenate([self._block, self._indices(positions)])
+            self._next_block_size = 4 * size
+        taken, self._block = self._block[:count], self._block[count:]
+        return taken

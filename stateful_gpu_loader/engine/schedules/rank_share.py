@@ -1,0 +1,103 @@
+"""Samplers of the user's that take one rank's share of the indices, as DistributedSampler does.
+
+Such a sampler delivers other indices on each rank. So the digest of them says whose they are, and
+what one rank saved is compared, on another rank, with what the sampler gives as that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import samplers_in
+from stateful_gpu_loader.errors import StateMismatch
+
+_RANKED = re.compile(r"([0-9a-f]+) of rank (\d+) of (\d+)")
+
+
+class RankShare:
+    """Whose share a sampler takes: what ``rank`` and ``num_replicas`` say, its own or those of
+    samplers inside it.
+
+    >>> class Dealt:
+    ...     def __init__(self): self.rank, self.num_replicas = 1, 2
+    ...     def __iter__(self): return iter(range(self.rank, 6, self.num_replicas))
+    >>> sampler = Dealt()
+    >>> share = RankShare(sampler)
+    >>> share.signed("ab12")
+    'ab12 of rank 1 of 2'
+    >>> with share.taken_as(0):
+    ...     list(sampler)
+    [0, 2, 4]
+    >>> list(sampler)
+    [1, 3, 5]
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        divided = [each for each in (sampler, *samplers_in(sampler)) if _divides(each)]
+        places = {(each.rank, each.num_replicas) for each in divided}
+        self._divided: list[Any] = divided if len(places) == 1 else []
+        self._place: tuple[int, int] | None = next(iter(places)) if len(places) == 1 else None
+
+    def __str__(self) -> str:
+        return "" if self._place is None else " of rank {} of {}".format(*self._place)
+
+    def signed(self, digest: str) -> str:
+        """The digest with the rank whose indices it is of, where the sampler has one."""
+        return f"{digest}{self}"
+
+    def other_rank(self, saved: str | None) -> int | None:
+        """The rank whose digest was saved; None where it is of the same indices as this one's.
+
+        Raises:
+            StateMismatch: it is of a share among another number of ranks.
+        """
+        found = None if saved is None else _RANKED.fullmatch(saved)
+        if found is None or self._place is None:
+            return None
+        rank, num_replicas = int(found[2]), int(found[3])
+        if num_replicas != self._place[1]:
+            raise StateMismatch(
+                "sampler",
+                saved=f"indices of rank {rank} of {num_replicas}",
+                present=f"a sampler{self}",
+                remedy=f"resume with num_replicas={num_replicas}; a sampler of this package, such "
+                "as DistributedShuffledSampler or RepeatedSampler, goes on on any number of ranks",
+            )
+        return None if rank == self._place[0] else rank
+
+    @contextmanager
+    def taken_as(self, rank: int) -> Iterator[None]:
+        """The sampler takes another rank's share meanwhile."""
+        own = [each.rank for each in self._divided]
+        try:
+            for each in self._divided:
+                each.rank = rank
+            yield
+        finally:
+            for each, before in zip(self._divided, own, strict=True):
+                each.rank = before
+
+
+def unsigned(digest: Any) -> Any:
+    """What the digests of all ranks' shares have in common.
+
+    >>> unsigned("ab12 of rank 1 of 2"), unsigned("ab12")
+    ('of 2', 'ab12')
+    """
+    found = _RANKED.fullmatch(digest) if isinstance(digest, str) else None
+    return digest if found is None else f"of {found[3]}"
+
+
+def _divides(sampler: Any) -> bool:
+    """Whether it has a rank, which can be set, among several."""
+    rank = getattr(sampler, "__dict__", {}).get("rank")
+    if type(rank) is not int:
+        return False
+    try:
+        num_replicas = getattr(sampler, "num_replicas", None)
+    except RuntimeError:  # it asks torch.distributed, and nobody can tell yet
+        return False
+    return type(num_replicas) is int and 0 <= rank < num_replicas > 1

@@ -1,0 +1,465 @@
+"""Requests from a user's sampler, with state or without (A3, A12).
+
+A sampler with state goes on from it, in torchdata's order: the sampler's state, then ``iter()``,
+then the iterator's state. One without state is iterated again from its pass's start, and a
+digest of the indices that were skipped proves that they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from stateful_gpu_loader.engine.schedules.rank_share import RankShare
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
+from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.philox import (
+    Stream,
+    caller_generators_restored,
+    seed_global_generators,
+)
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.schema import Stateful
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+
+_SETTLED_AT_THE_START = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    StatefulDistributedSampler,
+    list,
+    tuple,
+    range,
+)
+"""Samplers, without subclasses, that draw from the global generators with their first index at the
+latest, and whose passes depend on nothing but those and what :class:`SamplerMemory` keeps."""
+
+
+_DIVIDES = (DistributedSampler, StatefulDistributedSampler)
+"""Samplers, without subclasses, whose indices are known by their arguments: the same digest on all
+ranks, so that any rank's state serves every one (law 3)."""
+
+
+_KEEP_OWN = (
+    "load into each rank the state that it saved itself: keep a file a rank, or, with "
+    "torch.distributed.checkpoint, a RankedState, which holds all of them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerUse:
+    """How a loader uses a sampler."""
+
+    sampler: Any
+    """Yields indices, or whole batches of them."""
+    yields_batches: bool
+    batch_size: int
+    """Of a sampler that yields indices; 1 where samples are not collated."""
+    drop_last: bool
+    memory: SamplerMemory
+    rank: int
+    num_replicas: int
+    """Only keys differ between ranks: a user's sampler is never divided again."""
+
+
+class SamplerFeed:
+    """One pass over a sampler: an iterator of requests.
+
+    Args:
+        use: the sampler.
+        place: where the pass begins; its ``user`` may hold the sampler's state.
+        seed: of the loader.
+        resumed: whether ``place`` was loaded, so that the sampler has to be put there.
+    """
+
+    def __init__(self, use: SamplerUse, place: Address, *, seed: int, resumed: bool) -> None:
+        self._use = use
+        self._place = place
+        self._seed = seed
+        self._resumed = resumed
+        self._iterator: Any = None
+        self._has_state = has_own_state(use.sampler)
+        self._share = RankShare(None if type(use.sampler) in _DIVIDES else use.sampler)
+        self._seeds = SeedBlock(Stream.SAMPLER)
+        self._partial: list[Any] = []
+        self._dropped: list[Any] = []
+        self._exhausted = False
+        self._ordinal = 0
+        self._capture: dict[str, Any] = {"attributes": {}, "generators": {}}
+        self._start_mark: bytes | None = None
+        self._digest = hashlib.blake2b(digest_size=12)
+        self.position = place.position if place.user is None else place.user.base
+        known = None if place.user is None else place.user.batches
+        if known is None and not self.position:
+            known = 0
+        self.batches: int | None = known if use.yields_batches else None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the sampler or its iterator has ``state_dict``; known once it was iterated."""
+        return self._has_state
+
+    def __iter__(self) -> SamplerFeed:
+        return self
+
+    def __next__(self) -> Request:
+        with self._keyed():
+            if self._iterator is None:
+                try:
+                    self._begin()
+                except BaseException:
+                    self._iterator = None  # to be begun again, not gone on with
+                    self._digest = hashlib.blake2b(digest_size=12)
+                    raise
+            indices = self._draw()
+        step = self._use.num_replicas
+        request = Request(
+            ordinal=self._ordinal,
+            seed=self._seed,
+            epoch=self._place.epoch,
+            start=self.position * step + self._use.rank,
+            step=step,
+            indices=indices,
+            end=self.position + len(indices),
+        )
+        self._ordinal += 1
+        self.position = request.end
+        return request
+
+    def mark(self) -> bytes:
+        """The frozen state of the sampler and its iterator as of the last request."""
+        return self._frozen_state(self._capture, iterator=self._iterator)
+
+    def start_mark(self) -> bytes | None:
+        """From where the sampler was iterated; None where that is as it was built."""
+        return self._start_mark
+
+    def count(self, request: Request) -> str | None:
+        """A request was delivered: the digest of all indices up to it (B4: however batched)."""
+        self._use.memory.note_delivery()
+        if self.batches is not None:
+            self.batches += 1
+        if self._has_state:
+            return None
+        self._digest.update(self._written(request.index_list()))
+        return self._share.signed(self._digest.hexdigest())
+
+    def _written(self, indices: list[Any]) -> bytes:
+        if type(self._use.sampler) in _DIVIDES:
+            return b"," * len(indices)
+        return _text(indices)
+
+    def end_mark(self) -> bytes | None:
+        """From where the next pass goes on."""
+        if has_own_state(self._use.sampler):
+            return self._frozen_state({}, iterator=None)
+        if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
+            self._digest.update(_text(self._dropped))
+            passed = {
+                "epoch": self._place.epoch,
+                "indices": self.position + len(self._dropped),
+                "digest": self._share.signed(self._digest.hexdigest()),
+            }
+            return self._frozen_capture(self._capture, passed=passed)
+        capture = self._use.memory.capture()
+        return self._frozen_capture(capture, passed=None) if any(capture.values()) else None
+
+    def _frozen_state(self, capture: dict[str, Any], *, iterator: Any) -> bytes:
+        """Of a sampler that keeps everything itself, or of its iterator since ``capture``."""
+        sampler = self._use.sampler
+        own = has_own_state(sampler)
+        state = {
+            "kind": "state",
+            "sampler": sampler.state_dict() if own else None,
+            "iterator": state_of(iterator),
+            "exhausted": iterator is not None and self._exhausted,
+            **(self._use.memory.epochs() if own else capture),
+        }
+        return freeze(state, type(sampler).__name__)
+
+    def _frozen_capture(self, capture: dict[str, Any], *, passed: dict[str, Any] | None) -> bytes:
+        return freeze({"kind": "replay", "passed": passed, **capture}, "a sampler")
+
+    def _begin(self) -> None:
+        if not self._resumed:
+            self._use.memory.tell_the_overruled()
+        saved = None if self._place.user is None else self._place.user.sampler
+        if saved is None and self._resumed:
+            self._put({"attributes": {}, "generators": {}})
+        if saved is None or not self._resumed:
+            self._begin_as_it_is()
+            return
+        state = thaw(saved)
+        if state["kind"] == "state":
+            self._restore(state)
+        else:
+            self._replay(state)
+
+    def _begin_as_it_is(self) -> None:
+        if has_own_state(self._use.sampler):
+            self._start_mark = self._frozen_state({}, iterator=None)
+        self._open_as_captured()
+
+    def _open_as_captured(self) -> None:
+        if not self._has_state:
+            self._seed_for(0, self._place.epoch)
+            self._capture = self._use.memory.capture()
+            if any(self._capture.values()):
+                self._start_mark = self._frozen_capture(self._capture, passed=None)
+        self._open()
+        if type(self._use.sampler) in _DIVIDES:
+            self._digest.update(_text([*_identity(self._use.sampler).values()]))
+        if self._resumed and not self._has_state:
+            place = self._place
+            self._skip(self.position, place.index_digest, epoch=place.epoch, start=self._capture)
+
+    def _open(self) -> None:
+        self._iterator = iter(self._use.sampler)
+        self._has_state = self._has_state or isinstance(self._iterator, Stateful)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
+        sampler = self._use.sampler
+        self._start_mark = freeze(state, type(sampler).__name__)
+        self._put(state)
+        load_user_state("sampler", sampler, state["sampler"])
+        self._capture = {key: state[key] for key in ("attributes", "generators")}
+        self._open()
+        load_user_state("sampler's iterator", self._iterator, state["iterator"])
+        self._exhausted = state["exhausted"]
+
+    def _replay(self, state: dict[str, Any]) -> None:
+        if has_own_state(self._use.sampler):
+            raise StateMismatch(
+                "sampler",
+                saved="a sampler without state",
+                present=type(self._use.sampler).__name__,
+                remedy="build the loader with the sampler that it was saved with",
+            )
+        if state["passed"] is not None:
+            self._replay_the_pass_before(state)
+        else:
+            self._put(state)
+        self._open_as_captured()
+
+    def _put(self, state: dict[str, Any]) -> None:
+        """Between two passes the load itself has put the sampler in place, before the user told
+        it anything more; but for one pass only."""
+        memory = self._use.memory
+        if self._place.position:
+            memory.put_in_the_middle(state)
+        elif not memory.take_put():
+            memory.put(state)
+
+    def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
+        """Nothing else tells whether this sampler is where that one was."""
+        passed = state["passed"]
+        told = self._use.memory.told()
+        self._use.memory.put(state)
+        self._seed_for(0, passed["epoch"])
+        self._iterator = iter(self._use.sampler)
+        self._skip(
+            passed["indices"], passed["digest"], epoch=passed["epoch"], start=state, to_end=True
+        )
+        self._use.memory.tell(told)
+        self._digest = hashlib.blake2b(digest_size=12)
+
+    def _skip(
+        self,
+        count: int,
+        digest: str | None,
+        *,
+        epoch: int,
+        start: dict[str, Any],
+        to_end: bool = False,
+    ) -> None:
+        """Go through the indices that were delivered, once it is proven that they are the same.
+
+        Args:
+            count: of the indices.
+            digest: of them, or of those of another rank's share.
+            epoch: of the loader, when they were delivered.
+            start: where the memory found the sampler before its first index.
+            to_end: whether they were the whole pass.
+        """
+        if not (count or to_end):
+            return
+        other = self._share.other_rank(digest)
+        if other is None:
+            self._prove(count, digest, epoch, to_end=to_end)
+        else:
+            self._skip_what_another_rank_counted(other, count, digest, epoch, start, to_end)
+
+    def _skip_what_another_rank_counted(
+        self,
+        other: int,
+        count: int,
+        digest: str | None,
+        epoch: int,
+        start: dict[str, Any],
+        to_end: bool,
+    ) -> None:
+        """The sampler is what it was if, as the other rank's, it gives what was delivered there.
+
+        Twice, for what the first time leaves behind in the sampler shows in the second.
+        """
+        for _ in range(2):
+            self._rewind(start, epoch)
+            with self._share.taken_as(other):
+                self._iterator = iter(self._use.sampler)
+                try:
+                    steps = self._prove(count, digest, epoch, to_end=to_end)
+                except Exception as error:
+                    raise self._not_this_ranks(count, other, digest) from error
+        self._rewind(start, epoch)
+        self._iterator = iter(self._use.sampler)
+        found = self._pass_over(sys.maxsize if to_end else count, epoch)
+        if not to_end and found != (count, steps):
+            raise self._not_this_ranks(count, other, digest)
+
+    def _rewind(self, start: dict[str, Any], epoch: int) -> None:
+        self._use.memory.put(start)
+        self._seed_for(0, epoch)
+        self._digest = hashlib.blake2b(digest_size=12)
+
+    def _prove(self, count: int, digest: str | None, epoch: int, *, to_end: bool) -> int:
+        """Go through so many indices, which the digest is of; in how many batches they came.
+
+        Raises:
+            StateMismatch: they are others.
+        """
+        skipped, steps = self._pass_over(count, epoch)
+        if skipped < count:
+            raise self._not_reproducible(count, f"an end after {skipped}")
+        saved = None if digest is None else digest.partition(" ")[0]
+        if skipped > count or saved not in (None, self._digest.hexdigest()):
+            divides = type(self._use.sampler) in _DIVIDES
+            raise self._not_reproducible(
+                count, f"those of {_identity(self._use.sampler)}" if divides else "other indices"
+            )
+        if to_end and next(self._iterator, self) is not self:
+            raise self._not_reproducible(count, "more indices")
+        return steps
+
+    def _pass_over(self, count: int, epoch: int) -> tuple[int, int]:
+        """How many indices, ``count`` at least unless the sampler ends, and in how many batches."""
+        settled = type(self._use.sampler) in _SETTLED_AT_THE_START
+        skipped = steps = 0
+        while skipped < count:
+            if skipped and not settled:
+                self._seed_for(skipped, epoch)
+            if self._use.yields_batches:
+                indices = list(next(self._iterator, ()))
+            else:
+                size = min(self._use.batch_size, count - skipped)
+                indices = _take(self._iterator, size, [])
+            if not indices:
+                break
+            skipped, steps = skipped + len(indices), steps + 1
+            self._digest.update(self._written(indices))
+        if not settled:
+            self._seed_for(skipped, epoch)
+        return skipped, steps
+
+    def _draw(self) -> list[Any]:
+        if self._exhausted or self._iterator is None:
+            raise StopIteration
+        if self._use.yields_batches:
+            try:
+                return list(next(self._iterator))
+            except StopIteration:
+                self._exhausted = True
+                raise
+        # Kept outside: an exception of the sampler loses none of those before it.
+        _take(self._iterator, self._use.batch_size - len(self._partial), self._partial)
+        indices, self._partial = self._partial, []
+        if len(indices) < self._use.batch_size:
+            self._exhausted = True
+            if not indices or self._use.drop_last:
+                self._dropped = indices
+                raise StopIteration
+        return indices
+
+    @contextmanager
+    def _keyed(self) -> Iterator[None]:
+        """The global generators belong to the sampler while it draws, and to the caller again."""
+        if self._iterator is not None and type(self._use.sampler) in _SETTLED_AT_THE_START:
+            yield
+            return
+        with caller_generators_restored():
+            self._seed_for(self.position, self._place.epoch)
+            yield
+
+    def _not_reproducible(self, count: int, found: str) -> StateMismatch:
+        of_another_rank = keep_own = ""
+        if self._use.num_replicas > 1 and type(self._use.sampler) not in _DIVIDES:
+            of_another_rank = f", or the state is of another rank than {self._use.rank}"
+            keep_own = f"; {_KEEP_OWN}"
+        return StateMismatch(
+            "sampler",
+            saved=f"the digest of {count} indices",
+            present=f"{found}: the sampler is not reproducible{of_another_rank}",
+            remedy="build it as it was, with the same batch size, or give it state_dict() and "
+            f"load_state_dict(){keep_own}",
+        )
+
+    def _not_this_ranks(self, count: int, other: int, digest: str | None) -> StateMismatch:
+        return StateMismatch(
+            "sampler",
+            saved=f"the digest of {count} indices {(digest or '').partition(' ')[2]}",
+            present=f"the sampler of rank {self._use.rank}, which gives others if its rank is set "
+            f"to {other}: so the state of another rank cannot tell where it stands",
+            remedy="build the sampler as it was; if it is, but takes its share when it is built, "
+            f"{_KEEP_OWN}",
+        )
+
+    def _seed_for(self, position: int, epoch: int) -> None:
+        seed_global_generators(self._seeds.at(self._seed, epoch, position))
+
+
+def has_own_state(sampler: Any) -> bool:
+    """Whether a sampler keeps its own state.
+
+    torchdata's StatefulDistributedSampler does not: between two epochs it tells the end of the
+    one before. It is iterated again, as the DistributedSampler that it is.
+    """
+    return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
+
+
+def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
+    """By ``next()`` alone, as torch does: ``iter()`` of an iterator may begin it anew."""
+    for _ in range(count):
+        try:
+            taken.append(next(iterator))
+        except StopIteration:
+            break
+    return taken
+
+
+def _text(indices: list[Any]) -> bytes:
+    return "".join(f"{index!r}," for index in indices).encode()
+
+
+def _identity(sampler: Any) -> dict[str, Any]:
+    """All that decides the indices of one that divides, and is the same on all ranks."""
+    arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
+    length = len(sampler.dataset)
+    return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}

@@ -1,0 +1,253 @@
+"""What a sampler without ``state_dict`` carries from pass to pass: its generators and counters.
+
+A sampler that has no state is iterated again from its pass's start. That gives the same indices
+only if it starts from the same place: so its generators are kept, and those plain attributes
+that have changed since the loader was built (``self.epoch += 1``). Attributes that never change
+are its configuration, which belongs to the one who builds it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.generator_state import generator_from_text, generator_to_text
+from stateful_gpu_loader.randomness.seed import after_the_draw
+
+_PLAIN = (bool, int, float, str, type(None))
+_DEEPEST = 3
+
+
+class SamplerMemory:
+    """Remembers a sampler, and those inside it, as they are now.
+
+    >>> class Alternating:
+    ...     turn = 0
+    ...     def __init__(self): self.turn = 0
+    ...     def __iter__(self):
+    ...         self.turn += 1
+    ...         return iter([0, 1] if self.turn % 2 else [1, 0])
+    >>> sampler = Alternating()
+    >>> memory = SamplerMemory(sampler)
+    >>> list(sampler)
+    [0, 1]
+    >>> changed = memory.capture()
+    >>> changed["attributes"]
+    {'turn': 1}
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._built = self._at_load = dict(self._attributes())
+        self._is_put = False
+        self._overruled: dict[str, Any] = {}
+
+    def note_load(self, saved: Mapping[str, Any]) -> None:
+        """A state was loaded into the loader: what the sampler's epoch becomes from now on is told
+        to it too late.
+
+        Args:
+            saved: attributes of the sampler in the state; its epoch is put back at once, so that
+                another one, told from now on, is seen to be another.
+        """
+        present = dict(self._attributes())
+        self.tell({path: saved[path] for path in saved if _is_epoch(path) and path in present})
+        self._at_load = dict(self._attributes())
+        self._is_put = True
+
+    def take_put(self) -> bool:
+        """Whether no pass has begun since the load."""
+        was_put, self._is_put = self._is_put, False
+        return was_put
+
+    def check(self, captured: dict[str, Any]) -> None:
+        """Refuse what :meth:`put` could not do, and change nothing.
+
+        Raises:
+            StateMismatch: other generators, or no states of theirs.
+        """
+        generators = dict(self._generators())
+        saved = captured["generators"]
+        if saved and set(saved) != set(generators):
+            raise StateMismatch(
+                "sampler's generators",
+                saved=sorted(saved),
+                present=sorted(generators),
+                remedy="build the sampler as it was when the state was saved",
+            )
+        for path, text in saved.items():
+            _from_text(path, copy.deepcopy(generators[path]), text)
+
+    def capture(self, *, owing: torch.Generator | None = None) -> dict[str, dict[str, Any]]:
+        """``attributes`` and ``generators`` by their paths: plain values and text.
+
+        Args:
+            owing: a generator from which the loader's seed is still to be drawn.
+        """
+        changed = {
+            path: value
+            for path, value in self._attributes()
+            if _is_epoch(path) or path not in self._built or self._built[path] != value
+        }
+        generators = {
+            path: _to_text(value)
+            if owing is None or value is not owing
+            else generator_to_text(after_the_draw(owing))
+            for path, value in self._generators()
+        }
+        return {"attributes": changed, "generators": generators}
+
+    def epochs(self) -> dict[str, dict[str, Any]]:
+        """As :meth:`capture`, of a sampler that keeps the rest in its own state."""
+        epochs = {path: value for path, value in self._attributes() if _is_epoch(path)}
+        return {"attributes": epochs, "generators": {}}
+
+    def told(self) -> dict[str, Any]:
+        """Plain attributes that were set since the state was loaded, by ``set_epoch`` above all."""
+        return {
+            path: value
+            for path, value in self._attributes()
+            if path not in self._at_load or self._at_load[path] != value
+        }
+
+    def tell(self, attributes: dict[str, Any]) -> None:
+        """Set plain attributes by their paths."""
+        present = dict(self._attributes())
+        for path, value in attributes.items():
+            if path not in present or present[path] != value:
+                self._set(path, value)
+
+    def put(self, captured: dict[str, Any]) -> None:
+        """Put the sampler where :meth:`capture` found it.
+
+        Raises:
+            StateMismatch: as :meth:`check`.
+        """
+        self.check(captured)
+        generators = dict(self._generators())
+        for path, text in captured["generators"].items():
+            _from_text(path, generators[path], text)
+        # What this one has changed since it was built, the captured one had not.
+        self.tell({**self._built_values_of_changed(), **captured["attributes"]})
+
+    def put_in_the_middle(self, captured: dict[str, Any]) -> None:
+        """As :meth:`put`, of a pass that had begun: it keeps its epoch, whatever was told since."""
+        told = self.told()
+        self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
+        for path, value in captured["attributes"].items():
+            if _is_epoch(path) and told.get(path, value) != value:
+                warnings.warn(
+                    f"the sampler was set to epoch {told[path]} after load_state_dict() of a pass "
+                    f"in its epoch {value}: the resumed pass stays there; call set_epoch() after "
+                    "it",
+                    stacklevel=2,
+                )
+        self.put(captured)
+        put = dict(self._attributes())
+        self._overruled = {
+            path: value for path, value in self._overruled.items() if put[path] != value
+        }
+        self._at_load |= {path: put[path] for path in self._overruled}
+
+    def note_delivery(self) -> None:
+        """The epoch that was told too early was not meant for the pass behind this one."""
+        self._overruled = {}
+
+    def tell_the_overruled(self) -> None:
+        """Nothing was left of the resumed pass: what was told ahead of it counts for the next."""
+        overruled, self._overruled = self._overruled, {}
+        told = self.told()
+        self.tell({path: value for path, value in overruled.items() if path not in told})
+
+    def _built_values_of_changed(self) -> dict[str, Any]:
+        return {
+            path: self._built[path]
+            for path, value in self._attributes()
+            if path in self._built and self._built[path] != value and not _is_epoch(path)
+        }
+
+    def _set(self, path: str, value: Any) -> None:
+        *parents, name = path.split(".")
+        owner = self._sampler
+        for parent in parents:
+            owner = getattr(owner, parent)
+        if _is_epoch(path) and callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(value)
+        else:
+            setattr(owner, name, value)
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        for path, value in _walk(self._sampler, "", _DEEPEST):
+            if type(value) in _PLAIN:
+                yield path, value
+
+    def _generators(self) -> Iterator[tuple[str, Any]]:
+        for path, value in _walk(self._sampler, "", _DEEPEST):
+            if isinstance(
+                value,
+                (torch.Generator, random.Random, np.random.Generator, np.random.RandomState),
+            ):
+                yield path, value
+
+
+def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    for name, value in sorted(getattr(owner, "__dict__", {}).items()):
+        path = f"{prefix}{name}"
+        yield path, value
+        if depth > 1 and isinstance(value, Sampler):
+            yield from _walk(value, f"{path}.", depth - 1)
+
+
+def samplers_in(sampler: Any) -> list[Any]:
+    """The samplers that a sampler holds among its attributes."""
+    return [value for _, value in _walk(sampler, "", _DEEPEST) if isinstance(value, Sampler)]
+
+
+def _is_epoch(path: str) -> bool:
+    return path.rpartition(".")[2] == "epoch"
+
+
+def _to_text(generator: Any) -> str:
+    if isinstance(generator, torch.Generator):
+        return generator_to_text(generator.get_state())
+    if isinstance(generator, random.Random):
+        return json.dumps(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return json.dumps(_listed(generator.get_state(legacy=False)))
+    return json.dumps(_listed(generator.bit_generator.state))
+
+
+def _from_text(path: str, generator: Any, text: Any) -> None:
+    try:
+        if isinstance(generator, torch.Generator):
+            generator.set_state(generator_from_text(text))
+        elif isinstance(generator, random.Random):
+            version, internal, gauss = json.loads(text)
+            generator.setstate((version, tuple(internal), gauss))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(json.loads(text))
+        else:
+            generator.bit_generator.state = json.loads(text)
+    except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        raise StateMismatch(
+            f"sampler's {path}",
+            saved=text,
+            present=f"the state of a {type(generator).__name__} ({error})",
+            remedy="build the sampler as it was when the state was saved",
+        ) from error
+
+
+def _listed(state: Any) -> Any:
+    """A NumPy state with lists for its arrays, which NumPy takes back."""
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, (np.ndarray, np.generic)) else state

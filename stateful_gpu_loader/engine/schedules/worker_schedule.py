@@ -1,0 +1,237 @@
+"""A pass over an iterable dataset: the workers' iterators take turns.
+
+The order is that of torch's DataLoader: round robin over the workers, those left out that have
+ended. It depends on no timing, so it goes on from the workers' states and whose turn it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
+from stateful_gpu_loader.records import Turn, WorkerStart
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import UserStates, worker_state
+
+
+class TurnStream:
+    """Turns of all workers until each has ended.
+
+    Args:
+        place: where the pass begins; its ``user`` holds the workers' states.
+        loads: whether they have to be loaded: the workers of the pass before live on otherwise.
+        seed: of the loader.
+        num_workers: 0 for the user's own thread.
+        rank, num_replicas: only keys differ between ranks; the dataset divides itself.
+        interval: ``snapshot_every_n_steps``; every batch counts where nobody works ahead, and where
+            the order is not that of the turns.
+        in_order: False delivers whatever comes first; each worker's own order stays.
+        keeps_workers: whether the next pass goes on with the same objects.
+        length: what ``len(dataset)`` promised, if somebody asked.
+    """
+
+    has_met_end = False
+
+    def __init__(
+        self,
+        place: Address,
+        *,
+        loads: bool,
+        seed: int,
+        num_workers: int,
+        rank: int,
+        num_replicas: int,
+        interval: int,
+        in_order: bool,
+        keeps_workers: bool,
+        length: Callable[[], int | None],
+    ) -> None:
+        self._seed, self._epoch = seed, place.epoch
+        self._num_workers = num_workers
+        self._workers = max(1, num_workers)
+        self._rank, self._num_replicas = rank, num_replicas
+        self._in_order = in_order
+        self._interval = interval if in_order and num_workers else 1
+        self._keeps_workers = keeps_workers
+        self._length = length
+        self._start = place
+        self._position = place.position
+        self._loads = loads
+        user = place.user or UserStates()
+        states = user.workers or (None,) * self._workers
+        self._ledger = WorkerLedger(states, interval=self._interval)
+        self._next_worker = user.next_worker
+        self._ended: set[int] = set()
+        self._fetches: list[int] = []
+        """Of each worker, under ``in_order=False``."""
+        # Batches since the workers started: made, delivered by then, and made at the snapshot.
+        self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
+
+    def requests(self) -> Iterator[Turn]:
+        self._delivered = max(self._made, self._delivered) - self._at_snapshot
+        self._made = self._at_snapshot = 0
+        self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
+        self._ended = set()
+        if not self._in_order:
+            states = map(_thawed, self._ledger.states)
+            self._fetches = [state["fetches"] for state in states]
+        kind = _Turns if self._in_order else _TurnsOfAnybody
+        return kind(self._workers, self._next_worker, self._ended, self._ledger)
+
+    def start_place(self) -> Address:
+        return self._start
+
+    def starts(self) -> Sequence[WorkerStart]:
+        loads, self._loads = self._loads, True
+        if loads:
+            _warn_of_reading_again(self._ledger.states)
+        return worker_starts(
+            self._ledger.states,
+            seed=self._seed,
+            epoch=self._epoch,
+            loads=range(self._workers) if loads else (),
+            rank=self._rank,
+            num_replicas=self._num_replicas,
+        )
+
+    def key_position(self, request: Turn, answer: Answer | None) -> int:
+        """By the batches before it: what its samples are is not known here.
+
+        Where the order of delivery is left to chance, by the worker and the number of its batch:
+        the same while none has ended.
+        """
+        if self._in_order or answer is None:
+            return self._position
+        return self._fetches[answer.worker] * self._workers + answer.worker
+
+    def is_replay(self, request: Turn) -> bool:
+        return self._made < self._delivered
+
+    def by_itself(self, request: Turn) -> Turn:
+        return request
+
+    def deliver(self, request: Turn, answer: Answer | None) -> Address:
+        worker = request.worker
+        if worker is None:
+            worker = 0 if answer is None else answer.worker
+        if answer is not None and answer.payload is NOTHING:
+            self._ended.add(worker)
+        else:
+            if not self.is_replay(request):
+                self._position += 1
+                self._check_length()
+            self._made += 1
+            if not self._in_order:
+                self._fetches[worker] += 1
+        self._ledger.deliver(worker, answer)
+        if self._ledger.take_snapshot():
+            self._at_snapshot = self._made
+            self._next_worker = (worker + 1) % self._workers
+        return self._place()
+
+    def fail(self, request: Turn, answer: Answer | None) -> Address | None:
+        """An iterator has moved on, whatever it raised."""
+        return self.deliver(request, answer)
+
+    def end(self) -> Address:
+        between = tuple(map(_between_passes, self._ledger.latest())) if self._keeps_workers else ()
+        if not any(between):
+            return Address(self._epoch + 1, 0)
+        user = UserStates(num_workers=self._num_workers, workers=between)
+        return Address(self._epoch + 1, 0, user=user)
+
+    def _place(self) -> Address:
+        steps = max(self._made, self._delivered) - self._at_snapshot
+        user = UserStates(
+            num_workers=self._num_workers,
+            workers=self._ledger.states,
+            next_worker=self._next_worker,
+            base=self._position - steps,
+            steps=steps,
+        )
+        return Address(self._epoch, self._position, user=user)
+
+    def _check_length(self) -> None:
+        promised = self._length()
+        if promised is not None and self._position > promised:
+            text = (
+                f"Length of IterableDataset was reported to be {promised} (when accessing "
+                f"len(dataloader)), but {self._position} samples have been fetched. "
+            )
+            if self._num_workers:
+                text += (
+                    "For multiprocessing data-loading, this could be caused by not properly "
+                    "configuring the IterableDataset replica at each worker. Please see "
+                    "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset "
+                    "for examples."
+                )
+            warnings.warn(text, stacklevel=5)
+
+
+class _Turns:
+    """Round robin over the workers that have not ended, as far as is known when it is asked."""
+
+    def __init__(self, workers: int, first: int, ended: set[int], ledger: WorkerLedger) -> None:
+        self._workers = workers
+        self._next = first
+        self._ended = ended
+        self._ledger = ledger
+        self._ordinal = 0
+
+    def __iter__(self) -> _Turns:
+        return self
+
+    def __next__(self) -> Turn:
+        if len(self._ended) == self._workers:
+            raise StopIteration
+        worker = self._choose()
+        turn = Turn(self._ordinal, worker, self._ledger.wants_snapshot(self._ordinal))
+        self._ordinal += 1
+        return turn
+
+    def _choose(self) -> int | None:
+        while self._next in self._ended:
+            self._next = (self._next + 1) % self._workers
+        worker, self._next = self._next, (self._next + 1) % self._workers
+        return worker
+
+
+class _TurnsOfAnybody(_Turns):
+    """Turns for whoever has room: a slow worker holds back nobody (A11)."""
+
+    def is_open(self, worker: int) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return worker not in self._ended
+
+    def _choose(self) -> None:
+        return None
+
+
+def _thawed(state: bytes | None) -> dict[str, Any]:
+    return worker_state() if state is None else dict(thaw(state))
+
+
+def _between_passes(state: bytes | None) -> bytes | None:
+    """Of a worker whose iterator has ended: what its dataset keeps for the next one."""
+    dataset = None if state is None else thaw(state)["dataset"]
+    return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
+
+
+def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
+    """An iterator without state has to read what it has read before."""
+    samples = 0
+    for state in states:
+        worker = _thawed(state)
+        if worker["dataset"] is None and worker["iterator"] is None and not worker["ended"]:
+            samples += worker["samples"]
+    if samples:
+        warnings.warn(
+            f"{samples} samples of the iterable dataset are read again to get to where the state "
+            "was saved. To avoid it, give the dataset, or its iterator, state_dict() and "
+            "load_state_dict()",
+            stacklevel=6,
+        )

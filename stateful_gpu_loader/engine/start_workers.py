@@ -1,0 +1,66 @@
+"""start_workers: the worker processes of several loaders, before anything touches the GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader.engine.attributes import workers_of
+from stateful_gpu_loader.engine.choice import runs_in_processes
+from stateful_gpu_loader.engine.workers.start_method import would_fork
+from stateful_gpu_loader.errors import LoaderError
+
+
+class HasPyWorkers(Protocol):
+    """What starts worker processes by itself: a ``DALILoader``, or a pipeline of DALI's."""
+
+    def start_py_workers(self) -> None: ...
+
+
+def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
+    """Start the worker processes that the loaders' next passes will use.
+
+    By itself a loader starts them at its first ``next()``. Where they are forked, a process that
+    has used the GPU before then hands its children a driver that they cannot use; whose workers
+    use the GPU, or a library that does, starts the workers of all loaders first.
+
+    Loaders whose workers are threads, or wait already, are left as they are. No order is drawn and
+    no generator advanced.
+
+    Args:
+        loaders: in any number, DALILoaders and DALI's pipelines among them: for their parallel
+            external sources. They come last, as DALI's threads are not to be forked.
+
+    Raises:
+        LoaderError: workers would be forked, and CUDA has been initialised in this process.
+        WorkerLost: workers died while they started.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> loader = StatefulGPULoader(range(4), num_workers=1)
+    >>> start_workers(loader)
+    >>> [int(batch) for batch in loader]
+    [0, 1, 2, 3]
+    """
+    ours = [loader for loader in loaders if isinstance(loader, StatefulDataLoader)]
+    if torch.cuda.is_initialized() and any(map(_would_fork, ours)):
+        raise LoaderError(
+            "start_workers() forks worker processes, and CUDA has been initialised in this process "
+            "before. Remedy: call it before the first use of the GPU (model.cuda(), a batch of a "
+            "loader with device='cuda'), or build the loaders with "
+            "multiprocessing_context='forkserver' or 'spawn'"
+        )
+    for loader in ours:
+        place = loader._passes.address()
+        loader._crew.launch(loader._work(), workers_of(loader), loader._seed.value, place)
+    for other in loaders:
+        if not isinstance(other, StatefulDataLoader):
+            other.start_py_workers()
+
+
+def _would_fork(loader: StatefulDataLoader[Any]) -> bool:
+    waits = loader._crew.idle is not None
+    if waits or not runs_in_processes(loader._work(), workers_of(loader)):
+        return False
+    return would_fork(loader.multiprocessing_context)

@@ -1,0 +1,67 @@
+"""Requests executed in the user's own thread, inside ``next()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.pipeline import (
+    BeginFailure,
+    Executor,
+    Failure,
+    execute,
+    never_stopped,
+)
+from stateful_gpu_loader.records import WorkerStart
+
+
+class InlinePipeline:
+    """``num_workers=0``: no prefetch, and the caller's generators are put back (law 7)."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._requests: Iterator[Any] = iter(())
+        self._start: WorkerStart | None = None
+        self._interrupted: Any = None
+
+    def launch(self) -> None:
+        """There is nothing to start."""
+
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        self._requests = requests
+        self._start = starts[0] if starts else None
+        self._interrupted = None
+
+    def __next__(self) -> tuple[Any, Any]:
+        request = next(self._requests) if self._interrupted is None else self._interrupted
+        # Offered again after a KeyboardInterrupt: nothing is lost by it.
+        self._interrupted = request
+        with workers_surroundings(draws=self._executor.uses_global_generators):
+            answer = self._answer(request)
+        self._interrupted = None
+        return request, answer
+
+    def is_ready(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._requests = iter(())
+        self._start = None
+        self._interrupted = None
+
+    def _answer(self, request: Any) -> Any:
+        if self._start is not None:
+            stateful: Any = self._executor
+            try:
+                stateful.begin(self._start)
+            except Exception as error:
+                return BeginFailure(error)
+            self._start = None
+        return execute(self._executor, request, never_stopped, Failure)

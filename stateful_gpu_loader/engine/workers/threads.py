@@ -1,0 +1,242 @@
+"""Requests executed by threads of this process, for work that releases the GIL."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from stateful_gpu_loader.engine.pipeline import Executor, Failure, Stopped, WorkersDied, execute
+from stateful_gpu_loader.engine.workers.intraop import limit_this_thread
+from stateful_gpu_loader.records import WorkerStart
+
+_JOIN_SECONDS = 5.0
+
+
+class ThreadPipeline:
+    """A fixed number of daemon threads that keep a bounded number of batches ahead.
+
+    Args:
+        executor: shared by the threads; has no state, and does not use the global generators.
+        num_workers: threads.
+        prefetch_factor: batches in flight for each thread.
+        timeout: seconds that ``next()`` waits at most; 0 waits for ever.
+        in_order: deliver in the order of the requests, or else of the answers.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        num_workers: int,
+        prefetch_factor: int,
+        timeout: float,
+        in_order: bool = True,
+    ) -> None:
+        self._executor = executor
+        self._num_workers = num_workers
+        self._limit = num_workers * prefetch_factor
+        self._timeout = timeout
+        self._in_order = in_order
+        self._exchange: _Exchange | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def launch(self) -> None:
+        """Threads begin with their pass: nothing they could meet has to be avoided."""
+
+    def start(
+        self,
+        requests: Iterator[Any],
+        starts: Sequence[WorkerStart] | None = None,
+        *,
+        one_at_a_time: bool = False,
+    ) -> None:
+        if starts is not None:
+            raise ValueError("threads share one executor, which therefore cannot have state")
+        self.close()
+        exchange = _Exchange(requests, 1 if one_at_a_time else self._limit, self._in_order)
+        threads = [
+            threading.Thread(
+                target=_work,
+                args=(self._executor, exchange),
+                name=f"stateful_gpu_loader worker {number}",
+                daemon=True,
+            )
+            for number in range(self._num_workers)
+        ]
+        self._exchange = exchange
+        self._end = weakref.finalize(self, _end_threads, exchange, threads, os.getpid())
+        for thread in threads:
+            thread.start()
+        exchange.fill()
+
+    def __next__(self) -> tuple[Any, Any]:
+        if self._exchange is None:
+            raise StopIteration
+        return self._exchange.next_answer(self._timeout)
+
+    def is_ready(self) -> bool:
+        return self._exchange is not None and self._exchange.is_ready()
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end()
+
+
+class _Exchange:
+    """Where threads take requests and leave their answers; knows nothing of the pipeline."""
+
+    def __init__(self, requests: Iterator[Any], limit: int, in_order: bool) -> None:
+        self._requests = requests
+        self._limit = limit
+        self._in_order = in_order
+        self._issued: dict[int, Any] = {}
+        """By ordinal, as all below: requests that were not delivered, the oldest first."""
+        self._answers: dict[int, Any] = {}
+        """The oldest answer first."""
+        self._at_work: dict[int, threading.Thread] = {}
+        self._hung: frozenset[threading.Thread] = frozenset()
+        self._lost: WorkersDied | None = None
+        self._exhausted = False
+        self._order_failure: Exception | None = None
+        self._waiting: deque[Any] = deque()
+        """Issued, and taken by no thread."""
+        # Re-entrant: the garbage collector may drop a run, and end its threads, within take().
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)
+        self._answered = threading.Condition(self._lock)
+        self.stopped = False
+
+    def fill(self) -> None:
+        """Issue requests until enough batches are under way.
+
+        In the user's own thread: a sampler of the user's draws from the global generators there,
+        and nowhere else (DESIGN.md, Randomness).
+        """
+        while not self._exhausted and self._order_failure is None:
+            if len(self._issued) >= self._limit:
+                return
+            try:
+                request = next(self._requests)
+            except StopIteration:
+                with self._lock:
+                    self._exhaust()
+            except Exception as error:
+                self._order_failure = error
+            else:
+                with self._lock:
+                    self._issued[request.ordinal] = request
+                    self._waiting.append(request)
+                    self._work.notify()
+
+    def take(self) -> Any:
+        """The next request as soon as there is one; None at the end."""
+        with self._lock:
+            while not self._waiting:
+                if self._exhausted:
+                    return None
+                self._work.wait()
+            request = self._waiting.popleft()
+            self._at_work[request.ordinal] = threading.current_thread()
+            return request
+
+    def answer(self, request: Any, answer: Any) -> None:
+        with self._lock:
+            self._at_work.pop(request.ordinal, None)
+            if request.ordinal not in self._issued:
+                return  # stopped meanwhile
+            self._answers[request.ordinal] = answer
+            if self._turn() in self._answers:
+                self._answered.notify_all()
+
+    def next_answer(self, timeout: float) -> tuple[Any, Any]:
+        self.fill()
+        with self._lock:
+            if self._lost is not None or not self._answered.wait_for(
+                self._is_ready, timeout or None
+            ):
+                raise self._given_up(timeout)
+            if self._issued:
+                ordinal = self._turn()
+                answered = self._issued.pop(ordinal), self._answers.pop(ordinal)
+                self.fill()
+                return answered
+            error, self._order_failure = self._order_failure, None
+            if error is None:
+                raise StopIteration
+            raise error  # and the order is asked again at the next call
+
+    def is_ready(self) -> bool:
+        self.fill()
+        with self._lock:
+            return self._is_ready()
+
+    def stop(self) -> None:
+        with self._lock:
+            self.stopped = True
+            self._exhaust()
+            self._answers.clear()
+            self._issued.clear()
+            self._waiting.clear()
+
+    def check(self) -> None:
+        if self.stopped:
+            raise Stopped
+
+    @property
+    def hung(self) -> frozenset[threading.Thread]:
+        """Those that were at work when the time ran out: nobody waits for them any more."""
+        return self._hung
+
+    def _given_up(self, timeout: float) -> WorkersDied:
+        oldest = next((self._issued[o] for o in self._issued if o not in self._answers), None)
+        self._hung |= frozenset(self._at_work.values())
+        self._lost = WorkersDied(f"DataLoader timed out after {timeout} seconds", oldest)
+        return self._lost
+
+    def _turn(self) -> Any:
+        return next(iter(self._issued if self._in_order else self._answers), None)
+
+    def _is_ready(self) -> bool:
+        if self._issued:
+            return self._turn() in self._answers
+        return self._exhausted or self._order_failure is not None
+
+    def _exhaust(self) -> None:
+        self._exhausted = True
+        self._work.notify_all()
+        self._answered.notify_all()
+
+
+def _work(executor: Executor, exchange: _Exchange) -> None:
+    limit_this_thread()
+    while (request := exchange.take()) is not None:
+        try:
+            answer = execute(executor, request, exchange.check, Failure)
+        except Stopped:
+            return
+        except BaseException as error:
+            # Whatever it is, somebody waits for this request.
+            answer = Failure(error)
+        exchange.answer(request, answer)
+        del answer, request  # a waiting thread holds no batch
+
+
+def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:
+    """Stop at the next sample, and wait: torch aborts if threads are left inside it at exit.
+
+    A thread that outlasted the timeout is abandoned: nothing can end it.
+    """
+    if os.getpid() != pid:
+        return  # a forked child has the objects, and none of the threads
+    exchange.stop()
+    if threading.current_thread() in threads:
+        return  # the garbage collector ran in one of them, and holds the lock the others need
+    deadline = time.monotonic() + _JOIN_SECONDS
+    for thread in threads:
+        if thread not in exchange.hung:
+            thread.join(max(0.0, deadline - time.monotonic()))

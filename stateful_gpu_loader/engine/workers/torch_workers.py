@@ -1,0 +1,382 @@
+"""Worker processes as torch's DataLoader starts them.
+
+The one file that touches private names of torch, and of multiprocessing's queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import multiprocessing
+import os
+import pickle
+import pickletools
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
+from multiprocessing.util import get_temp_dir
+from typing import Any
+
+import torch
+from torch._C import _remove_worker_pids
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+from torch.utils.data import _utils as torch_utils
+from torch.utils.data._utils import pin_memory as torch_pin_memory
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
+
+from stateful_gpu_loader.engine.pipeline import Executor, Failure, WorkersDied
+from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
+from stateful_gpu_loader.engine.workers.packing import unpack
+from stateful_gpu_loader.engine.workers.remote_failure import without_frames
+from stateful_gpu_loader.engine.workers.shared_memory import remove_what_was_left_by
+from stateful_gpu_loader.engine.workers.start_method import (
+    FORK_AVOIDED,
+    NOT_FORKED,
+    default_context,
+)
+from stateful_gpu_loader.engine.workers.worker_main import Errand, WorkerSide, in_place_of
+from stateful_gpu_loader.engine.workers.worker_monitor import Watch, describe_exit, have_ended, kill
+from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.errors import LoaderError
+
+_SECONDS_TO_CLEAN_UP = 5.0
+"""What torch gives its workers to end by themselves, and again after SIGTERM."""
+_PIPE_BYTES = 1 << 20
+_SECONDS_TO_NOTICE = 1.0
+"""How long after a broken connection the death behind it is known at the latest."""
+
+
+class InnerLoader(DataLoader[Any]):
+    """Holds the arguments with which :class:`Team` starts torch's workers.
+
+    Args:
+        executor: pickled to the workers; runs there.
+        dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
+        base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
+        num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
+            persistent_workers, in_order: as for DataLoader.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        dataset: Any,
+        base_seed: int,
+        num_workers: int,
+        prefetch_factor: int,
+        timeout: float,
+        worker_init_fn: Callable[[int], None] | None,
+        multiprocessing_context: Any,
+        persistent_workers: bool,
+        in_order: bool = True,
+    ) -> None:
+        self.context = _Context(multiprocessing_context)
+        self.side = WorkerSide(executor, dataset, _with_sharding(dataset, worker_init_fn))
+        generator = torch.Generator()
+        generator.manual_seed(base_seed)
+        super().__init__(
+            self.side,
+            batch_size=None,
+            sampler=(),
+            collate_fn=_identity,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            timeout=timeout,
+            worker_init_fn=self.side.start,
+            multiprocessing_context=self.context,
+            persistent_workers=persistent_workers,
+            in_order=in_order,
+            generator=generator,
+        )
+
+    def launch(self) -> Team:
+        """Start the workers.
+
+        Raises:
+            WorkersDied: one of them died before all were started.
+        """
+        self.context.renew()
+        get_temp_dir()  # so that all have this one, which outlives those that are killed
+        try:
+            return Team(self)
+        except BaseException as error:
+            started = self.context.started()
+            died = [describe_exit(worker) for worker in started if worker.exitcode is not None]
+            kill(started)
+            broken = isinstance(error, (EOFError, ConnectionError))
+            if died or (broken and error is not self.side.refusal):
+                what = " ".join(died) or "DataLoader worker exited unexpectedly during its start."
+                raise WorkersDied(what, None) from error
+            if self.context.has_avoided_a_fork and error is self.side.refusal:
+                raise LoaderError(NOT_FORKED.format(error)) from error
+            raise
+        finally:
+            self.side.forget_what_was_sent()
+            self.context.forget()
+
+    def check_worker_number_rationality(self) -> None:
+        """The loader around it has been checked."""
+
+
+class Team(_MultiProcessingDataLoaderIter):
+    """Torch's own iterator, of which only the beginning and the end are used.
+
+    What lies between would wait for locks that a dead worker holds, raise its death in the
+    user's own code, and give up batches.
+    """
+
+    _ended = True  # until there is something to end
+
+    def __init__(self, loader: InnerLoader) -> None:
+        self._owner = os.getpid()
+        self._watch: Watch | None = None
+        self._ended = False
+        super().__init__(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        # Otherwise torch's SIGCHLD handler raises in whatever the main thread does (law 7).
+        _remove_worker_pids(id(self))
+        self._worker_pids_set = False
+        # When all workers are dead, the pipe has ended.
+        self._results = _untyped(self._worker_result_queue)
+        self._results._writer.close()
+        with contextlib.suppress(OSError, AttributeError):
+            # A message of 1 MB arrives in a few reads instead of 17; Linux only.
+            fcntl.fcntl(self._results._reader.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._watch = Watch(self._workers, loader.timeout)
+        self._pipe = AnswerPipe(self._results._reader, self._watch)
+
+    def _try_put_index(self) -> None:
+        """Torch would fill its own queues now; requests come by :meth:`send`."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether somebody has ended the workers, as programs do by ``_shutdown_workers``."""
+        return self._ended
+
+    @property
+    def watch(self) -> Watch:
+        """Over the workers."""
+        if self._watch is None:
+            raise RuntimeError("the workers have not been started")
+        return self._watch
+
+    @property
+    def workers(self) -> list[BaseProcess]:
+        """The worker processes."""
+        return list(self._workers)
+
+    def send(self, worker: int, number: int, errand: Errand) -> None:
+        """Let this worker answer under this number."""
+        self._index_queues[worker].put((number, errand))
+
+    def has_answer(self) -> bool:
+        """Whether an answer has begun to arrive."""
+        return self._pipe.has_begun()
+
+    def wait(self) -> None:
+        """Wait for an answer to arrive; an interrupt here loses nothing.
+
+        Raises:
+            WritersLost: none will.
+        """
+        self._pipe.wait()
+
+    def receive(self) -> tuple[int, Any]:
+        """A number and its answer.
+
+        Raises:
+            WritersLost: a worker died while it sent it.
+        """
+        message = self._pipe.receive()
+        self._results._sem.release()  # as Queue.get does
+        try:
+            number, packed = pickle.loads(message)
+            return number, unpack(packed)
+        except Exception as error:
+            broken = isinstance(error, (OSError, EOFError, RuntimeError))
+            if self.watch.has_lost(_SECONDS_TO_NOTICE if broken else 0):
+                raise WritersLost from error
+            return _first_integer(message), Failure(_explained(error))
+
+    def end(self) -> None:
+        """End the workers, politely unless one of them is lost."""
+        self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """What torch calls at the end of a pass, and ``__del__`` too."""
+        if torch_utils is None or torch_utils.python_exit_status in (True, None):
+            return  # the interpreter ends: multiprocessing ends its daemons itself
+        if self._ended or os.getpid() != self._owner:
+            return  # a forked child has the object, and not the workers
+        self._ended = True
+        started = getattr(self, "_workers", [])
+        try:
+            if self._watch is not None:
+                is_healthy = not self._watch.has_lost()
+                self._watch.stop()
+                if is_healthy:
+                    self._dismiss()
+        finally:
+            kill(started)
+            for worker in started:
+                if worker.exitcode:
+                    remove_what_was_left_by(worker.pid)
+            for queue in getattr(self, "_index_queues", []):
+                _close(queue)
+            if self._watch is not None:
+                self._results._reader.close()
+
+    def _dismiss(self) -> None:
+        """Let the user's cleanup run. Nothing here waits for a lock, which the dead may hold."""
+        self._workers_done_event.set()
+        for queue in self._index_queues:
+            queue.put(None)
+        if have_ended(self._workers, _SECONDS_TO_CLEAN_UP):
+            return
+        for worker in self._workers:
+            if worker.exitcode is None:
+                worker.terminate()
+        have_ended(self._workers, _SECONDS_TO_CLEAN_UP)
+
+
+def _identity(answer: Any) -> Any:
+    return answer
+
+
+def _untyped(queue: Any) -> Any:
+    """A queue whose private attributes are used."""
+    return queue
+
+
+def pin(batch: Any) -> Any:
+    """Copy the batch's tensors to page-locked memory, as DataLoader's ``pin_memory`` does."""
+    return torch_pin_memory.pin_memory(batch)
+
+
+class _Queue(Queue):  # type: ignore[type-arg]
+    """A queue to or from a worker where what cannot be pickled fails in its own place.
+
+    Python's queue prints the error in its feeder thread, and whoever waits for the message waits
+    for ever.
+    """
+
+    def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
+        if not isinstance(message, tuple):
+            return  # it was pickled, and nobody is left to read it
+        number, content = message
+        queue = _untyped(self)
+        queue._sem.acquire(False)
+        with queue._notempty:
+            # Before the others: what a worker begins with must come before its next request.
+            queue._buffer.appendleft((number, in_place_of(content, error)))
+
+
+class _Context(BaseContext):
+    """What torch asks of multiprocessing, with parts that outlive a dead worker."""
+
+    def __init__(self, wanted: Any) -> None:
+        self._wanted = wanted
+        self.has_avoided_a_fork = False
+        self._real: Any = None
+        self._processes: list[Any] = []
+
+    def renew(self) -> None:
+        """Other workers are about to be started."""
+        default = default_context() if self._wanted is None else None
+        self.has_avoided_a_fork = default is not None
+        if self.has_avoided_a_fork:
+            warnings.warn(FORK_AVOIDED, RuntimeWarning, stacklevel=2)
+        wanted = default or self._wanted
+        is_context = isinstance(wanted, BaseContext)
+        self._real = wanted if is_context else multiprocessing.get_context(wanted)
+        self._processes = []
+
+    def started(self) -> list[BaseProcess]:
+        """The processes that were started."""
+        return [process for process in self._processes if process.pid is not None]
+
+    def forget(self) -> None:
+        """Whoever started the processes holds them now."""
+        self._processes = []
+
+    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802
+        return _Queue(maxsize, ctx=self._real.get_context())
+
+    def Event(self) -> Any:  # noqa: N802
+        return _Flag(self._real.Semaphore(0))
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
+        process = self._real.Process(*args, **kwargs)
+        self._processes.append(process)
+        return process
+
+
+class _Flag:
+    """An Event without a lock: multiprocessing's can be held by a dead worker."""
+
+    def __init__(self, semaphore: Any) -> None:
+        self._semaphore = semaphore
+
+    def set(self) -> None:
+        self._semaphore.release()
+
+    def is_set(self) -> bool:
+        return bool(self._semaphore.get_value())
+
+
+def _with_sharding(
+    dataset: Any, worker_init_fn: Callable[[int], None] | None
+) -> Callable[[int], None] | None:
+    if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return worker_init_fn
+    return functools.partial(_sharding_worker_init_fn, worker_init_fn, *size_and_rank())
+
+
+def _first_integer(pickled: memoryview) -> int:
+    """The number at the head of a message whose rest cannot be unpickled."""
+    for code, argument, _ in pickletools.genops(bytes(pickled)):
+        if isinstance(argument, int) and code.name not in ("PROTO", "FRAME"):
+            return argument
+    raise pickle.UnpicklingError("a worker's answer has no number")
+
+
+def _explained(error: Exception) -> Exception:
+    too_many = isinstance(error, OSError) and error.errno == 24  # EMFILE
+    if too_many or "ancdata" in str(error):
+        full = RuntimeError(
+            "Too many open files: a batch of a worker cannot be received. Remedy: raise the limit "
+            "with `ulimit -n`, or call "
+            "torch.multiprocessing.set_sharing_strategy('file_system') at the start"
+        )
+        full.__cause__ = without_frames(error)
+        return full
+    return without_frames(error)
+
+
+def _close(queue: Any) -> None:
+    """Let the thread that feeds the queue end, and close the pipe.
+
+    The thread may be in the middle of a request for a worker that is dead: somebody has to read it.
+    """
+    with os.fdopen(os.dup(queue._reader.fileno()), "rb", buffering=0) as reader:
+        queue.cancel_join_thread()
+        queue.close()
+        feeder = queue._thread
+        deadline = time.monotonic() + _SECONDS_TO_CLEAN_UP
+        while feeder not in (None, threading.current_thread()) and feeder.is_alive():
+            feeder.join(0.001)
+            if wait([reader.fileno()], 0):
+                reader.read(1 << 16)
+            if time.monotonic() > deadline:
+                return  # it is in the user's own code, pickling
+    queue._reader.close()
+    queue._writer.close()

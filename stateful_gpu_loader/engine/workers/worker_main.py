@@ -1,0 +1,164 @@
+"""What runs in a worker process: the executor, behind the face of a dataset."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import IO, Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from stateful_gpu_loader.engine.pipeline import Answer, Executor, execute, never_stopped
+from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
+from stateful_gpu_loader.records import WorkerStart
+
+
+class Errand(NamedTuple):
+    """What is sent to a worker."""
+
+    request: Any
+    """A request, or the :class:`RemoteFailure` of one that could not be sent."""
+    start: WorkerStart | None
+    """What the worker begins anew with before it, if it has to."""
+
+
+class WorkerSide(Dataset[Any]):
+    """A dataset whose indices are errands and whose items are answers.
+
+    Args:
+        executor: answers requests.
+        dataset: the user's, which ``get_worker_info().dataset`` shows.
+        initialise: called with the worker's number before anything else. If it fails, every
+            request of the worker fails with its exception.
+    """
+
+    def __init__(
+        self, executor: Executor, dataset: Any, initialise: Callable[[int], None] | None
+    ) -> None:
+        self._executor = executor
+        self._dataset = dataset
+        self._initialise = initialise
+        self._worker = 0
+        self._unusable: RemoteFailure | None = None
+        self._start: WorkerStart | None = None
+        self._sent: IO[bytes] | None = None
+        self.refusal: Exception | None = None
+        """Why the workers could not be told what they need."""
+
+    def start(self, worker: int) -> None:
+        """The ``worker_init_fn`` of the inner loader."""
+        self._worker = worker
+        main = parent_process()
+        if main is not None and main.pid != os.getppid():
+            # Torch asks whether the parent lives, and that of a forkserver's worker is the server.
+            end_with(main.sentinel)
+        object.__setattr__(get_worker_info(), "dataset", self._dataset)  # it refuses assignment
+        try:
+            if self._initialise is not None:
+                self._initialise(worker)
+        except Exception as error:
+            self._unusable = self._failed(error)
+
+    def __getitem__(self, errand: Errand) -> Packed:
+        answer = self._answer(errand)
+        try:
+            return pack(answer)
+        except Exception as error:
+            return pack(_unsent(answer, error))
+
+    def _answer(self, errand: Errand) -> Any:
+        request, start = errand
+        if start is not None:
+            self._start = start
+        if isinstance(request, RemoteFailure):
+            return request
+        if self._unusable is not None:
+            return self._unusable
+        if self._start is not None:
+            stateful: Any = self._executor
+            try:
+                stateful.begin(self._start)
+            except Exception as error:
+                return self._failed(error).at_the_beginning()
+            self._start = None
+        return execute(self._executor, request, never_stopped, self._failed, worker=self._worker)
+
+    def _failed(self, error: Exception) -> RemoteFailure:
+        return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = self._executor, self._dataset, self._initialise
+        if get_spawning_popen() is None:
+            return WorkerSide, parts
+        # In a file rather than in the message that starts the worker: multiprocessing writes that
+        # into a pipe whose reading end it holds itself, so that it would wait for ever if the
+        # worker died before it has read more than a pipe's buffer.
+        self.forget_what_was_sent()
+        self._sent = _anonymous_file()
+        try:
+            ForkingPickler(self._sent, pickle.HIGHEST_PROTOCOL).dump(parts)
+        except Exception as error:
+            self.refusal = error
+            raise
+        self._sent.flush()
+        return _read_worker_side, (DupFd(self._sent.fileno()),)
+
+    def forget_what_was_sent(self) -> None:
+        """The workers are started, and hold what they need."""
+        sent, self._sent, self.refusal = self._sent, None, None
+        if sent is not None:
+            sent.close()
+
+
+def end_with(sentinel: int) -> None:
+    """End this process as soon as the sentinel says that another one has ended."""
+
+    def watch() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="stateful_gpu_loader parent", daemon=True).start()
+
+
+def in_place_of(content: Any, error: Exception) -> Any:
+    """What is sent instead of an errand, or of a packed answer, that failed on its way."""
+    if isinstance(content, Errand):
+        where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
+        return content._replace(request=RemoteFailure(error, where))
+    return pack(_unsent(unpack(content), error))
+
+
+def _unsent(answer: Any, error: Exception) -> Any:
+    """What is sent instead of an answer: its batch is lost, and nothing else that it says."""
+    payload = answer.payload if isinstance(answer, Answer) else answer
+    worker = get_worker_info()
+    where = (
+        f"when a batch of type {type(payload).__name__} was sent from DataLoader worker process "
+        f"{worker.id if worker else 0}. {_REMEDY}"
+    )
+    failure = RemoteFailure(error, where)
+    return dataclasses.replace(answer, payload=failure) if isinstance(answer, Answer) else failure
+
+
+_REMEDY = "Remedy: let it be made of what pickle knows, such as tensors"
+
+
+def _anonymous_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("stateful_gpu_loader"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _read_worker_side(duplicate: Any) -> WorkerSide:
+    with open(duplicate.detach(), "rb") as file:
+        file.seek(0)
+        return WorkerSide(*pickle.load(file))

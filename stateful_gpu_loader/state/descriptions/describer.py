@@ -1,0 +1,436 @@
+"""Things as text that is the same in every process, and a note of what no text can tell.
+
+Never repr of an object, pickle or bytecode, which change without the thing changing, and stay the
+same while it changes.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from stateful_gpu_loader.state.descriptions.sampling import (
+    FEWEST_ENTRIES,
+    MOST_ENTRIES,
+    MOST_IN_ALL,
+    MOST_ROWS,
+    array_text,
+    digest,
+    spread,
+)
+
+TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
+"""Where datasets, and transforms made of others, keep transforms."""
+
+NOTHING_KNOWN = "?"
+"""Stands for an object of which not even the class is told."""
+
+_LONGEST_OWN = 400
+_LONGEST = 1000
+_LONGEST_STRING = 200
+_LONGEST_INLINE = 16
+_LONGEST_PAIR = 4
+_DEEPEST = 16
+
+_SCALARS = (type(None), bool, int, float, complex)
+_NAMED_BY_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    np.ufunc,
+)
+_NAMED = {
+    "torch",
+    "torchvision",
+    "torchdata",
+    "numpy",
+    "PIL",
+    "albumentations",
+    "stateful_gpu_loader",
+}
+"""Packages, beside Python's own, whose functions are what their names say."""
+_PUBLIC_NAMES: dict[Any, str] = {
+    torch.utils.data.default_collate: "torch.utils.data.default_collate",
+    torch.utils.data.default_convert: "torch.utils.data.default_convert",
+}
+_HELD_BY_OURS = ("datasets", "function", "steps")
+"""Where objects of this package, which have a text of their own, keep things of the user's."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a thing is known by."""
+
+    text: str
+    """Equal for what is equal, in every process."""
+    unknown: tuple[str, ...] = ()
+    """What the text does not tell, each in words; empty if it tells all that decides the stream."""
+
+
+class Describer:
+    """Writes things as text, and notes in :attr:`unknown` what the text does not tell.
+
+    Args:
+        followed: attributes that are described of an object of a class nobody knows.
+        left_out: attributes that are not described, of any object.
+        names_classes: whether an object of a class nobody knows is told from one of another class
+            that holds the same.
+
+    >>> from torchvision.transforms import v2
+    >>> Describer().text(v2.RandomHorizontalFlip(0.3))
+    'torchvision.transforms.v2.RandomHorizontalFlip(p=0.3)'
+    """
+
+    def __init__(
+        self,
+        followed: Sequence[str] = TRANSFORM_ATTRIBUTES,
+        left_out: Sequence[str] = (),
+        *,
+        names_classes: bool = True,
+    ) -> None:
+        self._followed = followed
+        self._left_out = frozenset(left_out)
+        self._names_classes = names_classes
+        self._roots: tuple[str, ...] = ()
+        self._depth = 0
+        self._budget = MOST_IN_ALL
+        self._unknown: dict[str, None] = {}
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """In words, in the order in which it was met."""
+        return tuple(self._unknown)
+
+    def text(self, thing: Any) -> str:
+        """The thing as text, of a bounded length."""
+        kind = type(thing)
+        if kind is str:
+            return self._string(thing)
+        if kind in _SCALARS:
+            return repr(thing)
+        if kind is tuple and len(thing) <= _LONGEST_PAIR:
+            return f"({', '.join(map(self.text, thing))})"  # a million files are such pairs
+        if isinstance(thing, enum.Enum):
+            # torchvision takes and keeps "bilinear" and InterpolationMode.BILINEAR alike.
+            is_text = isinstance(thing.value, str)
+            return repr(thing.value) if is_text else f"{kind.__qualname__}.{thing.name}"
+        if isinstance(thing, (str, os.PathLike)):
+            return self._string(os.fspath(thing))
+        if isinstance(thing, np.generic):
+            return repr(thing.item())
+        if isinstance(thing, (*_NAMED_BY_TORCH, range)):
+            return str(thing)
+        if isinstance(thing, bytes):
+            return f"{len(thing)} bytes {digest(thing)}"
+        if self._depth >= _DEEPEST:
+            self._note(f"what lies {_DEEPEST} objects deep")
+            return "..."
+        self._depth += 1
+        try:
+            return self._compound(thing)
+        finally:
+            self._depth -= 1
+
+    def description(self, thing: Any) -> Description:
+        """The thing's text and all that was found unknown."""
+        return Description(self.text(thing), self.unknown)
+
+    def _compound(self, thing: Any) -> str:
+        if type(thing) in (list, tuple):
+            return self._sequence(thing)
+        own = own_fingerprint(thing)
+        if own is not None:
+            if _package(type(thing)) == "stateful_gpu_loader":
+                for name in _HELD_BY_OURS:
+                    self.text(getattr(thing, name, None))  # for what is unknown of it
+            return shortened(str(own()), _LONGEST_OWN)
+        if isinstance(thing, (np.ndarray, torch.Tensor)):
+            return self._array(thing)
+        if isinstance(thing, (list, tuple)):
+            return self._sequence(thing)
+        if isinstance(thing, (set, frozenset)):
+            return self._set(thing)
+        if isinstance(thing, Mapping):
+            return self._mapping(thing)
+        if isinstance(thing, (type, *_FUNCTIONS)):
+            return self._named(thing)
+        if isinstance(thing, functools.partial):
+            return self._partial(thing)
+        known = self._hugging_face(thing) or self._albumentations(thing)
+        return known or self._object(thing)
+
+    def _string(self, text: str) -> str:
+        for root in self._roots:
+            if text.startswith(root) or text + os.sep == root:
+                text = text[len(root) :]
+                break
+        if len(text) > _LONGEST_STRING:
+            return f"{len(text)} characters {digest(text.encode(errors='surrogateescape'))}"
+        return repr(text)
+
+    def _array(self, array: Any) -> str:
+        if isinstance(array, torch.Tensor) and array.is_nested:
+            return f"nested {self._sequence(array.unbind())}"
+        text = array_text(array, most_rows=self._room(MOST_ROWS, MOST_ROWS))
+        if text is not None:
+            return text
+        self._note(f"the values of an array of {array.dtype}")
+        return f"{array.dtype} {list(array.shape)}"
+
+    def _sequence(self, things: Sequence[Any]) -> str:
+        n = len(things)
+        entries = [things[i] for i in spread(n, self._room(n, MOST_ENTRIES))]
+        if n > MOST_ROWS and not all(map(_is_plain, entries[::32])):
+            entries = [things[i] for i in spread(n, MOST_ROWS)]
+        roots, self._roots = self._roots, self._roots or _common_folder(entries)
+        texts = [self.text(entry) for entry in entries]
+        self._roots = roots
+        return self._listed(texts, n, "()" if isinstance(things, tuple) else "[]")
+
+    def _set(self, things: Set[Any]) -> str:
+        if len(things) > MOST_ROWS:
+            self._note(f"a set of {len(things)} entries")
+            return f"{len(things)} entries"
+        return self._listed(sorted(map(self.text, things)), len(things), "{}")
+
+    def _mapping(self, things: Mapping[Any, Any]) -> str:
+        keys = list(things)
+        if len(keys) <= MOST_ENTRIES:
+            keys.sort(key=repr)  # equal dicts may have been filled in another order
+        sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
+        roots, self._roots = self._roots, self._roots or _common_folder(list(things.values()))
+        texts = [f"{self.text(key)}: {self.text(things[key])}" for key in sampled]
+        self._roots = roots
+        return self._listed(texts, len(keys), "{}")
+
+    def _listed(self, texts: list[str], n: int, brackets: str) -> str:
+        joined = ", ".join(texts)
+        if n <= _LONGEST_INLINE:
+            return f"{brackets[0]}{joined}{brackets[1]}"
+        return f"{n} entries {digest(joined.encode(errors='surrogateescape'))}"
+
+    def _named(self, thing: Any) -> str:
+        """A function or a class: its code is not compared, and a package's is its version's."""
+        public = _PUBLIC_NAMES.get(thing) if isinstance(thing, types.FunctionType) else None
+        if public is not None:
+            return public
+        owner = getattr(thing, "__self__", None)
+        bound = owner is not None and not isinstance(owner, (type, types.ModuleType))
+        name = _name(type(owner), thing.__name__) if bound else _name(thing)
+        if bound and _tells_settings(owner):
+            return f"{self.text(owner)}.{thing.__name__}"
+        if bound or not _is_named(thing) or "<" in name:  # a lambda, or in a function
+            self._note(f"the code of {name}")
+        return name
+
+    def _partial(self, thing: functools.partial[Any]) -> str:
+        given = [self.text(argument) for argument in thing.args]
+        given += [f"{name}={self.text(value)}" for name, value in thing.keywords.items()]
+        return f"functools.partial({', '.join([self.text(thing.func), *given])})"
+
+    def _hugging_face(self, thing: Any) -> str | None:
+        """A dataset of the package ``datasets``, which digests what it holds and what was done."""
+        found = vars(thing).get("_fingerprint") if hasattr(thing, "__dict__") else None
+        if not isinstance(found, str) or not _comes_from(thing, "datasets"):
+            return None
+        if _package(type(thing)) != "datasets":
+            self._note_class(thing)
+        if getattr(thing, "_format_type", None) == "custom":
+            # The digest holds the function that was given, down to the state of generators in it.
+            self._note("the function of with_transform(), and the data behind it")
+            picked = getattr(thing, "_indices", None)
+            rows = [] if picked is None else picked.column(0)
+            sampled = [rows[i].as_py() for i in spread(len(rows), MOST_ROWS)]
+            found = f"{len(thing)} rows, {self.text(thing.column_names)}, {self.text(sampled)}"
+        return f"{_name(type(thing))}({found})"
+
+    def _albumentations(self, thing: Any) -> str | None:
+        if not _comes_from(thing, "albumentations") or not callable(
+            getattr(thing, "to_dict", None)
+        ):
+            return None
+        try:
+            settings = thing.to_dict()
+        except (ValueError, TypeError, NotImplementedError, AttributeError, KeyError):
+            return None  # such as of a Lambda without a name
+        if _package(type(thing)) != "albumentations":
+            self._note_class(thing)
+        settings = {key: value for key, value in settings.items() if key != "__version__"}
+        text = f"albumentations({_inline(settings)})"
+        if "'__name__'" in text:
+            self._note("the code of an albumentations.Lambda")
+        return text
+
+    def _object(self, thing: Any) -> str:
+        """All settings of an object of torch's or torchvision's, or what another one holds."""
+        attributes = getattr(thing, "__dict__", {})
+        name = _name(type(thing))
+        if not _tells_settings(thing):
+            self._note_class(thing)
+            name = name if self._names_classes else ""
+            held = {name: attributes.get(name) for name in self._followed}
+            settings = {name: value for name, value in held.items() if _is_content(value)}
+        elif isinstance(thing, torch.nn.Module):
+            settings = {name: value for name, value in attributes.items() if name[0] != "_"}
+            settings |= thing._modules
+            settings.pop("training", None)
+            if thing._parameters or thing._buffers:
+                self._note(f"the parameters of {name}")
+        else:
+            settings = dict(attributes)
+        roots, self._roots = self._roots, _roots_of(attributes) or self._roots
+        texts: list[str] = []
+        seen: list[Any] = []
+        for attribute in sorted(settings.keys() - self._left_out):
+            value = settings[attribute]
+            # torchvision keeps the same list under several names.
+            if not (isinstance(value, list) and any(value is each for each in seen)):
+                seen.append(value)
+                texts.append(f"{attribute}={self.text(value)}")
+        self._roots = roots
+        return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
+
+    def _room(self, wanted: int, most: int) -> int:
+        """How many entries may be looked at; a few even where many lists have used up the rest."""
+        granted = min(wanted, most, max(self._budget, FEWEST_ENTRIES))
+        self._budget -= granted
+        return granted
+
+    def _note_class(self, thing: Any) -> None:
+        self._note(f"what a {_name(type(thing))} does")
+
+    def _note(self, unknown: str) -> None:
+        self._unknown[unknown] = None
+
+
+def describe(thing: Any) -> str:
+    """Name a callable or another thing so that the name is the same in every process.
+
+    ``thing.fingerprint()`` where it has one; else the qualified name of the function or class,
+    with the settings of torchvision's and albumentations' transforms, the arguments of a
+    ``functools.partial``, and the transforms that a user's own is made of.
+
+    >>> import json
+    >>> describe(functools.partial(json.dumps, indent=2))
+    'functools.partial(json.dumps, indent=2)'
+    """
+    return shortened(Describer().text(thing))
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """A long text's beginning, and a digest of all of it."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 45]}... {digest(text.encode(errors='surrogateescape'))[8:]}"
+
+
+def _inline(value: Any) -> str:
+    """Plain values of another package, written whole."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_inline(value[key])}' for key in value)}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_inline, value))}]"
+    return Describer().text(value)
+
+
+def _name(thing: Any, attribute: str = "") -> str:
+    """The qualified name; of a known package without its private modules, which may change."""
+    module = getattr(thing, "__module__", None) or "builtins"
+    if module == "__mp_main__":
+        module = "__main__"  # the same script, in a process that it has spawned
+    if _is_named(thing):
+        module = ".".join(part for part in module.split(".") if not part.startswith("_"))
+    name = getattr(thing, "__qualname__", None) or thing.__name__
+    return ".".join(part for part in (module, name, attribute) if part)
+
+
+def own_fingerprint(thing: Any) -> Any:
+    """The method or function ``fingerprint`` of an object itself: one that it only passes on, from
+    what it wraps, does not speak of the wrapper. None if it has none."""
+    has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
+    own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
+    return own if callable(own) else None
+
+
+def _package(thing: Any) -> str:
+    return (getattr(thing, "__module__", None) or "builtins").partition(".")[0]
+
+
+def _is_named(thing: Any) -> bool:
+    return _package(thing) in _NAMED or _package(thing) in sys.stdlib_module_names
+
+
+def _comes_from(thing: Any, package: str) -> bool:
+    return any(_package(cls) == package for cls in type(thing).__mro__)
+
+
+def _tells_settings(thing: Any) -> bool:
+    """Whether an object is what its attributes say; torch has others, written in C++."""
+    if isinstance(thing, torch.jit.ScriptModule) or not hasattr(thing, "__dict__"):
+        return False
+    if _package(type(thing)) == "torch":
+        return isinstance(thing, torch.nn.Module) or type(thing).__module__.startswith(
+            "torch.utils.data."
+        )
+    return _package(type(thing)) == "torchvision"
+
+
+def _is_content(thing: Any) -> bool:
+    """Whether it is worth a look in an object of unknown class.
+
+    What such an object opens while it is read, a file of h5py for one, is none of what it was
+    built with.
+    """
+    kinds = (list, tuple, range, dict, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
+    return isinstance(thing, kinds) or callable(thing) or _comes_from(thing, "datasets")
+
+
+def _is_plain(entry: Any) -> bool:
+    entries = entry if isinstance(entry, (list, tuple)) else (entry,)
+    return len(entries) <= _LONGEST_INLINE and all(
+        isinstance(each, (*_SCALARS, str, os.PathLike)) for each in entries
+    )
+
+
+def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+    """The folder of a dataset, as it was given and as pathlib writes it."""
+    root = attributes.get("root")
+    if not isinstance(root, (str, os.PathLike)):
+        return ()
+    written = os.fspath(root)
+    if not isinstance(written, str):
+        return ()
+    return tuple(each.rstrip(os.sep) + os.sep for each in (written, os.path.normpath(written)))
+
+
+def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
+    """Of the absolute paths among the entries, or among those of pairs and small dicts."""
+    pairs = [
+        tuple(entry.values())
+        if isinstance(entry, dict)
+        else entry
+        if isinstance(entry, (list, tuple))
+        else (entry,)
+        for entry in entries
+    ]
+    flat = (each for pair in pairs if len(pair) <= _LONGEST_INLINE for each in pair)
+    paths = [os.fspath(each) for each in flat if isinstance(each, (str, os.PathLike))]
+    absolute = [path for path in paths if isinstance(path, str) and path.startswith(os.sep)]
+    if not absolute:
+        return ()
+    first, last = min(absolute), max(absolute)
+    folder = os.path.dirname(first) if first == last else os.path.commonpath([first, last])
+    return (folder.rstrip(os.sep) + os.sep,)

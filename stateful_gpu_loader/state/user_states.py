@@ -1,0 +1,172 @@
+"""The states of the user's own objects, as a place in a pass holds them (``user`` in the state).
+
+They are frozen: nothing that the objects do later changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "sampler": (dict, type(None)),
+    "permutation": (str, type(None)),
+    "num_workers": (int, type(None)),
+    "workers": (list, tuple, type(None)),
+    "next_worker": (int,),
+    "base": (int,),
+    "steps": (int,),
+    "batches": (int, type(None)),
+}
+_WORKER_FIELDS: dict[str, tuple[type, ...]] = {
+    "dataset": (object,),
+    "iterator": (object,),
+    "fetches": (int,),
+    "samples": (int,),
+    "ended": (bool,),
+    "digest": (str, type(None)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UserStates:
+    """What goes on from a place beside its address.
+
+    >>> states = UserStates(num_workers=0, workers=(freeze(worker_state(dataset={"i": 3}), ""),))
+    >>> UserStates.from_dict(states.to_dict()).to_dict()["workers"][0]["dataset"]
+    {'i': 3}
+    """
+
+    sampler: bytes | None = None
+    """A dictionary that the sampler's feed understands; None where it begins as it was built."""
+    permutation: str | None = None
+    """The generator that orders this epoch as torchdata would have done, as text."""
+    num_workers: int | None = None
+    """The loader's, if the workers have state."""
+    workers: tuple[bytes | None, ...] | None = None
+    """Of each worker :func:`worker_state`; None for one that begins anew."""
+    next_worker: int = 0
+    """Whose turn it is at ``base``."""
+    base: int = 0
+    """Position at which all these states were taken."""
+    steps: int = 0
+    """Batches delivered since then: they are made again and not delivered again."""
+    batches: int | None = None
+    """Batches before ``base``, of a user's batch sampler, whose positions do not tell it; None in
+    all other states, and in those saved before this was counted."""
+    pending: frozenset[int] = frozenset()
+    """Workers that still have to load their state, in this process; not saved."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dictionary, plain but for what the user's objects put in."""
+        counted = {} if self.batches is None else {"batches": self.batches}
+        return {
+            "sampler": _thawed(self.sampler),
+            "permutation": self.permutation,
+            "num_workers": self.num_workers,
+            "workers": None if self.workers is None else list(map(_thawed, self.workers)),
+            "next_worker": self.next_worker,
+            "base": self.base,
+            "steps": self.steps,
+            **counted,
+        }
+
+    def without_digests(self) -> UserStates:
+        """The same, and nothing proves what is read again."""
+        workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
+        unproven = tuple(
+            None if worker is None else _frozen({**worker, "digest": None}) for worker in workers
+        )
+        return replace(self, workers=None if self.workers is None else unproven)
+
+    @classmethod
+    def from_dict(cls, user: Any) -> UserStates:
+        """Check and copy what :meth:`to_dict` returned.
+
+        Raises:
+            StateMismatch: a field is missing, unknown or of another type.
+        """
+        if isinstance(user, dict):
+            user = {"batches": None, **user}
+        _check("user", user, _FIELDS)
+        workers = user["workers"]
+        for number, worker in enumerate(workers or ()):
+            if worker is not None:
+                _check(f"user's worker {number}", worker, _WORKER_FIELDS, newer={"digest"})
+        return cls(
+            sampler=None if user["sampler"] is None else freeze(user["sampler"], "a sampler"),
+            permutation=user["permutation"],
+            num_workers=user["num_workers"],
+            workers=None if workers is None else tuple(map(_frozen, workers)),
+            next_worker=user["next_worker"],
+            base=user["base"],
+            steps=user["steps"],
+            batches=user["batches"],
+        )
+
+
+def worker_state(
+    *,
+    dataset: Any = None,
+    iterator: Any = None,
+    fetches: int = 0,
+    samples: int = 0,
+    ended: bool = False,
+    digest: str | None = None,
+) -> dict[str, Any]:
+    """The state of one worker.
+
+    Args:
+        dataset: what ``dataset.state_dict()`` returned.
+        iterator: what ``iter(dataset).state_dict()`` returned.
+        fetches: batches that its iterator was asked for in this pass.
+        samples: samples that its iterator has given in this pass.
+        ended: whether its iterator has ended.
+        digest: of those samples, where they are read again to get behind them.
+    """
+    return {
+        "dataset": dataset,
+        "iterator": iterator,
+        "fetches": fetches,
+        "samples": samples,
+        "ended": ended,
+        "digest": digest,
+    }
+
+
+def _thawed(state: bytes | None) -> Any:
+    return None if state is None else thaw(state)
+
+
+def _frozen(worker: dict[str, Any] | None) -> bytes | None:
+    return None if worker is None else freeze(worker_state(**worker), "a worker")
+
+
+def _check(
+    name: str,
+    value: Any,
+    fields: dict[str, tuple[type, ...]],
+    newer: Collection[str] = (),
+) -> None:
+    """``newer`` fields are not in states of earlier versions."""
+    if not isinstance(value, dict) or set(value) | set(newer) != set(fields):
+        keys = sorted(map(str, value)) if isinstance(value, dict) else value
+        raise StateMismatch(name, saved=keys, present=f"a dict of {sorted(fields)}", remedy=_REMEDY)
+    for field, kinds in fields.items():
+        found = value.get(field)
+        is_bool_for_int = isinstance(found, bool) and int in kinds
+        negative = isinstance(found, int) and found < 0
+        if not isinstance(found, kinds) or is_bool_for_int or (negative and int in kinds):
+            raise StateMismatch(
+                f"{name}'s {field}",
+                saved=found,
+                present=" or ".join(kind.__name__ for kind in kinds),
+                remedy=_REMEDY,
+            )
+
+
+_REMEDY = "load what StatefulGPULoader.state_dict() returned, unchanged"

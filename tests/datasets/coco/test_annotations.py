@@ -1,0 +1,162 @@
+"""COCO annotation files, whole and damaged (C8)."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.coco.annotations import read_annotations
+from tests.datasets.coco.coco_files import CATEGORIES, SIZES, annotations, write_annotations
+
+CONTENT = annotations()
+
+
+def test_images_are_sorted_and_objects_keep_their_order(tmp_path: Path) -> None:
+    """C8: torchvision's order, and DALI's."""
+    found = read_annotations(str(write_annotations(tmp_path / "a.json", CONTENT)))
+    assert found.image_ids.tolist() == sorted(SIZES)
+    assert found.file_names == [f"{number:05d}.jpg" for number in sorted(SIZES)]
+    assert found.sizes.tolist() == [list(SIZES[number]) for number in sorted(SIZES)]
+    assert found.categories == CATEGORIES
+    assert found.segments is None
+    for i, number in enumerate(sorted(SIZES)):
+        own = slice(found.firsts[i], found.firsts[i + 1])
+        entries = [each for each in CONTENT["annotations"] if each["image_id"] == number]
+        boxes = np.array([each["bbox"] for each in entries], dtype=np.float32).reshape(-1, 4)
+        np.testing.assert_array_equal(found.boxes[own], boxes)
+        assert found.category_ids[own].tolist() == [each["category_id"] for each in entries]
+        assert found.are_crowds[own].tolist() == [bool(each["iscrowd"]) for each in entries]
+        np.testing.assert_array_equal(
+            found.areas[own], np.array([each["area"] for each in entries], dtype=np.float32)
+        )
+
+
+def test_what_a_file_need_not_say_is_made_up(tmp_path: Path) -> None:
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg"}],
+        "annotations": [
+            {"image_id": 2, "category_id": 1, "bbox": [0, 0, 1, 1]},
+            {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]},
+        ],
+    }
+    found = read_annotations(str(write_annotations(tmp_path / "a.json", content)))
+    assert found.sizes.tolist() == [[-1, -1]]
+    assert found.areas.tolist() == [12]
+    assert found.are_crowds.tolist() == [False]
+    assert found.boxes.tolist() == [[1, 2, 3, 4]]
+    found = read_annotations(
+        str(write_annotations(tmp_path / "b.json", {"images": content["images"]}))
+    )
+    assert found.firsts.tolist() == [0, 0]
+
+
+def test_compressed_files_and_urls_are_read(tmp_path: Path) -> None:
+    text = json.dumps(CONTENT).encode()
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(text))
+    fsspec.filesystem("memory").pipe("/coco.json", text)
+    for path in (f"{tmp_path}/a.json.gz", "memory://coco.json"):
+        assert read_annotations(path).image_ids.tolist() == sorted(SIZES)
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(text)[:-20])
+    with pytest.raises(ValueError, match=r"b\.json\.gz'.*decompressed"):
+        read_annotations(f"{tmp_path}/b.json.gz")
+
+
+def test_every_truncation_is_named(tmp_path: Path) -> None:
+    """C12: cut anywhere."""
+    content = {"images": CONTENT["images"][:1], "annotations": [], "categories": []}
+    text = json.dumps(content).encode()
+    path = tmp_path / "a.json"
+    for size in range(len(text)):
+        path.write_bytes(text[:size])
+        with pytest.raises(ValueError, match=r"a\.json', byte \d+: it is no JSON"):
+            read_annotations(str(path))
+    with pytest.raises(FileNotFoundError):
+        read_annotations(str(tmp_path / "absent.json"))
+
+
+def _changed(change: Callable[[Any], Any]) -> Any:
+    content = copy.deepcopy(CONTENT)
+    change(content)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda c: c.pop("images"), "no list 'images'"),
+        (lambda c: c.update(annotations={}), "no list 'annotations'"),
+        (lambda c: c["images"][2].pop("id"), r"images\[2\]': it has no 'id'"),
+        (
+            lambda c: c["images"][2].pop("file_name"),
+            r"images\[2\] \(id 11\)': it has no 'file_name'",
+        ),
+        (lambda c: c["images"][1].update(id=7), "two images have the id 7"),
+        (lambda c: c["images"][1].update(id="x"), r"images\[1\].*its id is 'x', and no integer"),
+        (lambda c: c["images"][1].update(height=0), r"images\[1\].*its height is 0"),
+        (lambda c: c["images"].append(None), r"images\[5\]"),
+        (
+            lambda c: c["annotations"][3].pop("image_id"),
+            r"annotations\[3\] \(id 97\)': .*'image_id'",
+        ),
+        (lambda c: c["annotations"][3].pop("bbox"), r"annotations\[3\] \(id 97\).*no 'bbox'"),
+        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3]), r"annotations\[3\] \(id 97\)"),
+        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3, "x"]), r"annotations\[3\] \(id 97\)"),
+        (
+            lambda c: c["annotations"][3].update(bbox=[1, 2, 3, float("nan")]),
+            r"annotations\[3\].*not four numbers",
+        ),
+        (lambda c: c["annotations"][0].pop("category_id"), r"annotations\[0\] .*'category_id'"),
+        (lambda c: c["annotations"][0].pop("segmentation"), r"annotations\[0\].*'segmentation'"),
+        (
+            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4]]),
+            r"annotations\[0\].*a polygon has 4 numbers",
+        ),
+        (
+            lambda c: c["annotations"][1]["segmentation"].update(size=[1, 2]),
+            r"annotations\[1\].*its mask is for \[1, 2\] pixels",
+        ),
+        (lambda c: c["annotations"][1].update(segmentation=7), r"annotations\[1\].*is a int"),
+        (lambda c: c["images"][2].pop("height"), r"annotations\[0\].*no height and width"),
+        (lambda c: c["categories"][1].pop("id"), r"categories\[1\].*'id'"),
+    ],
+)
+def test_what_is_malformed_is_named(
+    tmp_path: Path, change: Callable[[Any], Any], text: str
+) -> None:
+    """C12: file, entry and field."""
+    path = write_annotations(tmp_path / "a.json", _changed(change))
+    with pytest.raises(ValueError, match=rf"a\.json'.*{text}.*Remedy: "):
+        read_annotations(str(path), masks=True)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"7", b"\xff\xfe\xfd", b"[" * 100_000, b'{"images": 3}'])
+def test_what_is_no_annotation_file_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"a\.json'.*Remedy"):
+        read_annotations(str(tmp_path / "a.json"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_changed_bytes_are_read_or_named(tmp_path: Path, data: st.DataObject) -> None:
+    """C12: never another error."""
+    text = bytearray(json.dumps(CONTENT).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "a.json").write_bytes(text)
+    try:
+        found = read_annotations(str(tmp_path / "a.json"), masks=True)
+    except ValueError:
+        return
+    assert len(found.file_names) == len(found.image_ids) == len(found.firsts) - 1
+    assert np.isfinite(found.boxes).all()

@@ -1,0 +1,121 @@
+"""COCO through the loader: exact resume, boxes that move with the pixels (A6, B2, C8)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.engine.makers.collate import ragged_collate
+from tests.conformance import assert_exact_resume, same
+from tests.datasets.coco.coco_files import SIZES, annotations, write_annotations, write_coco
+
+EXECUTIONS: tuple[dict[str, Any], ...] = (
+    {"num_workers": 0},
+    {"num_workers": 2, "worker_type": "thread"},
+    {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"},
+)
+
+
+def make_loader(source: Any, **arguments: Any) -> StatefulGPULoader[Any]:
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "shuffle": True,
+        "seed": 11,
+        "transform": [T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
+        "collate_fn": ragged_collate,
+        **arguments,
+    }
+    return StatefulGPULoader(source, **options)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_inline_resume_at_every_batch(tmp_path: Path, masks: bool) -> None:
+    source = CocoSource(*write_coco(tmp_path), masks=masks)
+    assert_exact_resume(lambda **changes: make_loader(source, **changes))
+
+
+@pytest.mark.processes
+def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    assert_exact_resume(
+        lambda **changes: make_loader(source, **{"num_workers": 2, **changes}), other=EXECUTIONS
+    )
+
+
+def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    apart = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "forkserver"}
+    assert_exact_resume(
+        lambda **changes: make_loader(source, **changes), epochs=1, other=(apart,), every=3
+    )
+
+
+def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
+    """B7."""
+    root, file = write_coco(tmp_path)
+    loader = make_loader(CocoSource(root, file))
+    next(iter(loader))
+    content = annotations()
+    content["annotations"][0]["bbox"] = [1, 2, 3, 4]
+    write_annotations(file, content)
+    with pytest.raises(StateMismatch, match="dataset") as caught:
+        make_loader(CocoSource(root, file)).load_state_dict(loader.state_dict())
+    assert caught.value.field == "dataset"
+
+
+def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
+    """C8: each object lies on the pixels that it lay on before."""
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    plain = {
+        target["image_id"]: target
+        for _, targets in make_loader(source, transform=T.Resize((48, 64)))
+        for target in targets
+    }
+    flipped = make_loader(source, transform=[T.Resize((48, 64)), T.RandomHorizontalFlip(p=1.0)])
+    for images, targets in flipped:
+        assert images.shape == (len(targets), 3, 48, 64)
+        for target in targets:
+            before = plain[target["image_id"]]
+            boxes = before["boxes"].clone()
+            boxes[:, [0, 2]] = 64 - boxes[:, [2, 0]]
+            torch.testing.assert_close(target["boxes"], boxes, atol=1e-4, rtol=1e-5)
+            assert torch.equal(target["masks"], before["masks"].flip(-1))
+            height, width = SIZES[target["image_id"]]
+            found = source.target(sorted(SIZES).index(target["image_id"]))
+            scale = torch.tensor([64 / width, 48 / height] * 2)
+            expected = (found["boxes"] * scale).clamp(min=0)
+            torch.testing.assert_close(before["boxes"], expected, atol=1e-4, rtol=1e-5)
+
+
+def test_without_a_transform_targets_are_the_sources(tmp_path: Path) -> None:
+    source = CocoSource(*write_coco(tmp_path))
+    loader = make_loader(
+        source, shuffle=False, transform=None, collate_fn=_pairs, batch_size=5, num_workers=1
+    )
+    (batch,) = list(loader)
+    for index, (image, target) in enumerate(batch):
+        assert tuple(image.shape[1:]) == SIZES[target["image_id"]]
+        assert same(target, source.target(index))
+
+
+def _pairs(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def test_what_may_move_pixels_unseen_is_refused(tmp_path: Path) -> None:
+    """C8: never boxes that stay while the pixels move."""
+    source = CocoSource(*write_coco(tmp_path))
+    for transform in (T.RandAugment(), _mirror):
+        for dataset in (source, torch.utils.data.Subset(source, [0, 1])):
+            with pytest.raises(ValueError, match="boxes"):
+                list(make_loader(dataset, transform=transform))
+
+
+def _mirror(image: torch.Tensor) -> torch.Tensor:
+    return image.flip(-1)

@@ -1,0 +1,251 @@
+"""CocoSource: boxes, labels and masks over a folder of images (C8, C11, C12)."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools.coco import COCO
+from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
+
+from stateful_gpu_loader import BadSample, StatefulGPULoader, ragged_collate
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.coco.source import CocoSource
+from tests.conformance import same
+from tests.datasets.coco.coco_files import (
+    CATEGORIES,
+    SIZES,
+    annotations,
+    write_annotations,
+    write_coco,
+)
+
+# pycocotools' decode under NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return write_coco(tmp_path)
+
+
+def targets(source: CocoSource) -> list[dict[str, Any]]:
+    return [source[index][1] for index in range(len(source))]
+
+
+def test_masks_are_those_of_pycocotools(files: tuple[Path, Path]) -> None:
+    """C8: polygons, several of them, and runs of both kinds, to the pixel."""
+    source, coco = CocoSource(*files, masks=True), COCO(str(files[1]))
+    for target in targets(source):
+        entries = coco.loadAnns(coco.getAnnIds(target["image_id"]))
+        assert target["masks"].dtype == torch.uint8
+        assert target["masks"].shape == (len(entries), *SIZES[target["image_id"]])
+        for mask, entry in zip(target["masks"], entries, strict=True):
+            np.testing.assert_array_equal(mask.numpy(), coco.annToMask(entry))
+    assert sum(len(target["masks"]) for target in targets(source)) == 9
+
+
+def test_samples_are_those_of_torchvision(files: tuple[Path, Path]) -> None:
+    """C8: order, boxes, labels and masks of CocoDetection, wrapped for its transforms."""
+    keys = ("image_id", "boxes", "labels", "masks")
+    theirs = wrap_dataset_for_transforms_v2(CocoDetection(*map(str, files)), target_keys=keys)
+    source = CocoSource(*files, masks=True)
+    assert len(source) == len(theirs)
+    for index, target in enumerate(targets(source)):
+        _, expected = theirs[index]
+        assert target["image_id"] == expected["image_id"]
+        if "boxes" not in expected:
+            assert target["boxes"].shape == (0, 4)
+            continue
+        assert same(target["boxes"], expected["boxes"].as_subclass(torch.Tensor))
+        assert same(target["labels"], expected["labels"])
+        assert torch.equal(target["masks"], expected["masks"].as_subclass(torch.Tensor))
+
+
+def test_a_target_has_the_types_that_detection_models_take(files: tuple[Path, Path]) -> None:
+    source = CocoSource(*files)
+    for target in targets(source):
+        n = len(target["labels"])
+        assert list(target) == ["boxes", "labels", "image_id", "area", "iscrowd"]
+        assert (target["boxes"].dtype, target["boxes"].shape) == (torch.float32, (n, 4))
+        assert (target["labels"].dtype, target["labels"].shape) == (torch.int64, (n,))
+        assert (target["area"].dtype, target["iscrowd"].dtype) == (torch.float32, torch.int64)
+        assert type(target["image_id"]) is int
+    image = source[3][0]
+    assert image.numpy().tobytes() == (files[0] / "00007.jpg").read_bytes()
+    assert source.read(3).name == str(files[0] / "00007.jpg")
+
+
+def test_box_formats_and_parts_of_the_image(files: tuple[Path, Path]) -> None:
+    corners, sides = CocoSource(*files), CocoSource(*files, box_format="xywh")
+    parts = CocoSource(*files, ratio=True)
+    for one, other, part in zip(targets(corners), targets(sides), targets(parts), strict=True):
+        assert torch.equal(one["boxes"][:, :2], other["boxes"][:, :2])
+        assert torch.equal(one["boxes"][:, 2:], other["boxes"][:, :2] + other["boxes"][:, 2:])
+        height, width = SIZES[one["image_id"]]
+        scale = torch.tensor([width, height, width, height], dtype=torch.float32)
+        assert same(part["boxes"], one["boxes"] / scale)
+
+
+def test_objects_and_images_are_left_out_if_asked_for(tmp_path: Path) -> None:
+    content = annotations()
+    content["annotations"][1]["bbox"][2] = 0.5
+    content["annotations"][4]["bbox"][3] = 0.5
+    files = write_coco(tmp_path, content)
+    assert [len(each["labels"]) for each in targets(CocoSource(*files))] == [2, 2, 0, 2, 3]
+    source = CocoSource(*files, skip_empty=True)
+    assert source.image_ids.tolist() == [3, 4, 7, 11]
+    source = CocoSource(*files, skip_empty=True, size_threshold=1.0, masks=True)
+    assert source.image_ids.tolist() == [4, 7, 11]
+    source = CocoSource(*files, include_iscrowd=False, masks=True)
+    whole = targets(CocoSource(*files, masks=True))
+    for target, every in zip(targets(source), whole, strict=True):
+        kept = every["iscrowd"] == 0
+        for name in ("boxes", "labels", "area", "iscrowd", "masks"):
+            assert same(target[name], every[name][kept]), name
+
+
+def test_labels_are_numbered_if_asked_for(files: tuple[Path, Path], tmp_path: Path) -> None:
+    source, numbered = CocoSource(*files), CocoSource(*files, contiguous_labels=True)
+    assert source.categories == CATEGORIES
+    assert numbered.categories == {1: "dog", 2: "plane", 3: "brush"}
+    numbers = {18: 1, 5: 2, 90: 3}
+    for one, other in zip(targets(source), targets(numbered), strict=True):
+        assert [numbers[label] for label in one["labels"].tolist()] == other["labels"].tolist()
+    content = annotations()
+    content["categories"].pop()
+    path = write_annotations(tmp_path / "few.json", content)
+    with pytest.raises(ValueError, match="objects are of category 90, and the file lists no such"):
+        CocoSource(files[0], path, contiguous_labels=True)
+    assert len(CocoSource(files[0], path)) == 5
+
+
+def test_what_cannot_be_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="box_format = 'cxcywh' must be 'xyxy' or 'xywh'"):
+        CocoSource(*files, box_format="cxcywh")  # type: ignore[arg-type]
+    empty = write_annotations(tmp_path / "empty.json", {"images": []})
+    with pytest.raises(ValueError, match=r"empty\.json' lists 0 images"):
+        CocoSource(files[0], empty)
+    content = annotations()
+    content["images"][0].pop("width")
+    path = write_annotations(tmp_path / "sizes.json", content)
+    with pytest.raises(ValueError, match="no height and width of image 7"):
+        CocoSource(files[0], path, ratio=True)
+    (files[0] / "00004.jpg").unlink()
+    source = CocoSource(*files)
+    with pytest.raises(FileNotFoundError, match=r"sample index = 1.*00004\.jpg"):
+        source[1]
+
+
+def test_images_are_read_by_url(files: tuple[Path, Path]) -> None:
+    memory = fsspec.filesystem("memory")
+    for path in files[0].iterdir():
+        memory.pipe(f"/coco/{path.name}", path.read_bytes())
+    source = CocoSource("memory://coco/", "memory://coco/instances.json")
+    local = CocoSource(*files)
+    for index in range(5):
+        assert torch.equal(source[index][0], local[index][0])
+    assert source.fingerprint() == local.fingerprint()
+    with pytest.raises(OSError, match="absent"):
+        CocoSource("memory://absent", files[1])[0]
+
+
+def test_the_fingerprint_depends_on_content_and_not_on_place(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """B7: images, objects, and what targets are made of."""
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(files[0], moved)
+    source = CocoSource(*files, masks=True)
+    assert CocoSource(moved, moved / "instances.json", masks=True).fingerprint() == (
+        source.fingerprint()
+    )
+    assert source.fingerprint() is source.fingerprint()
+    seen = {source.fingerprint()}
+    for arguments in (
+        {},
+        {"box_format": "xywh"},
+        {"ratio": True},
+        {"contiguous_labels": True},
+        {"skip_empty": True},
+        {"include_iscrowd": False},
+    ):
+        seen.add(CocoSource(*files, **arguments).fingerprint())
+    for field, value in (("bbox", [1, 2, 3, 4]), ("category_id", 5), ("image_id", 4), ("area", 1)):
+        content = copy.deepcopy(annotations())
+        content["annotations"][0][field] = value
+        path = write_annotations(tmp_path / "changed.json", content)
+        seen.add(CocoSource(files[0], path).fingerprint())
+    content = annotations()
+    content["annotations"][0]["segmentation"][0][0] += 1
+    path = write_annotations(tmp_path / "changed.json", content)
+    seen.add(CocoSource(files[0], path, masks=True).fingerprint())
+    content["images"][0]["file_name"] = "other.jpg"
+    path = write_annotations(tmp_path / "changed.json", content)
+    seen.add(CocoSource(files[0], path).fingerprint())
+    assert len(seen) == 13
+
+
+def test_a_source_is_pickled_with_its_arrays(files: tuple[Path, Path]) -> None:
+    """C11: a spawned worker reads no annotations."""
+    source = CocoSource(*files, masks=True)
+    data = pickle.dumps(source)
+    files[1].unlink()
+    copied = pickle.loads(data)
+    assert same(targets(copied), targets(source))
+    assert copied.fingerprint() == source.fingerprint()
+    assert repr(copied).endswith("5 images, 9 objects)")
+
+
+def test_threads_read_at_once_and_targets_are_their_own(files: tuple[Path, Path]) -> None:
+    source = CocoSource(*files, masks=True)
+    expected = targets(source)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: source[i % 5][1], range(100)))
+    assert same(found, expected * 20)
+    for target in found:
+        for value in target.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+    assert same(targets(source), expected)
+
+
+def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:
+    content = annotations()
+    record = CocoSource(*files).record(1)
+    own = [each for each in content["annotations"] if each["image_id"] == 4]
+    assert record["file_name"] == "00004.jpg"
+    assert (record["image_id"], record["height"], record["width"]) == (4, 64, 64)
+    np.testing.assert_allclose(record["bbox"], [each["bbox"] for each in own], rtol=1e-6)
+    assert record["label"] == [each["category_id"] for each in own]
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
+    tmp_path: Path, orientation: int
+) -> None:
+    """C8: the decoder turns it upright, and boxes of the pixels before that would be wrong."""
+    root, file = write_coco(tmp_path)
+    name = next(iter(sorted(root.glob("*.jpg"))))
+    with Image.open(name) as image:
+        exif = image.getexif()
+        exif[0x0112] = orientation
+        image.save(name, exif=exif)
+    recipes = [T.Resize((16, 16))]
+    source = CocoSource(root, file)
+    number = int(np.flatnonzero(source.image_ids == int(name.stem))[0])
+    loader = StatefulGPULoader(source, collate_fn=ragged_collate, transform=recipes)
+    batches = iter(loader)
+    for _ in range(number):
+        next(batches)
+    with pytest.raises(BadSample, match="EXIF orientation"):
+        next(batches)

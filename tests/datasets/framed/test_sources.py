@@ -1,0 +1,316 @@
+"""What TFRecordSource and RecordIOSource have in common: files, indices, errors (C5, C6, C11)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.storage import index_files
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from tests.datasets.record_kinds import KINDS, Kind, items
+
+IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def paths(kind: Kind, tmp_path: Path) -> list[Path]:
+    """Four files, 11 records, one file empty; each with an index of its own beside it."""
+    folder, first, found = tmp_path / "data", 0, []
+    folder.mkdir()
+    for name, count in (("a", 5), ("b", 0), ("c", 1), ("d", 5)):
+        path = folder / f"{name}.records"
+        kind.write(path, IMAGES[first : first + count], first, path.with_suffix(".idx"))
+        found.append(path)
+        first += count
+    return found
+
+
+def indices(paths: list[Path]) -> list[Path]:
+    return [path.with_suffix(".idx") for path in paths]
+
+
+def expected(first: int = 0, last: int = 11) -> list[tuple[bytes, int]]:
+    return [(IMAGES[i], i) for i in range(first, last)]
+
+
+def test_records_come_file_by_file(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths)
+    assert items(source) == expected()
+    assert len(source) == 11
+    assert source.block_lengths().tolist() == [5, 0, 1, 5]
+    assert source.block_lengths().dtype == np.int64
+    assert items(kind.source(paths[0])) == expected(0, 5)
+    assert items(kind.source(str(paths[0].parent / "{c,d}.records"))) == expected(5)
+    assert items(kind.source(str(paths[0].parent / "*.records"))) == expected()
+
+
+def test_indices_that_were_given_read_the_same(kind: Kind, paths: list[Path]) -> None:
+    built = kind.source(paths)
+    source = kind.source(paths, index_paths=indices(paths))
+    assert items(source) == items(built)
+    assert source.fingerprint() == built.fingerprint()
+    assert repr(source) == repr(built)
+
+
+def test_a_sample_names_its_file_and_record(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths)
+    assert source.read(5).name == f"{paths[2]}, record 0"
+    assert source.read(7).name == f"{paths[3]}, record 1"
+
+
+def test_an_index_beyond_the_end_is_refused(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths)
+    assert source[-1][1] == 10
+    for read in (source.read, source.record):
+        for index in (11, -1):
+            with pytest.raises(IndexError, match=f"index = {index} is outside of 0 to 10"):
+                read(index)
+
+
+def test_the_index_is_built_once(
+    kind: Kind, paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "indices"
+    sources = [kind.source(paths), kind.source(paths, cache_dir=kept)]
+    assert len(list(kept.iterdir())) == len(list(paths[0].parent.glob("*.npz"))) == 4
+
+    def forbidden(*arguments: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(OpenFiles, "read", forbidden)
+    again = [kind.source(paths), kind.source(paths, cache_dir=kept)]
+    assert {len(source) for source in sources + again} == {11}
+    assert len({source.fingerprint() for source in sources + again}) == 1
+
+
+def test_a_file_that_was_replaced_gets_a_new_index(kind: Kind, paths: list[Path]) -> None:
+    """Staleness is seen by size and time of change."""
+    assert items(kind.source(paths[0])) == expected(0, 5)
+    kind.write(paths[0], IMAGES[3:5], first=3)
+    assert items(kind.source(paths[0])) == expected(3, 5)
+
+
+def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths[0])
+    kind.write(paths[0], [image + b"more" * i for i, image in enumerate(IMAGES[5:10])])
+    with pytest.raises(ValueError, match=r"a.records', record 1, byte \d+: "):
+        source.read(1)
+    kind.write(paths[0], IMAGES[:2])
+    with pytest.raises(ValueError, match=r"a.records', record 4, byte \d+: .*ends at byte \d+"):
+        source.read(4)
+
+
+def test_a_file_that_vanished_is_named_with_the_sample(kind: Kind, paths: list[Path]) -> None:
+    """Law 6: an OSError stays one, for it may pass."""
+    source = kind.source(paths)
+    source.read(5)
+    paths[0].unlink()
+    with pytest.raises(FileNotFoundError, match=r"sample index = 2.*a.records"):
+        source.read(2)
+    assert source.read(5).target == 5
+
+
+def test_an_index_of_another_file_is_refused(kind: Kind, paths: list[Path]) -> None:
+    """Stale or foreign: named when the source is made, or else when the record is read."""
+    index = paths[0].with_suffix(".idx")
+    kind.write(paths[0], IMAGES[:6])
+    with pytest.raises(ValueError, match=r"(its index ends|index says|begins with)"):
+        kind.source(paths[0], index_paths=index)
+    kind.write(paths[0], IMAGES[:3])
+    with pytest.raises(ValueError, match=r"(its index ends|before its end)"):
+        kind.source(paths[0], index_paths=index)
+    swapped = [IMAGES[i] for i in (2, 1, 0, 4, 3)]
+    kind.write(paths[0], swapped)
+    with pytest.raises(ValueError, match=r"(index says|begins with|checksum of its length)"):
+        kind.source(paths[0], index_paths=index)
+
+
+def test_an_index_that_leaves_records_out_is_refused(kind: Kind, paths: list[Path]) -> None:
+    """Silently smaller epochs are worse than an error."""
+    index = paths[0].with_suffix(".idx")
+    lines = index.read_text().splitlines(keepends=True)
+    for left_out in range(5):
+        index.write_text("".join(lines[:left_out] + lines[left_out + 1 :]))
+        with pytest.raises(ValueError, match=r"Remedy: .*index"):
+            kind.source(paths[0], index_paths=index)
+
+
+def test_as_many_indices_as_files_are_asked_for(kind: Kind, paths: list[Path]) -> None:
+    with pytest.raises(ValueError, match=r"4 files and 3 indices\. Remedy: give one for each"):
+        kind.source(paths, index_paths=indices(paths)[:3])
+    with pytest.raises(FileNotFoundError, match=r"absent.idx"):
+        kind.source(paths[0], index_paths=paths[0].parent / "absent.idx")
+
+
+def test_what_is_not_there_is_named(kind: Kind, paths: list[Path]) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent.records"):
+        kind.source([paths[0], paths[0].with_stem("absent")])
+    with pytest.raises(ValueError, match=r"no record in .*b.records"):
+        kind.source(paths[1])
+    with pytest.raises(ValueError, match=r"no record in .*b.records"):
+        kind.source(paths[1], index_paths=indices(paths)[1])
+    with pytest.raises(ValueError, match="given twice"):
+        kind.source([paths[0], paths[0]])
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_files_are_refused_with_the_remedy(
+    kind: Kind, paths: list[Path], ending: str
+) -> None:
+    name = kind.shards.__name__  # type: ignore[attr-defined]
+    with pytest.raises(
+        ValueError, match=f"{ending}' is compressed: .* Remedy: read it with {name}"
+    ):
+        kind.source([paths[0], f"{paths[1]}{ending}"])
+
+
+def test_a_file_cut_at_every_byte_is_named_or_a_right_prefix(kind: Kind, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    places = kind.write(whole, IMAGES[:3])
+    content, cut = whole.read_bytes(), tmp_path / "cut"
+    opened = kind.source(whole, cache_dir=tmp_path)
+    ends = [offset + size for offset, size in places]
+    for size in range(1, len(content)):
+        cut.write_bytes(content[:size])
+        if size in ends:
+            assert items(kind.source(cut, cache_dir=tmp_path)) == expected(0, ends.index(size) + 1)
+        else:
+            with pytest.raises(ValueError, match=r"cut', record \d+, byte \d+: "):
+                kind.source(cut, cache_dir=tmp_path)
+    for size in range(len(content)):
+        whole.write_bytes(content[:size])
+        for index, (offset, length) in enumerate(places):
+            if size >= offset + length:
+                assert opened[index][1] == index
+            else:
+                with pytest.raises(ValueError, match=f"record {index}, byte {offset}: .*shorter"):
+                    opened.read(index)
+
+
+@given(st.data())
+def test_changed_bytes_give_a_valueerror_or_the_right_sample(data: st.DataObject) -> None:
+    """RecordIO has no checksums: there a changed image or label comes as it is."""
+    name = data.draw(st.sampled_from(sorted(KINDS)))
+    kind = KINDS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.records")
+        kind.write(path, IMAGES[:3])
+        source, content = kind.source(path), bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 3))):
+            at = data.draw(st.integers(0, len(content) - 1))
+            content[at] = data.draw(st.integers(0, 255))
+        path.write_bytes(content)
+        for make_source in (lambda: source, lambda: kind.source(path)):
+            for index in range(3):
+                try:
+                    image, target = make_source()[index]
+                except ValueError as raised:
+                    text = str(raised)
+                else:
+                    if name == "tfrecord":
+                        assert (image.numpy().tobytes(), target) == (IMAGES[index], index)
+                    continue
+                assert "a.records', record " in text
+
+
+def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths)
+    content = bytearray(paths[0].read_bytes())
+    places = kind.write(paths[0], IMAGES[:5])
+    content[places[2][0] + 1] ^= 0xFF
+    paths[0].write_bytes(content)
+    text = rf"a.records', record 2, byte {places[2][0]}: .*Remedy"
+    with pytest.raises(ValueError, match=text):
+        source.read(2)
+    assert [source[i][1] for i in (1, 3)] == [1, 3]
+    with pytest.raises(ValueError, match=text):
+        kind.source(paths)
+
+
+def test_the_fingerprint_depends_on_content_and_not_on_the_place(
+    kind: Kind, paths: list[Path], tmp_path: Path
+) -> None:
+    """B7: equal wherever the files lie, and whenever they were written."""
+    first = kind.source(paths).fingerprint()
+    assert kind.source(paths).fingerprint() == first
+    moved = shutil.copytree(paths[0].parent, tmp_path / "elsewhere" / "deep")
+    os.utime(moved / "a.records", ns=(1, 1))
+    assert kind.source([moved / path.name for path in paths]).fingerprint() == first
+    seen = {
+        first,
+        kind.source(paths[::-1]).fingerprint(),
+        kind.source(paths[:3]).fingerprint(),
+        kind.source(paths, target=None).fingerprint(),
+    }
+    kind.write(paths[3], [*IMAGES[6:10], IMAGES[10] + b"...."], 6)
+    seen.add(kind.source(paths).fingerprint())
+    paths[3].rename(paths[3].with_stem("e"))
+    seen.add(kind.source([*paths[:3], paths[3].with_stem("e")]).fingerprint())
+    assert len(seen) == 6
+
+
+def test_a_pickled_source_reads_without_indexing_again(
+    kind: Kind, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C11: a spawned worker gets offsets, and neither handles nor data."""
+    source = kind.source(paths)
+    before = items(source)
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 2500
+
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("indexed again")
+
+    monkeypatch.setattr(index_files, "identity_of", forbidden)
+    copy = pickle.loads(pickled)
+    assert items(copy) == before
+    assert copy.fingerprint() == source.fingerprint()
+
+
+def test_threads_read_at_once(kind: Kind, paths: list[Path]) -> None:
+    source = kind.source(paths)
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(lambda i: source.read(i % 11).target, range(440)))
+    assert read == list(range(11)) * 40
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_urls_are_read(kind: Kind, paths: list[Path], tmp_path: Path, scheme: str) -> None:
+    """C8: through fsspec; indices too."""
+    urls = []
+    for path in [*paths, *indices(paths)]:
+        url = f"file://{path}"
+        if scheme == "memory":
+            url = f"memory://{tmp_path.name}/{path.name}"
+            with fsspec.open(url, "wb") as file:
+                file.write(path.read_bytes())
+        urls.append(url)
+    source = kind.source(urls[:4], cache_dir=tmp_path / "kept")
+    assert items(source) == expected()
+    assert items(kind.source(urls[:4], index_paths=urls[4:])) == expected()
+    assert source.fingerprint() == kind.source(paths).fingerprint()
+    with pytest.raises(FileNotFoundError):
+        kind.source(f"{urls[0]}.absent", cache_dir=tmp_path)
+
+
+def test_a_sample_may_be_written_to(kind: Kind, paths: list[Path]) -> None:
+    """Each sample has memory of its own: a decoder or a user may change it."""
+    source = kind.source(paths)
+    first = source.read(0).data
+    first.zero_()
+    assert source[0][0].numpy().tobytes() == IMAGES[0]

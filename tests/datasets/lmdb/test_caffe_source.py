@@ -1,0 +1,250 @@
+"""Caffe's LMDBs by index: what is read, what is refused, what identifies them (C2, C11)."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
+from stateful_gpu_loader.datasets.lmdb.keys import KeyTable
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.errors import MissingDependency
+from tests.datasets.lmdb.lmdb_files import (
+    encoded_datum,
+    message,
+    photo_files,
+    raw_datum,
+    write_lmdb,
+)
+from tests.images import photograph
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Keys of changing lengths, written in another order than theirs."""
+    records = {f"{number}_photo.jpg": encoded_datum(b"%d" % number, number) for number in range(12)}
+    return write_lmdb(tmp_path / "train", dict(reversed(records.items())))
+
+
+def contents(source: Source) -> list[tuple[bytes, object]]:
+    items = [source[index] for index in range(len(source))]
+    return [(data.numpy().tobytes(), target) for data, target in items]
+
+
+def test_records_come_in_the_order_of_their_keys(path: Path) -> None:
+    expected = [0, 10, 11, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    for given_path in (path, str(path), path / "data.mdb", [path]):
+        source = CaffeLMDBSource(given_path)
+        assert contents(source) == [(b"%d" % number, number) for number in expected]
+        assert type(source[0][1]) is int
+
+
+def test_several_paths_follow_one_another(path: Path, tmp_path: Path) -> None:
+    more = write_lmdb(tmp_path / "more.mdb", [encoded_datum(b"more", 5)], subdir=False)
+    first, second = contents(CaffeLMDBSource(path)), contents(CaffeLMDBSource(more))
+    source = CaffeLMDBSource([path, more, str(path)])
+    assert source.paths == (str(path), str(more), str(path))
+    assert contents(source) == first + second + first
+    assert source[-13][1] == source[12][1] == 5
+    assert len(source) == 25
+
+
+def test_a_sample_names_its_database_and_its_key(path: Path) -> None:
+    sample = CaffeLMDBSource(path).read(1)
+    assert sample.name == f"{path}, record '10_photo.jpg'"
+    assert sample.data.dtype == torch.uint8
+
+
+def test_photographs_and_their_pixels_are_decoded(tmp_path: Path) -> None:
+    """Raw pixels are handed on as a file that decodes to exactly them, grey ones too."""
+    pixels = np.asarray(photograph("coffee"))[:90, :120]
+    files = photo_files(tmp_path / "photos")
+    records = [encoded_datum(data, label) for data, label in files]
+    records += [raw_datum(pixels, 7), raw_datum(pixels[:, :, 1], 8)]
+    source = CaffeLMDBSource(write_lmdb(tmp_path / "db", records))
+    assert contents(source)[: len(files)] == files
+    decoder = make_decoder("torchvision")
+    shown = [
+        decoder.decode(data, probe(data)).permute(1, 2, 0).numpy()
+        for data, _ in (source[index] for index in range(len(source)))
+    ]
+    assert np.array_equal(shown[-2], pixels)
+    assert np.array_equal(shown[-1], pixels[:, :, [1, 1, 1]])
+    assert [source[-2][1], source[-1][1]] == [7, 8]
+
+
+def test_the_order_of_channels_is_the_users(tmp_path: Path) -> None:
+    pixels = np.asarray(photograph("coffee"))[:9, :12]
+    path = write_lmdb(tmp_path / "db", [raw_datum(pixels, 7, bgr=False)])
+    source, turned = CaffeLMDBSource(path, channel_order="RGB"), CaffeLMDBSource(path)
+    decoder = make_decoder("torchvision")
+    shown, other = (decoder.decode(data, probe(data)) for data in (source[0][0], turned[0][0]))
+    assert np.array_equal(shown.permute(1, 2, 0).numpy(), pixels)
+    assert torch.equal(other, shown.flip(0))
+    assert source.fingerprint() != turned.fingerprint()
+    with pytest.raises(ValueError, match=r"channel_order is 'RBG'. Remedy: pass 'BGR' or 'RGB'"):
+        CaffeLMDBSource(path, channel_order="RBG")  # type: ignore[arg-type]
+
+
+def test_records_without_labels_are_numbered_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = write_lmdb(tmp_path / "db", [message((4, b"a"), (7, 1)), message((4, b"b"), (7, 1))])
+    assert contents(CaffeLMDBSource(path, label_available=False)) == [(b"a", 0), (b"b", 1)]
+    with pytest.raises(ValueError, match=r"record '00000001': .*no label, as with label_available"):
+        CaffeLMDBSource(path)[1]
+
+
+def test_a_large_record_is_read_whole(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
+    path = write_lmdb(tmp_path / "db", [encoded_datum(data, 1), encoded_datum(data[:9], 2)])
+    assert contents(CaffeLMDBSource(path)) == [(data, 1), (data[:9], 2)]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (encoded_datum(b"abcdef", 7)[:6], "malformed protocol buffer at byte 0: field 4 claims 6"),
+        (b"", "the record holds no data"),
+        (message((1, 3), (2, 4), (3, 4), (4, b"ab"), (5, 0), (7, 0)), "3 channels of 4 x 4 pixels"),
+        (message((6, 0.5), (5, 0)), "the record holds float_data"),
+    ],
+)
+def test_a_corrupt_record_is_named_and_the_others_are_read(
+    tmp_path: Path, record: bytes, reason: str
+) -> None:
+    """A ValueError, for it will be corrupt at every retry."""
+    path = write_lmdb(tmp_path / "db", [encoded_datum(b"a", 1), record, encoded_datum(b"c", 3)])
+    source = CaffeLMDBSource(path)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"db', record '00000001': {reason}.*Remedy: "):
+            source[1]
+    assert [source[0][1], source[2][1]] == [1, 3]
+
+
+def test_an_empty_database_and_no_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"db' holds no record. Remedy: check the path"):
+        CaffeLMDBSource(write_lmdb(tmp_path / "db", []))
+    with pytest.raises(ValueError, match="no paths were given"):
+        CaffeLMDBSource([])
+
+
+def test_a_key_that_was_deleted_is_named(path: Path) -> None:
+    """The database is not the one whose keys were read: no bad sample, and not passed over."""
+    source = pickle.loads(pickle.dumps(CaffeLMDBSource(path)))
+    del_key(path, b"10_photo.jpg")
+    with pytest.raises(OSError, match=r"record '10_photo.jpg' was here when the .*: '.*train'$"):
+        source[1]
+    assert [source[index][1] for index in (0, 2)] == [0, 11]
+    assert len(CaffeLMDBSource(path)) == 11
+
+
+def del_key(path: Path, key: bytes) -> None:
+    """As another program does it; this process has none open while it runs."""
+    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
+        assert transaction.delete(key)
+
+
+def test_a_copy_has_the_same_fingerprint_and_one_written_anew_too(
+    path: Path, tmp_path: Path
+) -> None:
+    """B7: the same records are the same data set, in whatever order they were written."""
+    fingerprint = CaffeLMDBSource(path).fingerprint()
+    assert CaffeLMDBSource(shutil.copytree(path, tmp_path / "copy")).fingerprint() == fingerprint
+    (tmp_path / "compact").mkdir()
+    with lmdb.open(str(path), readonly=True, lock=False) as environment:
+        environment.copy(str(tmp_path / "compact"), compact=True)
+        with environment.begin() as transaction:
+            records = {key.decode(): value for key, value in transaction.cursor()}
+    assert CaffeLMDBSource(tmp_path / "compact").fingerprint() == fingerprint
+    anew = write_lmdb(tmp_path / "anew.mdb", records, subdir=False)
+    assert CaffeLMDBSource(anew).fingerprint() == fingerprint
+
+
+CHANGES: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
+    "a label": lambda records: records | {"5": encoded_datum(b"5", 99)},
+    "bytes": lambda records: records | {"5": encoded_datum(b"x", 5)},
+    "one more": lambda records: records | {"99": encoded_datum(b"99", 99)},
+    "one less": lambda records: {key: records[key] for key in records if key != "5"},
+    "a key": lambda records: {f"{key}{'a' * (key == '5')}": records[key] for key in records},
+    "the first": lambda records: records | {"0": encoded_datum(b"0", 1)},
+    "the last": lambda records: records | {"9": encoded_datum(b"9", 1)},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_fingerprint_notices_what_changed(tmp_path: Path, change: str) -> None:
+    """B7."""
+    records = {str(number): encoded_datum(b"%d" % number, number) for number in range(12)}
+    before = CaffeLMDBSource(write_lmdb(tmp_path / "before", records))
+    after = CaffeLMDBSource(write_lmdb(tmp_path / "after", CHANGES[change](records)))
+    assert before.fingerprint() != after.fingerprint()
+    both = [tmp_path / "before", tmp_path / "after"]
+    assert CaffeLMDBSource(both).fingerprint() != CaffeLMDBSource(both[::-1]).fingerprint()
+
+
+def test_the_fingerprint_notices_new_records_under_the_keys_of_old_ones(tmp_path: Path) -> None:
+    """B7: of a large database a sample of records is looked at, the last among them."""
+    records = [encoded_datum(b"%d" % number, number) for number in range(500)]
+    fingerprints = {CaffeLMDBSource(write_lmdb(tmp_path / "0", records)).fingerprint()}
+    smaller = [encoded_datum(b"%d!" % number, number) for number in range(500)]
+    fingerprints.add(CaffeLMDBSource(write_lmdb(tmp_path / "1", smaller)).fingerprint())
+    last = [*records[:-1], encoded_datum(b"499", 0)]
+    fingerprints.add(CaffeLMDBSource(write_lmdb(tmp_path / "2", last)).fingerprint())
+    assert len(fingerprints) == 3
+
+
+def test_the_fingerprint_is_kept(path: Path) -> None:
+    """B8: a state that was saved today is compared by later releases."""
+    source = CaffeLMDBSource(path)
+    assert source.fingerprint() == "12 LMDB records, blake2b fe7f6d913001d19e0dd00e238c320f12"
+    assert source.fingerprint() is source.fingerprint()
+
+
+def test_a_pickled_source_holds_its_keys_and_no_records(tmp_path: Path) -> None:
+    """C11: a spawned worker neither reads the keys again nor receives data."""
+    path = write_lmdb(tmp_path / "db", [encoded_datum(bytes(5000), 1)] * 1000)
+    source = CaffeLMDBSource(path)
+    fingerprint = source.fingerprint()
+    pickled = pickle.dumps(source)
+    assert len(pickled) < 1000 * 8 + 1000
+    copy = pickle.loads(pickled)
+    assert contents(copy) == contents(source)
+    assert copy.fingerprint() == fingerprint
+    assert copy.paths == source.paths
+
+
+def test_a_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(MissingDependency, match=r"package 'lmdb'.*stateful_gpu_loader\[lmdb\]"):
+        CaffeLMDBSource(path)
+
+
+@given(st.lists(st.binary(max_size=9)))
+def test_a_table_keeps_keys_of_any_bytes(keys: list[bytes]) -> None:
+    table = KeyTable(iter(keys))
+    assert [table[index] for index in range(len(table))] == keys
+    assert len(table) == len(keys)
+    assert repr(table)
+
+
+def test_tables_of_the_same_text_and_other_keys_differ() -> None:
+    tables = [
+        KeyTable(keys) for keys in ([b"ab", b"cd"], [b"a", b"bcd"], [b"abcd"], [b"abc", b"d"])
+    ]
+    assert len({table.blocks() for table in tables}) == 4
+
+
+def test_a_table_of_many_keys_is_built_in_blocks() -> None:
+    table = KeyTable(b"%08d" % number for number in range(200_000))
+    assert (len(table), table[0], table[199_999]) == (200_000, b"00000000", b"00199999")
+    assert len(pickle.dumps(table)) < 200_000 * 8 + 500

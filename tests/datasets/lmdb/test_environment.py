@@ -1,0 +1,258 @@
+"""LMDB files are opened once a process, never across a fork, and never beyond their end (C11)."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import lmdb
+import pytest
+
+from stateful_gpu_loader.datasets.lmdb import environment as lmdb_environment
+from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
+from stateful_gpu_loader.datasets.lmdb.environment import environment_at
+from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
+from tests.patience import seconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_lmdb(tmp_path / "db", [encoded_datum(b"%d" % i * 3000, i) for i in range(50)])
+
+
+def labels(source: CaffeLMDBSource) -> list[int]:
+    return [source[index][1] for index in range(len(source))]
+
+
+def test_sources_over_one_file_share_what_is_open(path: Path, tmp_path: Path) -> None:
+    """LMDB forbids opening a file twice; by a link or its file it is the same one."""
+    (tmp_path / "link").symlink_to(path)
+    sources = [CaffeLMDBSource(each) for each in (path, path / "data.mdb", tmp_path / "link", path)]
+    copies = [pickle.loads(pickle.dumps(source)) for source in sources]
+    assert all(labels(source) == list(range(50)) for source in sources + copies)
+    with pytest.raises(lmdb.Error, match="already open"):
+        lmdb.open(str(path))
+
+
+def test_a_file_is_closed_when_its_last_source_goes(path: Path) -> None:
+    """So that the user may write it."""
+    first, second = CaffeLMDBSource(path), CaffeLMDBSource(path)
+    del first
+    assert labels(second) == list(range(50))
+    del second
+    gc.collect()
+    lmdb.open(str(path)).close()
+
+
+def test_making_an_environment_opens_nothing(tmp_path: Path) -> None:
+    environment = environment_at(tmp_path / "nowhere")
+    assert pickle.loads(pickle.dumps(environment)) is environment
+    assert "nowhere" in repr(environment)
+
+
+def test_a_file_that_another_has_open_is_refused(path: Path) -> None:
+    with lmdb.open(str(path)), pytest.raises(OSError, match=r"already open in this process.*close"):
+        CaffeLMDBSource(path)
+    assert len(CaffeLMDBSource(path)) == 50
+
+
+def truncated(file: Path) -> None:
+    os.truncate(file, os.path.getsize(file) - 4096)
+
+
+def half(file: Path) -> None:
+    os.truncate(file, os.path.getsize(file) // 2)
+
+
+def header_alone(file: Path) -> None:
+    os.truncate(file, 8192)
+
+
+def stump(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def nothing(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def garbage(file: Path) -> None:
+    file.write_bytes(b"\xff\xd8\xff" * 9999)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (truncated, r"truncated LMDB: the file has \d+ bytes, and says that it has \d+.*Remedy"),
+        (half, "truncated LMDB"),
+        (header_alone, "truncated LMDB: the file has 8192 bytes"),
+        (stump, r"cannot open this file of 100 bytes .*not an LMDB file.*Remedy"),
+        (nothing, "cannot open this file of 0 bytes"),
+        (garbage, "cannot open this file of 29997 bytes .*not an LMDB file"),
+    ],
+)
+def test_a_damaged_file_is_refused_before_it_is_read(
+    path: Path, damage: Callable[[Path], None], text: str
+) -> None:
+    """Reading a mapped file beyond its end kills the process. Before and after its keys are read.
+
+    An OSError: it is the file, and no sample, that is bad.
+    """
+    pickled = pickle.dumps(CaffeLMDBSource(path))
+    damage(path / "data.mdb")
+    with pytest.raises(OSError, match=rf"{text}.*data\.mdb'$"):
+        CaffeLMDBSource(path)
+    with pytest.raises(OSError, match=rf"{text}.*data\.mdb'$"):
+        pickle.loads(pickled)[0]
+
+
+@pytest.mark.parametrize("name", ["absent", "absent.mdb", "empty"])
+def test_a_missing_file_is_named_and_not_made(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=rf"no LMDB is here. Remedy: check.*{name}"):
+        CaffeLMDBSource(tmp_path / name)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+
+
+def test_a_file_that_vanished_is_named(path: Path) -> None:
+    source = pickle.loads(pickle.dumps(CaffeLMDBSource(path)))
+    (path / "data.mdb").unlink()
+    with pytest.raises(FileNotFoundError, match=r"data\.mdb'"):
+        source[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (8, (2**40).to_bytes(8, "little")),
+        (8, (10**6).to_bytes(8, "little")),
+        (-8, (2**32 - 1).to_bytes(4, "little")),
+        (-8, (2**19).to_bytes(4, "little")),
+    ],
+)
+def test_a_record_that_lies_beyond_the_file_is_bad_and_the_others_are_read(
+    path: Path, place: int, value: bytes
+) -> None:
+    """Its leaf gives a wrong page or length. LMDB would read there, and the process would end."""
+    file = path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.index(b"00000007") + place
+    data[at : at + len(value)] = value
+    file.write_bytes(data)
+    source = CaffeLMDBSource(path)
+    assert source.fingerprint()
+    for each in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(ValueError, match=r"db', record '00000007': damaged LMDB: .*beyond the"):
+            each[7]
+        assert [each[6][1], each[8][1]] == [6, 8]
+
+
+def test_a_tree_whose_pages_are_lost_is_refused(path: Path) -> None:
+    """The root is no page of the tree any more: before and after the keys were read."""
+    pickled = pickle.dumps(CaffeLMDBSource(path))
+    file = path / "data.mdb"
+    data = bytearray(file.read_bytes())
+    at = data.index(b"00000007") // 4096 * 4096
+    data[at + 10 : at + 12] = b"\0\0"
+    file.write_bytes(data)
+    with pytest.raises(OSError, match=r"damaged LMDB: page \d+ is not the page .*Remedy: .*db'$"):
+        CaffeLMDBSource(path)
+    with pytest.raises(OSError, match=r"LMDB cannot read it \(.*Remedy: .*db'$"):
+        pickle.loads(pickled)[0]
+
+
+def test_threads_read_at_once(path: Path) -> None:
+    source = CaffeLMDBSource(path)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda i: source[i % 50][1], range(2000))) == list(range(50)) * 40
+
+
+def _send_labels(source: CaffeLMDBSource, sender: Any) -> None:
+    try:
+        sender.send(labels(source))
+    except BaseException as error:
+        sender.send(repr(error))
+
+
+def in_process(source: CaffeLMDBSource, method: Any) -> Any:
+    context: Any = multiprocessing.get_context(method)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_labels, args=(source, sender))
+    process.start()
+    assert receiver.poll(seconds(12)), "the process sent nothing"
+    found = receiver.recv()
+    process.join(seconds(6))
+    assert process.exitcode == 0
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_another_process_reads_what_this_one_has_open(path: Path, method: str) -> None:
+    source = CaffeLMDBSource(path)
+    for _ in range(2):
+        assert labels(source) == list(range(50))
+        assert in_process(source, method) == list(range(50))
+    assert labels(source) == list(range(50))
+
+
+def test_nothing_is_open_across_a_fork(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's own opening is the only one it has."""
+    source = CaffeLMDBSource(path)
+    [environment] = source._environments
+    source[0]
+    assert environment._opened is not None
+    child = os.fork()
+    if not child:
+        os._exit(7 if environment._opened is None else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert environment._opened is None
+    assert labels(source) == list(range(50))
+
+
+def test_forks_while_threads_read_lose_nothing(path: Path) -> None:
+    source, done = CaffeLMDBSource(path), Event()
+    errors: list[BaseException] = []
+
+    def read_on() -> None:
+        try:
+            while not done.is_set():
+                assert labels(source) == list(range(50))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=read_on) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = [in_process(source, "fork") for _ in range(5)]
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(seconds(6))
+    assert found == [list(range(50))] * 5
+    assert not errors
+
+
+def test_a_read_that_hangs_holds_up_no_fork(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage may be gone for good. The child cannot open that file, and says so; no other harm."""
+    monkeypatch.setattr(lmdb_environment, "FORK_TIMEOUT", 0.0)
+    source = CaffeLMDBSource(path)
+    other = CaffeLMDBSource(write_lmdb(path.parent / "other", [encoded_datum(b"a", 4)]))
+    [environment] = source._environments
+    gate = lmdb_environment._GATE
+    gate.enter(environment)
+    try:
+        assert "already open in this process" in in_process(source, "fork")
+        assert in_process(other, "fork") == [4]
+        assert labels(source) == list(range(50))
+    finally:
+        gate.leave(environment)
+    assert in_process(source, "fork") == list(range(50))

@@ -1,0 +1,72 @@
+"""Raw pixels become a file that every decoder reads, exactly (C2)."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from PIL import Image
+
+from stateful_gpu_loader.datasets.lmdb.raw_image import stored_png
+from stateful_gpu_loader.decoders import make_decoder, probe
+from tests.images import photograph
+
+PIXELS = arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70))
+
+
+def reopened(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    image = Image.open(io.BytesIO(file.tobytes()))
+    image.load()
+    return np.asarray(image)
+
+
+def as_batch(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """uint8 [3, height, width]: what a decoder gives."""
+    colors = np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels
+    return torch.from_numpy(colors.transpose(2, 0, 1).copy())
+
+
+@given(PIXELS)
+def test_grey_pixels_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
+    assert np.array_equal(reopened(stored_png(pixels)), pixels)
+    assert np.array_equal(stored_png(pixels[..., None]), stored_png(pixels))
+
+
+@given(arrays(np.uint8, st.tuples(st.integers(1, 40), st.integers(1, 40), st.just(3))))
+def test_colours_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
+    assert np.array_equal(reopened(stored_png(pixels)), pixels)
+
+
+@pytest.mark.parametrize("name", ["coffee", "chelsea"])
+def test_photographs_are_decoded_as_they_are_by_the_loaders_decoder(name: str) -> None:
+    """Of more than 64 KB, which several blocks hold; and of strides that run backwards."""
+    decoder = make_decoder("torchvision")
+    whole = np.asarray(photograph(name))
+    for pixels in (whole, whole[::-1, ::2, ::-1], whole[:, :, 1], whole[5:6, 7:8]):
+        data = torch.from_numpy(stored_png(pixels))
+        header = probe(data)
+        assert (header.height, header.width) == pixels.shape[:2]
+        assert torch.equal(decoder.decode(data, header), as_batch(pixels))
+
+
+def test_a_file_is_little_longer_than_its_pixels() -> None:
+    pixels = np.asarray(photograph("coffee"))
+    assert len(stored_png(pixels)) < pixels.size * 1.01 + 100
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 4, 2), (4, 4, 4), (1, 4, 4, 3), ()])
+def test_other_shapes_are_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"pixels of shape \["):
+        stored_png(np.zeros(shape, dtype=np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0, 3)])
+def test_no_pixels_are_no_image(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="nothing to decode"):
+        stored_png(np.zeros(shape, dtype=np.uint8))

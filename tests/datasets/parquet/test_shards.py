@@ -1,0 +1,225 @@
+"""ParquetShards: Parquet files row after row, from a cursor (B5, C7)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from stateful_gpu_loader.datasets.parquet.shards import ParquetShards
+from stateful_gpu_loader.datasets.parquet.source import ParquetSource
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from tests.datasets.parquet.parquet_files import hub_images, images, write_table
+
+COUNTS = (11, 0, 6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    first = 0
+    for number, count in enumerate(COUNTS):
+        image = pyarrow.array(
+            hub_images(count, first),
+            pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]),
+        )
+        label = pyarrow.array(range(first, first + count), pyarrow.int64())
+        write_table(tmp_path / f"{number}.parquet", {"image": image, "label": label})
+        first += count
+    return tmp_path
+
+
+def read(shards: ParquetShards, shard: str, cursor: int = 0) -> list[tuple[bytes, Any, int]]:
+    return [
+        (sample.data.numpy().tobytes(), sample.target, after)
+        for sample, after in shards.read_shard(shard, cursor)
+    ]
+
+
+def test_shards_are_named_after_their_files(folder: Path) -> None:
+    assert list(ParquetShards(folder / "*.parquet").shards()) == [
+        "0.parquet",
+        "1.parquet",
+        "2.parquet",
+    ]
+    with pytest.raises(ValueError, match=r"no shard '3\.parquet'.*0\.parquet, 1\.parquet"):
+        read(ParquetShards(folder / "*.parquet"), "3.parquet")
+
+
+def test_the_rest_from_every_cursor_is_the_rest(folder: Path) -> None:
+    """B5: uneven shards, and one without rows."""
+    shards = ParquetShards(folder / "*.parquet")
+    for shard, count in zip(shards.shards(), COUNTS, strict=True):
+        whole = read(shards, shard)
+        assert [after for _, _, after in whole] == list(range(1, count + 1))
+        for cursor in range(count + 1):
+            assert read(shards, shard, cursor) == whole[cursor:]
+        with pytest.raises(ValueError, match=f"has {count} rows, and the cursor is {count + 1}"):
+            read(shards, shard, count + 1)
+
+
+@pytest.mark.parametrize("target", ["label", None, {"y": "label"}])
+def test_samples_are_those_of_the_source(folder: Path, target: Any) -> None:
+    """C7: without a target each is known by its row."""
+    shards = ParquetShards(folder / "*.parquet", target=target)
+    source = ParquetSource(folder / "*.parquet", target=target)
+    found = list(shards)
+    assert [bytes(data) for data, _ in found] == [bytes(source[i][0]) for i in range(17)]
+    if target is None:
+        assert [number for _, number in found] == [*range(11), *range(6)]
+    else:
+        assert [number for _, number in found] == [source[i][1] for i in range(17)]
+    sample, _ = next(iter(shards.read_shard("2.parquet", 5)))
+    assert sample.name == f"{folder / '2.parquet'}, row 5"
+
+
+def test_row_groups_before_the_cursor_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B5: a resume at the end of a file costs no more than one at its beginning."""
+    columns = {"image": [os.urandom(1 << 15) for _ in range(12)], "label": list(range(12))}
+    path = write_table(tmp_path / "a.parquet", columns)
+    offsets = []
+    original = OpenFiles.read
+
+    def recorded(self: OpenFiles, path: str, offset: int, size: int) -> Any:
+        offsets.append(offset)
+        return original(self, path, offset, size)
+
+    monkeypatch.setattr(OpenFiles, "read", recorded)
+    assert len(read(ParquetShards(path), "a.parquet", 9)) == 3
+    first = pyarrow.parquet.read_metadata(path).row_group(2).column(0).dictionary_page_offset
+    assert first > 8 << 15
+    assert min(offsets) == first
+
+
+def test_a_generator_that_is_closed_leaves_no_file_open(folder: Path) -> None:
+    shards = ParquetShards(folder / "*.parquet")
+    before = len(os.listdir("/proc/self/fd"))
+    generators = [shards.read_shard("0.parquet", 0) for _ in range(5)]
+    for generator in generators:
+        next(generator)
+    assert len(os.listdir("/proc/self/fd")) > before
+    for generator in generators:
+        generator.close()  # type: ignore[attr-defined]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_counts_are_known_from_the_footers_or_not_at_all(folder: Path) -> None:
+    shards = ParquetShards(folder / "*.parquet")
+    assert [shards.num_samples(shard) for shard in shards.shards()] == list(COUNTS)
+    unknown = ParquetShards([folder / "0.parquet", folder / "absent.parquet"], count_rows=False)
+    assert [unknown.num_samples(shard) for shard in unknown.shards()] == [None, None]
+    assert unknown.fingerprint()
+
+
+def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_path: Path) -> None:
+    """B7."""
+    moved = shutil.copytree(folder, tmp_path / "elsewhere")
+    for arguments in ({}, {"count_rows": False}):
+        one = ParquetShards(folder / "*.parquet", **arguments)
+        assert ParquetShards(moved / "*.parquet", **arguments).fingerprint() == one.fingerprint()
+    before = ParquetShards(moved / "*.parquet").fingerprint()
+    seen = {before, ParquetShards(moved / "*.parquet", target=None).fingerprint()}
+    seen.add(ParquetShards(moved / "*.parquet", count_rows=False).fingerprint())
+    seen.add(ParquetShards(moved / "0.parquet").fingerprint())
+    write_table(moved / "2.parquet", {"image": images(6), "label": list(range(6))})
+    seen.add(ParquetShards(moved / "*.parquet").fingerprint())
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_urls_are_streamed(folder: Path, protocol: str) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    paths = [f"{folder}/{number}.parquet" for number in range(3)]
+    for path in paths:
+        memory.pipe(path, Path(path).read_bytes())
+    shards = ParquetShards([f"{protocol}://{path}" for path in paths])
+    local = ParquetShards(paths)
+    for shard, cursor in (("0.parquet", 0), ("0.parquet", 5), ("1.parquet", 0), ("2.parquet", 6)):
+        assert read(shards, shard, cursor) == read(local, shard, cursor)
+    assert shards.num_samples("0.parquet") == 11
+    assert shards.fingerprint() == local.fingerprint()
+
+
+def test_shards_travel_without_what_they_read(folder: Path) -> None:
+    shards = ParquetShards(folder / "*.parquet", num_lanes=2, shuffle_buffer=8)
+    copy = pickle.loads(pickle.dumps(shards))
+    assert read(copy, "0.parquet") == read(shards, "0.parquet")
+    assert (copy.num_lanes, copy.shuffle_buffer) == (2, 8)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _rename_column(path: Path) -> None:
+    write_table(path, {"jpeg": images(3), "label": [1, 2, 3]})
+
+
+@pytest.mark.parametrize("damage", [_truncate, _empty, _rename_column])
+def test_a_damaged_shard_is_named(folder: Path, damage: Callable[[Path], None]) -> None:
+    """C12: and those beside it are read."""
+    shards = ParquetShards(folder / "*.parquet")
+    damage(folder / "0.parquet")
+    with pytest.raises(ValueError, match=r"0\.parquet'.*Remedy"):
+        read(shards, "0.parquet")
+    assert len(read(shards, "2.parquet")) == 6
+
+
+def test_damage_within_a_shard_comes_after_the_rows_before_it(tmp_path: Path) -> None:
+    columns = {"image": images(12), "label": list(range(12))}
+    path = Path(write_table(tmp_path / "a.parquet", columns, write_page_checksum=True))
+    column = pyarrow.parquet.read_metadata(path).row_group(1).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size - 2] ^= 1
+    path.write_bytes(content)
+    found = []
+    with pytest.raises(ValueError, match=r"a\.parquet', record 'row group 1'.*row 4 or behind"):
+        found.extend(sample.target for sample, _ in ParquetShards(path).read_shard("a.parquet", 0))
+    assert found == [0, 1, 2, 3]
+    assert [sample.target for sample, _ in ParquetShards(path).read_shard("a.parquet", 8)] == [
+        8,
+        9,
+        10,
+        11,
+    ]
+
+
+def test_a_null_image_is_named(tmp_path: Path) -> None:
+    columns = {"image": [*images(5), None, *images(1)], "label": list(range(7))}
+    path = write_table(tmp_path / "a.parquet", columns)
+    rows = list(ParquetShards(path).read_shard("a.parquet", 3))
+    assert [cursor for _, cursor in rows] == [4, 5, 6, 7]
+    bad = rows[2][0]
+    assert isinstance(bad, ValueError)
+    assert "row group 1, row 5': the image in column 'image' is null" in str(bad)
+    assert rows[3][0].target == 6
+
+
+def test_storage_that_fails_keeps_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 6."""
+    with pytest.raises(FileNotFoundError):
+        read(ParquetShards(folder / "absent.parquet"), "absent.parquet")
+    rows = ParquetShards(folder / "*.parquet").read_shard("0.parquet", 0)
+    assert [next(rows)[1] for _ in range(4)] == [1, 2, 3, 4]
+
+    def broken(self: OpenFiles, path: str, offset: int, size: int) -> Any:
+        raise OSError(errno.EIO, "lost", path)
+
+    monkeypatch.setattr(OpenFiles, "read", broken)
+    with pytest.raises(OSError, match="lost") as caught:
+        next(rows)
+    assert caught.value.errno == errno.EIO

@@ -1,0 +1,204 @@
+"""What every source and every sharded dataset promises, in one helper each (C12).
+
+The stream is compared with an uninterrupted run, pixels included, by :mod:`tests.conformance`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import ShardedDataset, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import EncodedShards, Source
+from tests.conformance import (
+    assert_exact_resume,
+    assert_same_rest,
+    same,
+    through_json,
+    uninterrupted,
+)
+from tests.lost_workers import with_kills
+
+BATCH_SIZE = 3
+THREADS = {"num_workers": 2, "worker_type": "thread"}
+FORKED = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"}
+APART = {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "forkserver"}
+
+
+def assert_source_conforms(
+    make_source: Callable[[], Source],
+    *,
+    changed: Callable[[], Source],
+    collate_fn: Callable[[Any], Any] | None = None,
+    crosses_processes: bool = True,
+) -> None:
+    """Check all that a source promises.
+
+    Args:
+        make_source: builds it, of some 7 to 20 images.
+        changed: builds it over content of as many samples that differs.
+        collate_fn: where torch's default cannot collate the targets.
+        crosses_processes: False for content that only this process has (``memory://``).
+    """
+    source = make_source()
+    expected = [_read(source, index) for index in range(len(source))]
+    assert len(expected) > BATCH_SIZE, "too few samples to say anything"
+    _assert_indices(source)
+    _assert_read_from_many_threads(source, expected)
+    assert make_source().fingerprint() == source.fingerprint()
+    assert changed().fingerprint() != source.fingerprint(), "another content, the same id"
+    if crosses_processes:
+        _assert_travels(source, expected)
+    make = partial(_make_loader, make_source, collate_fn=collate_fn)
+    processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
+    assert_exact_resume(make, epochs=2, other=(THREADS, *processes))
+    if crosses_processes:
+        _assert_resumes_apart(make)
+        _assert_survives_kills(make)
+    _assert_another_is_refused(make, partial(_make_loader, changed, collate_fn=collate_fn))
+
+
+def assert_shards_conform(
+    make_dataset: Callable[[], ShardedDataset],
+    *,
+    changed: Callable[[], ShardedDataset],
+    crosses_processes: bool = True,
+) -> None:
+    """Check all that a sharded dataset promises: every cursor, and the stream of the loader."""
+    dataset = make_dataset()
+    num_samples = 0
+    for shard in dataset.shards():
+        found = list(dataset.read_shard(shard, 0))
+        num_samples += len(found)
+        promised = dataset.num_samples(shard)
+        assert promised in (None, len(found))
+        for number, (_, cursor) in enumerate(found, start=1):
+            rest = list(dataset.read_shard(shard, cursor))
+            assert [behind for _, behind in rest] == [behind for _, behind in found[number:]]
+            assert same([_plain(s) for s, _ in rest], [_plain(s) for s, _ in found[number:]])
+    assert num_samples > 2 * BATCH_SIZE, "too few samples to say anything"
+    assert make_dataset().fingerprint() == dataset.fingerprint()
+    assert changed().fingerprint() != dataset.fingerprint(), "another content, the same id"
+    is_encoded = isinstance(dataset, EncodedShards)
+    if crosses_processes:
+        restored = pickle.loads(pickle.dumps(dataset))
+        assert list(restored.shards()) == list(dataset.shards())
+    processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
+    threads = (THREADS,) if is_encoded else ()
+    for shuffle in (False, True):
+        make = partial(_make_loader, make_dataset, shuffle=shuffle)
+        assert sum(len(batch) for batch in make(collate_fn=list)) == num_samples
+        assert_exact_resume(make, epochs=2, other=(*threads, *processes))
+    if crosses_processes:
+        _assert_resumes_apart(partial(_make_loader, make_dataset))
+        _assert_survives_kills(partial(_make_loader, make_dataset))
+    _assert_another_is_refused(partial(_make_loader, make_dataset), partial(_make_loader, changed))
+
+
+def _make_loader(
+    make_dataset: Callable[[], Any],
+    *,
+    shuffle: bool = True,
+    collate_fn: Callable[[Any], Any] | None = None,
+    **changes: Any,
+) -> StatefulGPULoader[Any]:
+    dataset = make_dataset()
+    recipes = None
+    if isinstance(dataset, (Source, EncodedShards)):
+        recipes = [T.RandomResizedCrop(8), T.RandomHorizontalFlip()]
+    return StatefulGPULoader(
+        dataset,
+        batch_size=BATCH_SIZE,
+        shuffle=shuffle,
+        seed=11,
+        transform=recipes,
+        collate_fn=collate_fn,
+        **changes,
+    )
+
+
+def _read(source: Source, index: int) -> Any:
+    return _plain(source.read(index))
+
+
+def _plain(sample: Any) -> Any:
+    data = getattr(sample, "data", None)
+    if isinstance(data, torch.Tensor) and hasattr(sample, "target"):
+        assert data.dtype == torch.uint8
+        assert data.ndim == 1
+        return [data, sample.target]
+    return sample
+
+
+def _assert_indices(source: Source) -> None:
+    data, _ = source[-1]
+    assert torch.equal(data, source.read(len(source) - 1).data)
+    for index in (len(source), -len(source) - 1):
+        with pytest.raises(IndexError, match="out of range"):
+            source[index]
+
+
+def _assert_read_from_many_threads(source: Source, expected: list[Any]) -> None:
+    indices = [index for turn in range(4) for index in range(turn, len(expected))]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(partial(_read, source), indices))
+    assert same(found, [expected[index] for index in indices])
+
+
+def _assert_travels(source: Source, expected: list[Any]) -> None:
+    """A forked child reads what its parent has open; a pickled copy brings no data along."""
+    restored = pickle.loads(pickle.dumps(source))
+    assert restored.fingerprint() == source.fingerprint()
+    assert same([_read(restored, index) for index in range(len(expected))], expected)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.map(_Reader(source), range(len(expected)))
+    assert [data for data, _ in found] == [sample[0].tolist() for sample in expected]
+
+
+class _Reader:
+    """Reads in a child; what it returns holds no shared memory."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __call__(self, index: int) -> tuple[list[int], str]:
+        sample = self._source.read(index)
+        return sample.data.tolist(), repr(sample.target)
+
+
+def _assert_resumes_apart(make: Callable[..., StatefulGPULoader[Any]]) -> None:
+    expected, states = uninterrupted(make(), 1)
+    place = (0, len(expected[0]) // 2)
+    resumed = make(**APART)
+    resumed.load_state_dict(through_json(states[place]))
+    assert_same_rest(resumed, expected, place, 1, APART)
+
+
+def _assert_survives_kills(make: Callable[..., StatefulGPULoader[Any]]) -> None:
+    """G1: workers are killed behind two batches of each epoch, and nothing changes."""
+    expected, _ = uninterrupted(make(), 2)
+    loader = make(**FORKED, prefetch_factor=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*worker")
+        found = with_kills(loader, 2, {1: (0,), 2: (1,)})
+    assert same(found, expected)
+    # Two batches may have been made when the workers die, and a third was asked for.
+    assert loader.worker_restarts > 0 or len(expected[0]) < 4
+
+
+def _assert_another_is_refused(
+    make: Callable[..., StatefulGPULoader[Any]], make_other: Callable[..., StatefulGPULoader[Any]]
+) -> None:
+    loader = make()
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        make_other().load_state_dict(loader.state_dict())

@@ -1,0 +1,165 @@
+"""Indices that are kept, and those that are stale, damaged or of another kind (C4)."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.storage.failures import failed
+from stateful_gpu_loader.datasets.storage.index_files import Index, cached_index, identity_of
+
+
+class Builder:
+    """Counts how often an index is built; each is another one."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> Index:
+        self.times += 1
+        return {"numbers": np.arange(self.times), "none": np.empty(0, dtype=np.uint8)}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    path = tmp_path / "data" / "a.bin"
+    path.parent.mkdir()
+    path.write_bytes(b"content")
+    return path
+
+
+def test_an_index_is_built_once_and_read_back(file: Path) -> None:
+    build = Builder()
+    for _ in range(3):
+        index = cached_index(str(file), kind="k-1", build=build)
+        assert sorted(index) == ["none", "numbers"]
+        assert index["numbers"].tolist() == [0]
+        assert index["none"].dtype == np.uint8
+    assert build.times == 1
+    assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
+
+
+def test_another_kind_size_or_time_is_built_anew(file: Path) -> None:
+    build = Builder()
+    cached_index(str(file), kind="k-1", build=build)
+    cached_index(str(file), kind="k-2", build=build)
+    assert build.times == 2
+    status = os.stat(file)
+    file.write_bytes(b"longer content")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    cached_index(str(file), kind="k-1", build=build)
+    assert build.times == 3
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    cached_index(str(file), kind="k-1", build=build)
+    assert build.times == 4
+    cached_index(str(file), kind="k-1", build=build)
+    assert build.times == 4
+
+
+def test_a_cache_directory_is_the_only_place_if_given(file: Path, tmp_path: Path) -> None:
+    build = Builder()
+    for _ in range(2):
+        cached_index(str(file), kind="k-1", build=build, cache_dir=str(tmp_path / "x" / "y"))
+    assert build.times == 1
+    assert len(list((tmp_path / "x" / "y").iterdir())) == 1
+    assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_where_no_file_can_be_kept_beside_the_general_cache_is_used(
+    file: Path, tmp_path: Path, url: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, path = Builder(), str(file)
+    if url:
+        path = "memory://data/b.bin"
+        fsspec.filesystem("memory").pipe(path, b"content")
+    else:
+        # root may write anywhere, so a folder lies in the way.
+        (file.parent / ".a.bin.k-1.npz").mkdir()
+    for _ in range(2):
+        cached_index(path, kind="k-1", build=build)
+    assert build.times == 1
+    assert len(list((tmp_path / "home" / "stateful_gpu_loader").iterdir())) == 1
+    assert not [path for path in file.parent.iterdir() if path.suffix == ".part"]
+
+
+def test_where_nothing_can_be_kept_it_is_built_each_time(file: Path, tmp_path: Path) -> None:
+    build = Builder()
+    for _ in range(2):
+        cached_index(str(file), kind="k-1", build=build, cache_dir=str(file))
+    assert build.times == 2
+
+
+def test_an_index_can_be_read_by_other_users(file: Path) -> None:
+    """The tars of a team lie in one folder."""
+    cached_index(str(file), kind="k-1", build=Builder())
+    kept = file.parent / ".a.bin.k-1.npz"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o644
+
+
+def test_an_error_of_building_is_not_hidden(file: Path) -> None:
+    def fails() -> Index:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        cached_index(str(file), kind="k-1", build=fails)
+    with pytest.raises(FileNotFoundError):
+        cached_index(f"{file}.absent", kind="k-1", build=fails)
+    assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_index_is_built_anew_or_right(changes: list[tuple[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, build = Path(folder, "a.bin"), Builder()
+        path.write_bytes(b"content")
+        cached_index(str(path), kind="k-1", build=build)
+        kept = Path(path).with_name(f".{Path(path).name}.k-1.npz")
+        data = bytearray(kept.read_bytes())
+        for place, value in changes:
+            data[place % len(data)] = value
+        kept.write_bytes(data)
+        index = cached_index(str(path), kind="k-1", build=build)
+        assert index["numbers"].tolist() == list(range(build.times))
+
+
+def test_many_may_build_at_the_same_time(file: Path) -> None:
+    found = []
+    threads = [
+        threading.Thread(
+            target=lambda: found.append(cached_index(str(file), kind="k-1", build=Builder()))
+        )
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(index["numbers"].tolist() == [0] for index in found)
+    assert sorted(path.name for path in file.parent.iterdir()) == [".a.bin.k-1.npz", "a.bin"]
+
+
+def test_identities_are_sizes_and_times(file: Path) -> None:
+    size, mark = identity_of(str(file))
+    assert (size, mark) == (7, str(os.stat(file).st_mtime_ns))
+    assert identity_of(f"file://{file}")[0] == 7
+
+
+def test_failures_keep_their_kind_and_gain_the_place() -> None:
+    assert isinstance(failed(FileNotFoundError(2, "gone"), "a.tar", "sample 3"), FileNotFoundError)
+    assert failed(OSError(5, "broken"), "a.tar", "sample 3").errno == 5
+    for kind in (OSError, FileNotFoundError):
+        error = failed(kind("lost"), "s3://a", "sample 3")
+        assert type(error) is kind
+        assert str(error) == "'s3://a': lost, sample 3"

@@ -1,0 +1,122 @@
+"""Ranges of files, from many threads and processes, with few descriptors (C4, C11)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from tests.datasets.storage.processes import in_a_fork, open_descriptors
+
+
+def write_files(folder: Path, count: int) -> list[str]:
+    for number in range(count):
+        (folder / f"{number}").write_bytes(f"{number:04d}".encode() * 100)
+    return [str(folder / f"{number}") for number in range(count)]
+
+
+def test_ranges_are_read(tmp_path: Path) -> None:
+    path = write_files(tmp_path, 1)[0]
+    fsspec.filesystem("memory").pipe("memory://ranges", Path(path).read_bytes())
+    for place in (path, f"file://{path}", "memory://ranges"):
+        files = OpenFiles()
+        data = files.read(place, 2, 6)
+        assert (bytes(data), data.dtype) == (b"000000", "uint8")
+        assert data.flags.writeable
+        assert bytes(files.read(place, 400, 0)) == b""
+        assert len(files.read(place, 0, 400)) == 400
+        with pytest.raises(ValueError, match=r"ends at byte 400, in the middle of the 2.*Remedy"):
+            files.read(place, 399, 2)
+
+
+def test_a_file_that_is_not_there_is_an_oserror(tmp_path: Path) -> None:
+    for path in (str(tmp_path / "absent"), f"file://{tmp_path}/absent", "memory://absent"):
+        with pytest.raises(FileNotFoundError, match="absent"):
+            OpenFiles().read(path, 0, 1)
+
+
+def test_descriptors_are_few_though_threads_are_many(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, 60)
+    gc.collect()
+    before = open_descriptors()
+    files = OpenFiles(limit=5)
+    most = []
+
+    def read(turn: int) -> bytes:
+        data = files.read(paths[turn % 60], 0, 4).tobytes()
+        most.append(open_descriptors())
+        return data
+
+    with ThreadPoolExecutor(8) as pool:
+        read_by_turn = list(pool.map(read, range(1200)))
+    assert read_by_turn == [f"{turn % 60:04d}".encode() for turn in range(1200)]
+    # One of each thread besides those that are kept, and the listing's own.
+    assert max(most) <= before + 5 + 8 + 8
+    assert open_descriptors() <= before + 5
+    files.forget()
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def test_a_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_files(tmp_path, 2)
+    files, opened = OpenFiles(), []
+    system_open = os.open
+
+    def counting(path: str, *arguments: int) -> int:
+        opened.append(path)
+        return system_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", counting)
+    for _ in range(3):
+        for path in paths:
+            files.read(path, 0, 4)
+    assert opened == paths
+
+
+def test_a_pickled_copy_has_nothing_open(tmp_path: Path) -> None:
+    path = write_files(tmp_path, 1)[0]
+    files = OpenFiles(limit=3)
+    files.read(path, 0, 4)
+    before = open_descriptors()
+    copy = pickle.loads(pickle.dumps(files))
+    assert open_descriptors() == before
+    assert bytes(copy.read(path, 0, 4)) == b"0000"
+    assert copy._limit == 3
+
+
+def test_a_fork_opens_its_own(tmp_path: Path) -> None:
+    """Also where another thread of the parent was opening a file at that moment."""
+    path = write_files(tmp_path, 1)[0]
+    files = OpenFiles()
+    files.read(path, 0, 4)
+    descriptor = files._files[path].descriptor
+
+    def reads() -> bool:
+        closed = not os.path.exists(f"/proc/self/fd/{descriptor}")
+        return closed and bytes(files.read(path, 0, 4)) == b"0000"
+
+    assert in_a_fork(reads) == 0
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with files._lock:
+            held.set()
+            let_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    try:
+        assert in_a_fork(reads) == 0
+    finally:
+        let_go.set()
+        holder.join()
+    assert bytes(files.read(path, 0, 4)) == b"0000"

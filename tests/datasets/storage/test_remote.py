@@ -1,0 +1,170 @@
+"""Files by URL: errors, forks, and packages that are not there (C4, C11)."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
+
+from stateful_gpu_loader.datasets.storage import remote
+from stateful_gpu_loader.datasets.storage.remote import open_remote, read_remote, remote_identity
+from stateful_gpu_loader.datasets.storage.streams import open_stream
+from stateful_gpu_loader.errors import MissingDependency
+from tests.datasets.storage.processes import in_a_fork
+
+
+class ClientError(Exception):
+    """What a client of remote files raises: no OSError."""
+
+
+class Unreliable(MemoryFileSystem):  # type: ignore[misc]
+    """Fails as long as it is told to."""
+
+    protocol = "unreliable"
+    cachable = False
+    failing: Exception | None = None
+    whole = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("unreliable://", "memory://")))
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        if Unreliable.failing:
+            raise Unreliable.failing
+        return super().cat_file(path, *((None, None) if self.whole else (start, end)))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        if Unreliable.failing:
+            raise Unreliable.failing
+        return super().info(path, **options)
+
+    def _open(self, path: str, *arguments: Any, **options: Any) -> Any:
+        if Unreliable.failing:
+            raise Unreliable.failing
+        content = super()._open(path, *arguments, **options).getvalue()
+
+        class File(io.BytesIO):
+            def read(self, size: int | None = -1) -> bytes:
+                if Unreliable.failing:
+                    raise Unreliable.failing
+                return super().read(size)
+
+        return File(content)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    fsspec.register_implementation("unreliable", Unreliable, clobber=True)
+    MemoryFileSystem().pipe("/a", b"0123456789" * 300_000)
+    yield "unreliable://a"
+    Unreliable.failing, Unreliable.whole = None, False
+    remote._systems.clear()
+
+
+@contextmanager
+def failing(error: Exception) -> Iterator[None]:
+    Unreliable.failing = error
+    yield
+    Unreliable.failing = None
+
+
+def test_ranges_and_streams(url: str) -> None:
+    assert read_remote(url, 3, 4) == b"3456"
+    assert read_remote(url, 2_999_998, 4) == b"89"
+    assert read_remote(url, 3, 0) == b""
+    with open_remote(url, 13) as stream:
+        assert stream.read(4) == b"3456"
+        assert len(stream.read()) == 3_000_000 - 17
+    assert remote_identity(url)[0] == 3_000_000
+
+
+@pytest.mark.parametrize("error", [ClientError("connection lost"), OSError("connection lost")])
+def test_what_a_client_raises_becomes_an_oserror(url: str, error: Exception) -> None:
+    """The loader retries those; while a stream is read, too."""
+    with open_stream(url) as stream, open_stream(url) as other:
+        assert stream.read(3) == b"012"
+        with failing(error):
+            for attempt in (
+                lambda: read_remote(url, 0, 3),
+                lambda: open_remote(url, 0),
+                lambda: remote_identity(url),
+                lambda: other.read(3),
+                lambda: stream.read(2_000_000),
+            ):
+                with pytest.raises(OSError, match=r"'unreliable://a' cannot.*connection lost"):
+                    attempt()
+
+
+def test_files_that_are_not_there_are_named(url: str) -> None:
+    for attempt in (
+        lambda: read_remote("unreliable://gone", 0, 3),
+        lambda: open_remote("unreliable://gone", 0),
+        lambda: remote_identity("unreliable://gone"),
+    ):
+        with pytest.raises(FileNotFoundError, match=r"'unreliable://gone' cannot be read"):
+            attempt()
+
+
+def test_errors_of_the_system_keep_their_number(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        read_remote(f"file://{tmp_path}/gone", 0, 3)
+    assert caught.value.errno == 2
+
+
+def test_a_server_that_gives_no_ranges_is_named(url: str) -> None:
+    """Its answer is the whole file, of which the first bytes are other ones."""
+    Unreliable.whole = True
+    with pytest.raises(OSError, match=r"asked for 4 bytes from 3, got 3000000.*does not give"):
+        read_remote(url, 3, 4)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = {"class": "no_such_module.X", "err": "Install nosuchfs to access nothing"}
+    monkeypatch.setitem(known_implementations, "nosuch", registry)
+    with pytest.raises(MissingDependency, match=r"'nosuch://a'.*needs the package 'nosuchfs'") as e:
+        read_remote("nosuch://a", 0, 1)
+    assert e.value.package == "nosuchfs"
+    with pytest.raises(ValueError, match=r"unknown://a.*Remedy: use a protocol that fsspec knows"):
+        read_remote("unknown://a", 0, 1)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingDependency, match=r"'fsspec'.*stateful_gpu_loader\[remote\]"):
+        read_remote("another://a", 0, 1)
+
+
+def test_a_fork_makes_its_own_file_systems(url: str) -> None:
+    """Also where another thread of the parent was making one at that moment."""
+    assert read_remote(url, 0, 3) == b"012"
+    system = remote._systems[url][0]
+
+    def reads() -> bool:
+        return read_remote(url, 0, 3) == b"012" and remote._systems[url][0] is not system
+
+    assert in_a_fork(reads) == 0
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with remote._lock:
+            held.set()
+            let_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    try:
+        assert in_a_fork(reads) == 0
+    finally:
+        let_go.set()
+        holder.join()
+    assert remote._owner == os.getpid()
+    assert remote._systems[url][0] is system

@@ -1,0 +1,193 @@
+"""Grouping by key, choosing and decoding members, as the package webdataset does (C4)."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from webdataset.autodecode import decoders
+from webdataset.tariterators import base_plus_ext, group_by_keys
+
+from stateful_gpu_loader.datasets.tar.choice import MemberChoice
+from stateful_gpu_loader.datasets.tar.member import SampleGrouping, split_name, value_of
+
+NAME = st.text("ab/._J\n", min_size=1, max_size=9)
+
+
+@given(NAME)
+def test_names_split_as_in_webdataset(name: str) -> None:
+    key, extension = base_plus_ext(name)
+    expected = None if key is None else (key, extension.lower())
+    if name.startswith("__") and "__" in name[2:].partition("/")[0]:
+        return
+    assert split_name(name) == expected
+
+
+@pytest.mark.parametrize("name", ["__meta__", "__meta__/a.jpg", "____/a.jpg", "README", ".hidden"])
+def test_names_without_a_sample(name: str) -> None:
+    assert split_name(name) is None
+
+
+def test_names_that_look_like_meta_are_members() -> None:
+    assert split_name("__init__.py") == ("__init__", "py")
+    assert split_name("a/__meta__.jpg") == ("a/__meta__", "jpg")
+
+
+@given(st.lists(st.sampled_from(["a.jpg", "a.JPG", "a.cls", "b.jpg", "b.cls", "x", "c/a.jpg"])))
+def test_members_group_as_in_webdataset(names: list[str]) -> None:
+    files = [{"fname": name, "data": b"", "__url__": ""} for name in names]
+    theirs: list[Any] = []
+    failed = False
+    try:
+        for sample in group_by_keys(iter(files)):
+            theirs.append([name for name in sample if not name.startswith("__")])
+    except ValueError:
+        failed = True
+    grouping = SampleGrouping()
+    found: list[list[str]] = []
+    refused = False
+    for name in names:
+        try:
+            place = grouping.place(name)
+        except ValueError:
+            refused = True
+            break
+        if place is not None:
+            begins, extension = place
+            if begins:
+                found.append([])
+            found[-1].append(extension)
+    assert refused == failed
+    if not failed:
+        assert found == theirs
+
+
+@pytest.mark.parametrize(
+    ("extension", "data"),
+    [
+        ("cls", b"7"),
+        ("cls2", b" -12\n"),
+        ("index", b"0"),
+        ("inx", b"1"),
+        ("left.id", b"9"),
+        ("json", b'{"a": [1, null]}'),
+        ("jsn", b"3"),
+        ("txt", "grün".encode()),
+        ("text", b""),
+        ("transcript", b"a\nb"),
+    ],
+)
+def test_values_are_those_of_webdataset(extension: str, data: bytes) -> None:
+    assert value_of(extension, data) == decoders[extension.rpartition(".")[2]](data)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array(3.5),
+        np.zeros((0, 4), dtype=np.uint8),
+        np.array([(1, 2.0)], dtype=[("a", "<i4"), ("b", "<f8")]),
+    ],
+)
+def test_arrays_are_those_of_numpy(array: np.ndarray[Any, Any]) -> None:
+    file = io.BytesIO()
+    np.save(file, array)
+    found = value_of("npy", file.getvalue())
+    assert found.dtype == array.dtype
+    assert found.shape == array.shape
+    assert found.tobytes() == array.tobytes()
+    assert found.flags.writeable
+
+
+def test_pickles_are_never_loaded() -> None:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="pickled objects"):
+        value_of("npy", file.getvalue())
+    assert value_of("pth", b"anything") == b"anything"
+    for argument in ("pth", "meta.pkl", "cls;pyd"):
+        with pytest.raises(ValueError, match=r"pickles, which run code.*Remedy: store"):
+            MemberChoice("jpg", argument)
+
+
+@pytest.mark.parametrize(
+    ("extension", "data"),
+    [
+        ("cls", b"seven"),
+        ("cls", b""),
+        ("cls", b"9" * 30),
+        ("cls", b"9" * 9999),
+        ("txt", b"\xff"),
+        ("json", b"{"),
+        ("json", b"[" * 99999),
+        ("json", b"\xff\xfe\xff"),
+        ("npy", b""),
+        ("npy", b"\x93NUMPY\x01\x00\x10\x00" + b"{" * 16),
+    ],
+)
+def test_malformed_values_are_value_errors(extension: str, data: bytes) -> None:
+    """Law 6: they are malformed at every retry."""
+    with pytest.raises(ValueError, match=r"\w"):
+        value_of(extension, data)
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=5))
+def test_mutated_arrays_are_value_errors_or_arrays(changes: list[tuple[int, int]]) -> None:
+    """A shape of 10**18 must not ask for the memory."""
+    file = io.BytesIO()
+    np.save(file, np.arange(9))
+    data = bytearray(file.getvalue())
+    for place, value in changes:
+        data[place % len(data)] = value
+    try:
+        found = value_of("npy", bytes(data))
+    except ValueError:
+        return
+    assert found.nbytes <= len(data)
+
+
+def test_choices_of_image_and_target() -> None:
+    forms: list[tuple[Any, Any]] = [
+        ("cls", 1),
+        (("cls", "txt"), (1, 2)),
+        (["cls", "cls"], (1, 1)),
+        ({"y": "cls", "name": "__key__"}, {"y": 1, "name": "k"}),
+        ("__key__", "k"),
+        (None, 5),
+    ]
+    for target, expected in forms:
+        choice = MemberChoice("jpg", target)
+        assert choice.target([1, 2][: len(choice.slots) - 1], "k", 5) == expected
+    assert MemberChoice(("JPG;png", ".webp"), None).slots == (("jpg", "png", "webp"),)
+    assert MemberChoice("jpg", ("cls;cls2", "txt")).wanted == {"jpg", "cls", "cls2", "txt"}
+
+
+@pytest.mark.parametrize(
+    ("image", "target", "error"),
+    [
+        ((), "cls", ValueError),
+        ("", "cls", ValueError),
+        ("jpg;", "cls", ValueError),
+        ("__key__", "cls", ValueError),
+        ("jpg", "cls;__key__", ValueError),
+        ("jpg", "", ValueError),
+        ((3,), "cls", TypeError),
+        ("jpg", (3,), TypeError),
+        ("jpg", 3, TypeError),
+    ],
+)
+def test_choices_that_are_none_are_refused(image: Any, target: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        MemberChoice(image, target)
+
+
+def test_json_of_all_types_is_kept() -> None:
+    value = {"boxes": [[0.5, 1]], "name": "é", "none": None}
+    assert value_of("json", json.dumps(value).encode()) == value

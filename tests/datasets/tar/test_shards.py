@@ -1,0 +1,250 @@
+"""Tars as streams: each sample from each cursor on (B5, C4)."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import webdataset
+from torch.utils.data import DataLoader
+
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
+from stateful_gpu_loader.datasets.tar.source import TarSource
+from tests.conformance import same
+from tests.datasets.tar.tar_compression import COMPRESS
+from tests.datasets.tar.tar_files import (
+    FORMATS,
+    sample_entries,
+    tar_bytes,
+    write_photo_tars,
+    write_tar,
+)
+
+ODD = [
+    ("__meta__", b"meta"),
+    *sample_entries(0, 2),
+    ("README", b"no sample"),
+    ("x.cls", b"1"),
+    ("long/" * 40 + "y.jpg", b"a long name"),
+    ("NOTES", b"between two members"),
+    ("long/" * 40 + "y.cls", b"9"),
+    ("z.jpg", b"no class"),
+    *sample_entries(2, 5),
+    ("END", b"after the last sample"),
+]
+
+
+def plain(item: Any) -> Any:
+    if isinstance(item, dict):
+        return item
+    return item.data.numpy().tobytes(), item.target, item.name
+
+
+def read(dataset: ShardedDataset, shard: str, cursor: int = 0) -> list[tuple[Any, int]]:
+    return [(plain(sample), after) for sample, after in dataset.read_shard(shard, cursor)]
+
+
+def assert_the_rest_is_the_rest(dataset: ShardedDataset) -> None:
+    for shard in dataset.shards():
+        whole = read(dataset, shard)
+        for number, (_, cursor) in enumerate(whole, start=1):
+            assert read(dataset, shard, cursor) == whole[number:]
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@pytest.mark.parametrize("tar_format", ["gnu", "pax"])
+def test_from_every_cursor_the_rest_is_the_rest(
+    tmp_path: Path, ending: str, tar_format: str
+) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(COMPRESS[ending](tar_bytes(ODD, FORMATS[tar_format])))
+    shards = TarShards(path, missing="skip")
+    assert_the_rest_is_the_rest(shards)
+    assert_the_rest_is_the_rest(TarRecords(path))
+    found = [plain(sample)[:2] for sample, _ in shards.read_shard(f"a{ending}", 0)]
+    assert [target for _, target in found] == [0, 1, 9, 2, 3, 4]
+    assert found[2] == (b"a long name", 9)
+    cursors = [after for _, after in read(shards, f"a{ending}")]
+    if ending == ".tar":
+        assert all(cursor % 512 == 0 for cursor in cursors)
+    else:
+        assert cursors == [1, 2, 3, 4, 5, 6]
+
+
+def test_samples_are_those_by_index_and_of_webdataset(tmp_path: Path) -> None:
+    paths = write_photo_tars(tmp_path)
+    target: Any = {"y": "cls", "text": "txt", "key": "__key__"}
+    shards, source = TarShards(paths, target=target), TarSource(paths, target=target)
+    streamed = [sample for shard in shards.shards() for sample, _ in shards.read_shard(shard, 0)]
+    assert len(streamed) == len(source) == 13
+    for index, sample in enumerate(streamed):
+        assert plain(sample) == plain(source.read(index))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        names = [str(path) for path in paths]
+        theirs = list(webdataset.WebDataset(names, shardshuffle=False).decode())
+    records = list(TarRecords(paths))
+    assert records == [
+        {key: sample[key] for key in sample if key != "__url__"}
+        for sample in map(without_local, theirs)
+    ]
+
+
+def without_local(sample: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in sample.items() if key != "__local_path__"}
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.zst"])
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_shards_by_url(tmp_path: Path, ending: str, protocol: str) -> None:
+    url = f"memory://shards/a{ending}" if protocol == "memory" else f"file://{tmp_path}/a{ending}"
+    with fsspec.open(url, "wb") as file:
+        file.write(COMPRESS[ending](tar_bytes(sample_entries(0, 6))))
+    shards = TarShards([url])
+    assert shards.shards() == [f"a{ending}"]
+    assert_the_rest_is_the_rest(shards)
+    assert len(read(shards, f"a{ending}")) == 6
+
+
+def test_uneven_and_empty_shards(tmp_path: Path) -> None:
+    paths = [
+        write_tar(tmp_path / "a.tar", []),
+        write_tar(tmp_path / "b.tar", sample_entries(0, 1)),
+        write_tar(tmp_path / "c.tar", sample_entries(1, 8)),
+        write_tar(tmp_path / "d.tar", [("README", b"")]),
+    ]
+    shards = TarShards(paths)
+    assert [len(read(shards, shard)) for shard in shards.shards()] == [0, 1, 7, 0]
+    assert_the_rest_is_the_rest(shards)
+
+
+def test_without_a_target_it_is_the_byte_of_the_sample(tmp_path: Path) -> None:
+    """The same after a resume, and for a compressed tar."""
+    data = tar_bytes(sample_entries(0, 3))
+    for ending in (".tar", ".tar.gz"):
+        path = tmp_path / f"a{ending}"
+        path.write_bytes(COMPRESS[ending](data))
+        shards = TarShards(path, target=None)
+        assert_the_rest_is_the_rest(shards)
+        targets = [sample.target for sample, _ in shards.read_shard(f"a{ending}", 0)]
+        assert targets == [0, 2048, 4096]
+
+
+def test_torch_iterates_them_too(tmp_path: Path) -> None:
+    """Without a loader of this package; its workers divide the shards."""
+    shards = TarShards(write_photo_tars(tmp_path))
+    alone = list(shards)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loader = DataLoader(shards, batch_size=None, num_workers=2)
+    divided = sorted((data.tolist(), target) for data, target in loader)
+    assert divided == sorted((data.tolist(), target) for data, target in alone)
+    assert same(alone[0][0], TarSource(write_photo_tars(tmp_path))[0][0])
+
+
+def test_names_and_fingerprint_do_not_depend_on_the_place(tmp_path: Path) -> None:
+    """B7; no tar is opened for them."""
+    shards = TarShards([tmp_path / "train" / "a.tar", tmp_path / "val" / "a.tar"])
+    assert shards.shards() == ["train/a.tar", "val/a.tar"]
+    moved = TarShards(["s3://bucket/train/a.tar", "s3://bucket/val/a.tar"])
+    assert moved.fingerprint() == shards.fingerprint()
+    others: list[ShardedDataset] = [
+        TarShards(shards.paths, target=None),
+        TarShards(shards.paths, missing="skip"),
+        TarShards(shards.paths, image="png"),
+        TarShards(shards.paths[::-1]),
+        TarShards(shards.paths[:1]),
+        TarRecords(shards.paths),
+    ]
+    assert len({each.fingerprint() for each in [shards, *others]}) == 7
+
+
+@pytest.mark.parametrize("form", ["dict", "path", "last", "list", "file", "wids"])
+def test_counts_are_given_in_many_ways(tmp_path: Path, form: str) -> None:
+    folders = [tmp_path / "x", tmp_path / "y"]
+    for folder in folders:
+        folder.mkdir()
+    paths = [
+        write_tar(folders[0] / "a.tar", sample_entries(0, 3)),
+        write_tar(folders[1] / "b.tar", sample_entries(3, 8)),
+    ]
+    file = tmp_path / "sizes.json"
+    sizes: Any = {"a.tar": 3, "b.tar": 5}
+    if form == "wids":
+        sizes = {"shardlist": [{"url": f"x/{name}", "nsamples": n} for name, n in sizes.items()]}
+    file.write_text(json.dumps(sizes))
+    counts: Any = {
+        "dict": {"x/a.tar": 3, "y/b.tar": 5},
+        "path": {str(paths[0]): 3, str(paths[1]): torch.tensor(5)},
+        "last": {"a.tar": 3, "b.tar": 5, "unknown.tar": 7},
+        "list": [3, 5],
+        "file": file,
+        "wids": str(file),
+    }[form]
+    for shards in (TarShards(paths, counts=counts), TarRecords(paths, counts=counts)):
+        assert [shards.num_samples(shard) for shard in shards.shards()] == [3, 5]
+        assert [len(read(shards, shard)) for shard in shards.shards()] == [3, 5]
+    assert TarShards(paths).num_samples("x/a.tar") is None
+
+
+def test_counts_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", sample_entries(0, 3))
+    for counts, error in (
+        ([1, 2], "2 numbers for 1 shards"),
+        ({"b.tar": 3}, "does not name the shard 'a.tar'"),
+        ([-1], "has -1 samples for 'a.tar'"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            TarShards(path, counts=counts)
+    with pytest.raises(TypeError):
+        TarShards(path, counts=[1.5])  # type: ignore[list-item]
+    for text in ("{", "[1]", '{"shardlist": [{}]}', '{"shardlist": 3}'):
+        (tmp_path / "sizes.json").write_text(text)
+        with pytest.raises(ValueError, match=r"sizes.json' is no list of shards.*Remedy"):
+            TarShards(path, counts=tmp_path / "sizes.json")
+    shards = TarShards(path, counts=[4])
+    with pytest.raises(ValueError, match="has 3 samples, not 4 as counts= says"):
+        list(shards)
+    rest = read(shards, "a.tar", 2048)
+    assert len(rest) == 2
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_generator_closed_early_leaves_no_descriptor(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(COMPRESS[ending](tar_bytes(sample_entries(0, 9))))
+    gc.collect()
+    before = open_descriptors()
+    for dataset in (TarShards(path), TarRecords(path)):
+        for taken in (0, 1, 5):
+            samples: Any = dataset.read_shard(f"a{ending}", 0)
+            for _ in range(taken):
+                next(samples)
+            samples.close()
+            assert open_descriptors() == before
+        kept: Iterable[Any] = list(dataset.read_shard(f"a{ending}", 0))
+        assert len(list(kept)) == 9
+        assert open_descriptors() == before
+
+
+def test_large_members_that_are_not_wanted_are_not_kept(tmp_path: Path) -> None:
+    entries = [("k.wav", bytes(3 << 20)), ("k.jpg", b"image"), ("k.cls", b"3")]
+    shards = TarShards(write_tar(tmp_path / "a.tar", entries))
+    sample, _ = next(iter(shards.read_shard("a.tar", 0)))
+    assert sample.data.numpy().tobytes() == b"image"
+    assert sample.data.untyped_storage().nbytes() == 5
+    assert repr(shards) == "TarShards(1 tars)"

@@ -1,0 +1,182 @@
+"""Shards that are damaged, cut off, changed or gone: the right samples, then a named error (B5)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
+from tests.datasets.tar.tar_compression import COMPRESS
+from tests.datasets.tar.tar_files import sample_entries, tar_bytes, write_tar
+
+ENTRIES = sample_entries(0, 4)
+WHOLE = tar_bytes(ENTRIES)
+
+
+def until_the_error(
+    dataset: ShardedDataset, shard: str, cursor: int = 0
+) -> tuple[list[Any], str | None]:
+    """The samples that come before the first ValueError, and its text."""
+    found = []
+    try:
+        for sample, _ in dataset.read_shard(shard, cursor):
+            if isinstance(sample, ValueError):
+                raise sample
+            found.append(sample if isinstance(sample, dict) else sample.data.numpy().tobytes())
+    except ValueError as error:
+        return found, str(error)
+    return found, None
+
+
+def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+    shards = TarShards([write_tar(tmp_path / "a.tar", ENTRIES), tmp_path / "gone.tar"])
+    assert len(list(shards.read_shard("a.tar", 0))) == 4
+    for cursor in (0, 512):
+        with pytest.raises(FileNotFoundError, match=r"gone\.tar"):
+            list(shards.read_shard("gone.tar", cursor))
+    with pytest.raises(FileNotFoundError, match=r"memory://gone\.tar"):
+        list(TarShards("memory://gone.tar").read_shard("gone.tar", 0))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_shard_cut_off_at_any_byte_gives_a_prefix(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    # Without the zeros that tarfile fills up a record with.
+    data = COMPRESS[ending](tar_bytes(sample_entries(0, 2))[:5120])
+    for make in (TarShards, TarRecords):
+        path.write_bytes(data)
+        dataset = make(path)
+        expected, error = until_the_error(dataset, path.name)
+        assert (len(expected), error) == (2, None)
+        for size in reversed(range(len(data))):
+            os.truncate(path, size)
+            found, error = until_the_error(dataset, path.name)
+            assert found == expected[: len(found)], size
+            if error is not None:
+                assert all(word in error for word in (path.name, "byte", "Remedy"))
+            if ending != ".tar":
+                assert error is not None or found == expected
+
+
+def test_an_archive_without_its_end_is_read_where_nothing_can_be_missing(tmp_path: Path) -> None:
+    """As tarfile and webdataset read it; but all members of its last sample are not known."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(WHOLE[:8192])
+    found, error = until_the_error(TarShards(path), "a.tar")
+    assert (len(found), error) == (4, None)
+    found, error = until_the_error(TarRecords(path), "a.tar")
+    assert len(found) == 3
+    assert error is not None
+    assert "record '0003', byte 8192: the file ends without the block of zeros" in error
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".tar.zst"])
+def test_the_samples_before_the_damage_come(tmp_path: Path, ending: str) -> None:
+    """And the sample that it breaks off in does not, for it may lack members."""
+    path = tmp_path / f"a{ending}"
+    for header, whole in ((0, 0), (1024, 0), (2048, 0), (3072, 1), (4096, 1), (6144, 2)):
+        data = WHOLE[: header + 5] + b"\xff" + WHOLE[header + 6 :]
+        path.write_bytes(COMPRESS[ending](data))
+        for dataset in (TarShards(path), TarRecords(path)):
+            found, error = until_the_error(dataset, path.name)
+            assert len(found) == whole
+            assert error is not None
+            assert f"a{ending}', byte {header}: no tar header: its checksum differs" in error
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"])
+def test_damaged_compressed_bytes_are_named(tmp_path: Path, ending: str) -> None:
+    """Law 6: a ValueError, for no retry helps."""
+    path = tmp_path / f"a{ending}"
+    data = bytearray(COMPRESS[ending](WHOLE))
+    middle = len(data) // 2
+    data[middle : middle + 8] = bytes(byte ^ 0x55 for byte in data[middle : middle + 8])
+    path.write_bytes(data)
+    _, error = until_the_error(TarShards(path), path.name)
+    assert error is not None
+    assert f"a{ending}', byte" in error
+    path.write_bytes(b"not compressed at all" * 40)
+    _, error = until_the_error(TarShards(path), path.name)
+    assert error is not None
+    assert "its compressed bytes are damaged" in error
+
+
+def test_a_sample_without_image_or_target_is_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [*ENTRIES, ("b.jpg", b""), *sample_entries(7, 8)])
+    found, error = until_the_error(TarShards(path), "a.tar")
+    assert len(found) == 4
+    assert error == (
+        f"{str(path)!r}, record 'b', byte 8192: lacks the target (cls), has jpg. Remedy: pass "
+        "image= and target= as the members are called, or missing='skip' to leave it out"
+    )
+    whole = list(TarShards(path).read_shard("a.tar", 0))
+    kinds = [isinstance(sample, ValueError) for sample, _ in whole]
+    assert kinds == [False] * 4 + [True, False], "it is left out alone"
+    assert len(until_the_error(TarShards(path, missing="skip"), "a.tar")[0]) == 5
+    found, error = until_the_error(TarShards(path, image="png"), "a.tar")
+    assert found == []
+    assert error is not None
+    assert "lacks the image (png), has jpg, cls" in error
+    with pytest.raises(ValueError, match="missing = 'drop' is unknown"):
+        TarShards(path, missing="drop")  # type: ignore[arg-type]
+
+
+def test_a_malformed_target_and_a_doubled_member_are_named(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("k.jpg", b""), ("k.cls", b"seven")])
+    for dataset in (TarShards(path), TarRecords(path)):
+        _, error = until_the_error(dataset, "a.tar")
+        assert error is not None
+        assert "record 'k', byte 1024: its member 'cls' cannot be read" in error
+    write_tar(path, [*ENTRIES, ("k.jpg", b""), ("k.JPG", b"")])
+    found, error = until_the_error(TarRecords(path), "a.tar")
+    assert len(found) == 4
+    assert error is not None
+    assert "byte 8704: the sample 'k' has two members" in error
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+def test_a_cursor_behind_the_end_is_named(tmp_path: Path, ending: str) -> None:
+    """Of a shard that became shorter since the state was saved."""
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(COMPRESS[ending](WHOLE))
+    shards = TarShards(path)
+    assert until_the_error(shards, path.name, 4 if ending != ".tar" else 8192) == ([], None)
+    _, error = until_the_error(shards, path.name, 99999)
+    assert error is not None
+    assert "it ends" in error
+    assert "resume with the tar that the state was saved with" in error
+
+
+def test_a_cursor_of_another_tar_is_noticed(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("k.jpg", b"x" * 2000), ("k.cls", b"1")])
+    found, error = until_the_error(TarShards(path), "a.tar", 1024)
+    assert found == []
+    assert error is not None
+    assert "byte 1024: no tar header" in error
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4),
+    st.sampled_from([".tar", ".tar.gz", ".tar.zst"]),
+)
+def test_mutated_shards_give_samples_or_errors(changes: list[tuple[int, int]], ending: str) -> None:
+    data = bytearray(COMPRESS[ending](WHOLE))
+    for place, value in changes:
+        data[place % len(data)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"a{ending}")
+        path.write_bytes(data)
+        with contextlib.suppress(OSError):
+            found, error = until_the_error(TarShards(path, missing="skip"), path.name)
+            assert len(found) <= 9
+            assert error is None or "Remedy" in error

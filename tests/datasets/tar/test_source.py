@@ -1,0 +1,267 @@
+"""Tars by index: what a sample is, and what does not change it (C4, C11)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.tar.source import TarSource
+from tests.datasets.tar.tar_files import sample_entries, write_tar
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> list[Path]:
+    """Nine samples in three tars, one of which is empty."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    lengths = ((0, 4), (4, 4), (4, 9))
+    return [
+        write_tar(folder / f"{number:03d}.tar", sample_entries(*ends))
+        for number, ends in enumerate(lengths)
+    ]
+
+
+def contents(source: TarSource) -> list[tuple[bytes, Any]]:
+    items = [source[index] for index in range(len(source))]
+    return [(data.numpy().tobytes(), target) for data, target in items]
+
+
+def expected(last: int) -> list[tuple[bytes, Any]]:
+    entries = sample_entries(0, last)
+    return [
+        (image, int(label)) for (_, image), (_, label) in zip(*[iter(entries)] * 2, strict=True)
+    ]
+
+
+def test_one_path_several_wildcards_and_braces(tars: list[Path]) -> None:
+    folder = tars[0].parent
+    for paths in (
+        tars,
+        [str(path) for path in tars],
+        folder / "*.tar",
+        f"{folder}/{{000..002}}.tar",
+        f"{folder}/00{{0,1,2}}.tar",
+    ):
+        source = TarSource(paths)
+        assert contents(source) == expected(9)
+        assert source.block_lengths().tolist() == [4, 0, 5]
+        assert source.block_lengths().dtype == np.int64
+    assert contents(TarSource(tars[0])) == expected(4)
+
+
+def test_a_sample_is_a_tensor_a_target_and_a_name(tars: list[Path]) -> None:
+    source = TarSource(tars)
+    sample = source.read(5)
+    assert (sample.data.dtype, sample.data.device.type) == (torch.uint8, "cpu")
+    assert sample.data.is_contiguous()
+    assert (sample.target, type(sample.target)) == (5, int)
+    assert sample.name == f"{tars[2]}/0005.jpg"
+    assert torch.equal(source[-1][0], source.read(8).data)
+    with pytest.raises(IndexError, match="index 9 is out of range for TarSource with 9"):
+        source[9]
+    assert repr(source) == "TarSource(3 tars, 9 samples)"
+
+
+def test_targets_of_every_form(tmp_path: Path) -> None:
+    array = b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i2', 'fortran_order': False, 'shape': (2,), }"
+    array = array.ljust(80, b" ") + b"\x01\x00\x02\x00"
+    path = write_tar(
+        tmp_path / "a.tar",
+        [
+            ("k.jpg", b"image"),
+            ("k.cls", b"3"),
+            ("k.json", b'{"a": 1}'),
+            ("k.txt", b"text"),
+            ("k.pth", b"pickled"),
+            ("k.npy", array),
+            ("k.bin", b"\x00\x01"),
+        ],
+    )
+    forms: list[tuple[Any, Any]] = [
+        ("cls", 3),
+        ("json", {"a": 1}),
+        (("cls", "txt"), (3, "text")),
+        ({"y": "cls", "key": "__key__", "raw": "bin"}, {"y": 3, "key": "k", "raw": b"\x00\x01"}),
+        ("none;txt", "text"),
+        (None, 0),
+    ]
+    for target, value in forms:
+        assert TarSource(path, target=target)[0][1] == value
+    assert TarSource(path, target="npy")[0][1].tolist() == [1, 2]
+    record = TarSource(path).record(0)
+    assert list(record) == ["__key__", "jpg", "cls", "json", "txt", "pth", "npy", "bin"]
+    assert record.pop("npy").tolist() == [1, 2]
+    assert record["pth"] == b"pickled"
+    assert record["json"] == {"a": 1}
+
+
+def test_members_far_apart_are_read_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte between image and class is not read for the class's sake."""
+    entries = [("k.jpg", b"image"), ("k.wav", bytes(1 << 20)), ("k.cls", b"3")]
+    source = TarSource(write_tar(tmp_path / "a.tar", entries))
+    sizes, read = [], OpenFiles.read
+
+    def counting(files: OpenFiles, path: str, offset: int, size: int) -> Any:
+        sizes.append(size)
+        return read(files, path, offset, size)
+
+    monkeypatch.setattr(OpenFiles, "read", counting)
+    sample = source.read(0)
+    assert (sample.data.numpy().tobytes(), sample.target) == (b"image", 3)
+    assert sizes == [512 + 5, 512 + 1]
+    assert len(source.record(0)["wav"]) == 1 << 20
+
+
+def test_a_sample_without_image_or_target_is_named(tmp_path: Path, tars: list[Path]) -> None:
+    odd = write_tar(tmp_path / "odd.tar", [("a.jpg", b""), ("b.cls", b"1"), ("c.txt", b"")])
+    text = (
+        r"of 12 samples in 4 tars 2 lack the image \(jpg, jpeg, png, webp\) and 2 lack the target "
+        r"\(cls\)\. The first: key 'a' in '.*odd.tar' has 'jpg'\. Remedy: "
+    )
+    with pytest.raises(ValueError, match=text):
+        TarSource([*tars, odd])
+    skipping = TarSource([odd, *tars], missing="skip")
+    assert contents(skipping) == expected(9)
+    assert skipping.block_lengths().tolist() == [0, 4, 0, 5]
+    with pytest.raises(ValueError, match="3 samples in 1 tars"):
+        TarSource(odd, missing="skip")
+    with pytest.raises(ValueError, match="missing = 'empty' is unknown"):
+        TarSource(odd, missing="empty")  # type: ignore[arg-type]
+
+
+def test_an_empty_image_is_a_sample(tmp_path: Path) -> None:
+    """Whether that is a bad sample is not for the source to say."""
+    source = TarSource(write_tar(tmp_path / "a.tar", [("k.jpg", b""), ("k.cls", b"3")]))
+    assert source[0][0].shape == (0,)
+
+
+def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
+    for entries in ([], [("README", b"no sample")]):
+        with pytest.raises(ValueError, match=r"a.tar' holds no sample.*Remedy"):
+            TarSource(write_tar(tmp_path / "a.tar", entries))
+    with pytest.raises(ValueError, match="names no file"):
+        TarSource([])
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_tars_by_url(tars: list[Path], tmp_path: Path, protocol: str) -> None:
+    """C4: read by ranges, never whole."""
+    urls = [f"file://{path}" for path in tars]
+    if protocol == "memory":
+        urls = [f"memory://tars/{path.name}" for path in tars]
+        for url, path in zip(urls, tars, strict=True):
+            fsspec.filesystem("memory").pipe(url, path.read_bytes())
+    source = TarSource(urls, cache_dir=tmp_path / "indices")
+    assert contents(source) == expected(9)
+    assert source.fingerprint() == TarSource(tars).fingerprint()
+    assert len(list((tmp_path / "indices").iterdir())) == 3
+    assert source.read(0).name == f"{urls[0]}/0000.jpg"
+    if protocol == "memory":
+        fsspec.filesystem("memory").rm("memory://tars", recursive=True)
+        with pytest.raises(FileNotFoundError, match=r"000.tar.*sample index = 0"):
+            source[0]
+
+
+def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> None:
+    """B7: equal wherever and however the same samples lie, and another one for other samples."""
+    source = TarSource(tars)
+    moved = [shutil.copy(path, tmp_path / f"moved-{i}.tar") for i, path in enumerate(tars)]
+    one = write_tar(tmp_path / "one.tar", sample_entries(0, 9), tar_format=2)
+    assert TarSource(moved).fingerprint() == source.fingerprint()
+    assert TarSource(one).fingerprint() == source.fingerprint()
+    assert source.fingerprint() is source.fingerprint()
+    seen = {source.fingerprint()}
+    others: list[Any] = [
+        (tars[::-1], {}),
+        (tars[:1], {}),
+        (tars, {"target": None}),
+        (tars, {"target": ("cls",)}),
+        (tars, {"image": "cls", "target": None}),
+    ]
+    changes = [
+        [
+            (name, content + b"x" * (i == 2))
+            for i, (name, content) in enumerate(sample_entries(0, 9))
+        ],
+        [(name.replace("0008", "0009"), content) for name, content in sample_entries(0, 9)],
+        [(name.replace("jpg", "png"), content) for name, content in sample_entries(0, 9)],
+        [*sample_entries(0, 9), ("0008.txt", b"")],
+    ]
+    for number, entries in enumerate(changes):
+        others.append((write_tar(tmp_path / f"other-{number}.tar", entries), {}))
+    for paths, options in others:
+        seen.add(TarSource(paths, **options).fingerprint())
+    assert len(seen) == 1 + len(others)
+
+
+def test_the_fingerprint_is_kept(tars: list[Path]) -> None:
+    """B8: a state that was saved today is compared by later releases."""
+    known = "9 samples in tars, blake2b 7664412a55d74b0d75cc68cc786d3536"
+    assert TarSource(tars).fingerprint() == known
+
+
+def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) -> None:
+    first = TarSource(tars)
+    kept = sorted(path.name for path in tars[0].parent.glob("*.npz"))
+    assert kept == [".000.tar.tar-1.npz", ".001.tar.tar-1.npz", ".002.tar.tar-1.npz"]
+
+    def forbidden(*arguments: object) -> None:
+        raise AssertionError("a tar was read for its index")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenFiles, "read", forbidden)
+        again = TarSource(tars)
+    assert contents(again) == contents(first)
+    assert again.fingerprint() == first.fingerprint()
+
+
+def test_a_pickled_source_reads_without_the_index(
+    tars: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C11: a spawned worker indexes nothing."""
+    source = TarSource(tars)
+    source.read(0)
+    for kept in tars[0].parent.glob("*.npz"):
+        kept.unlink()
+    frozen = pickle.dumps(source)
+    assert len(frozen) < 5000
+    monkeypatch.setattr("stateful_gpu_loader.datasets.tar.source.tar_index", None)
+    copy = pickle.loads(frozen)
+    assert contents(copy) == expected(9)
+    assert copy.fingerprint() == source.fingerprint()
+
+
+def test_threads_read_at_once(tars: list[Path]) -> None:
+    source = TarSource(tars)
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(lambda i: source.read(i % 9).data.numpy().tobytes(), range(450)))
+    assert read == [data for data, _ in expected(9)] * 50
+
+
+def test_a_fork_opens_the_tars_anew(tars: list[Path]) -> None:
+    """C11: and reads the same."""
+    source = TarSource(tars)
+    source.read(0)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = 0 if contents(source) == expected(9) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_default_device_of_torch_is_not_used(tars: list[Path]) -> None:
+    with torch.device("meta"):
+        assert TarSource(tars)[0][0].numpy().tobytes() == b"image 0"

@@ -1,0 +1,203 @@
+"""Tars that are damaged, cut off, replaced, compressed or gone (C4, C11)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateful_gpu_loader.datasets.tar.source import TarSource
+from tests.datasets.tar.tar_files import sample_entries, tar_bytes, write_tar
+
+ENTRIES = sample_entries(0, 3)
+WHOLE = tar_bytes(ENTRIES)
+
+
+def contents(source: TarSource) -> list[tuple[bytes, Any]]:
+    return [
+        (data.numpy().tobytes(), target)
+        for data, target in map(source.__getitem__, range(len(source)))
+    ]
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "a.tar", ENTRIES)
+
+
+def test_a_tar_that_is_not_there_is_named(tmp_path: Path, tar: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.tar"):
+        TarSource([tar, tmp_path / "absent.tar"])
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        TarSource(tmp_path / "absent-*.tar")
+    with pytest.raises(OSError, match=r"absent.tar"):
+        TarSource("memory://absent.tar")
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
+def test_a_tar_that_vanished_names_path_and_index(tar: Path, kind: type[OSError]) -> None:
+    """Law 6: an OSError stays one, for it may pass."""
+    # A copy, as a worker gets it: what is open can still be read.
+    source = pickle.loads(pickle.dumps(TarSource(tar)))
+    tar.unlink()
+    if kind is IsADirectoryError:
+        tar.mkdir()
+    with pytest.raises(kind, match=r"sample index = 1: .*a.tar"):
+        source[1]
+
+
+def test_a_tar_replaced_on_disk_is_noticed(tar: Path) -> None:
+    """No sample comes from the wrong place; it is the file's fault, so nothing is left out."""
+    source = TarSource(tar)
+    tar.write_bytes(tar_bytes([("x.txt", b"in front"), *ENTRIES]))
+    with pytest.raises(OSError, match=r"replaced since it was indexed.*sample index = 1, key") as e:
+        source[1]
+    assert e.value.errno == errno.ESTALE
+    assert e.value.filename == str(tar)
+    again = TarSource(tar, missing="skip")
+    assert contents(again) == contents(TarSource(write_tar(tar.parent / "b.tar", ENTRIES)))
+
+
+def test_a_tar_replaced_between_two_jobs_is_indexed_anew(tar: Path) -> None:
+    """The same size, and the same time to the second."""
+    fingerprint = TarSource(tar).fingerprint()
+    status = os.stat(tar)
+    renamed = [(name.replace("0002", "0009"), content) for name, content in ENTRIES]
+    tar.write_bytes(tar_bytes(renamed))
+    os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert os.stat(tar).st_size == status.st_size
+    source = TarSource(tar)
+    assert source.key(2) == "0009"
+    assert source.fingerprint() != fingerprint
+
+
+def test_a_tar_cut_off_after_indexing_is_a_named_error(tar: Path) -> None:
+    source = TarSource(tar)
+    os.truncate(tar, 512 * 9 + 3)
+    assert source[0][1] == 0
+    with pytest.raises(ValueError, match=r"sample index = 2, key '0002': .*ends at byte 4611"):
+        source[2]
+
+
+@pytest.mark.fuzz
+def test_a_tar_cut_off_at_any_byte_is_an_error_or_a_prefix(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "cut.tar", sample_entries(0, 2))
+    expected = contents(TarSource(path))
+    prefixes = set()
+    for size in reversed(range(5120)):
+        os.truncate(path, size)
+        found, error = contents_or_error(path)
+        assert found == expected[: len(found)]
+        assert error is None or all(word in error for word in ("cut.tar", "Remedy"))
+        prefixes.add(len(found))
+    assert prefixes == {0, 1, 2}
+
+
+def contents_or_error(path: Path) -> tuple[list[tuple[bytes, Any]], str | None]:
+    try:
+        return contents(TarSource(path)), None
+    except ValueError as error:
+        return [], str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: b"", "byte 0: the file is empty"),
+        (lambda data: b"not a tar at all" * 99, "byte 0: no tar header"),
+        (lambda data: data[:1024] + b"x" + data[1025:], "byte 1024: no tar header: its checksum"),
+        (
+            lambda data: tar_bytes([("a.jpg", b""), ("a.JPG", b"")]),
+            "byte 512: the sample 'a' has two",
+        ),
+    ],
+)
+def test_a_damaged_tar_is_named_with_the_byte(
+    tar: Path, change: Callable[[bytes], bytes], text: str
+) -> None:
+    tar.write_bytes(change(WHOLE))
+    with pytest.raises(ValueError, match=f"a.tar', {text}") as caught:
+        TarSource(tar)
+    assert "Remedy" in str(caught.value)
+
+
+def test_a_malformed_target_is_a_bad_sample(tar: Path) -> None:
+    """Law 6: only this one; key, tar, byte and index are named."""
+    entries = [(name, b"seven" if name == "0001.cls" else data) for name, data in ENTRIES]
+    source = TarSource(write_tar(tar, entries))
+    assert source[0][1] == 0
+    text = r"a.tar', record '0001', byte 3584: its member 'cls' cannot be read, sample index = 1: "
+    with pytest.raises(ValueError, match=text):
+        source[1]
+    with pytest.raises(ValueError, match=text):
+        source.record(1)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst", ".bz2", ".xz"])
+def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.tar{ending}"
+    path.write_bytes(gzip.compress(WHOLE))
+    with pytest.raises(ValueError, match=r"is compressed: .*Remedy: decompress it, or .*TarShards"):
+        TarSource(path)
+
+
+def test_a_damaged_index_is_built_anew(tar: Path) -> None:
+    name = ".a.tar.tar-1.npz"
+    expected = contents(TarSource(tar))
+    kept = (tar.parent / name).read_bytes()
+    for damage in (b"", b"garbage", kept[:-30]):
+        (tar.parent / name).write_bytes(damage)
+        assert contents(TarSource(tar)) == expected
+        assert (tar.parent / name).read_bytes()[:4] == kept[:4]
+
+
+def test_an_index_of_another_tar_is_not_used(tar: Path) -> None:
+    expected = contents(TarSource(tar))
+    other = write_tar(tar.parent / "b.tar", sample_entries(0, 40))
+    TarSource(other)
+    names = [path.with_name(f".{path.name}.tar-1.npz") for path in (other, tar)]
+    shutil.copy(*names)
+    assert contents(TarSource(tar)) == expected
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4))
+def test_mutated_tars_give_samples_or_errors(changes: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for place, value in changes:
+        data[place % len(data)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.tar")
+        path.write_bytes(data)
+        with contextlib.suppress(ValueError, OSError):
+            found = contents(TarSource(path, missing="skip"))
+            assert all(image in bytes(data) for image, _ in found)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 1 << 20), st.integers(1, 255))
+def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, by: int) -> None:
+    """A header is checked at every read; contents have no checksum in a tar."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.tar")
+        path.write_bytes(WHOLE)
+        source = TarSource(path)
+        expected = contents(source)
+        data = bytearray(WHOLE)
+        data[place % len(data)] ^= by
+        path.write_bytes(data)
+        for index, (image, _) in enumerate(expected):
+            with contextlib.suppress(ValueError, OSError):
+                found = source.read(index).data.tolist()
+                assert sum(a != b for a, b in zip(found, image, strict=True)) <= 1

@@ -1,0 +1,117 @@
+"""MixedDataset as a dataset: its parts, weights and the length of an epoch (B10)."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from torch.utils.data import ConcatDataset, IterableDataset
+
+from stateful_gpu_loader.datasets.mixture import MixedDataset
+from tests.map_datasets import Indices
+
+
+class Named(Indices):
+    """A dataset with a content id."""
+
+    def __init__(self, length: int, name: str) -> None:
+        super().__init__(length)
+        self.name = name
+
+    def fingerprint(self) -> str:
+        return self.name
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def test_items_are_those_of_the_concatenation() -> None:
+    parts: list[Any] = [range(5), range(100, 103), range(7)]
+    mixed, wanted = MixedDataset(parts, [1, 0, 2]), ConcatDataset[int](parts)
+    assert isinstance(mixed, ConcatDataset)
+    assert [mixed[i] for i in range(len(mixed))] == [wanted[i] for i in range(len(wanted))]
+    assert mixed[-1] == 6
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "wanted"),
+    [("first_exhausted", 133), ("all_exhausted", 399), (1000, 1000), (1, 1)],
+)
+def test_an_epoch_is_as_long_as_asked_for(num_samples: int | str, wanted: int) -> None:
+    """Three quarters of the first 133 are 100 to within the bound; a quarter of 399 likewise."""
+    mixed = MixedDataset([range(100), range(100)], [0.75, 0.25], num_samples=num_samples)
+    assert mixed.num_samples == wanted
+
+
+def test_without_weights_an_epoch_is_one_pass_over_everything() -> None:
+    for name in ("first_exhausted", "all_exhausted"):
+        assert MixedDataset([range(9), range(4)], num_samples=name).num_samples == 13
+    assert MixedDataset([range(9), [], range(4)]).num_samples == 13
+
+
+def test_a_mixture_in_a_mixture_counts_as_one_epoch_of_it() -> None:
+    inner = MixedDataset([range(100), range(100)], num_samples=10)
+    assert MixedDataset([inner, range(5)]).num_samples == 15
+    assert len(MixedDataset([inner, range(5)])) == 205
+
+
+def test_a_dataset_of_weight_zero_need_not_have_samples() -> None:
+    mixed = MixedDataset([range(4), [], range(8)], [1, 0, 0.5])
+    assert mixed.num_samples == 6
+    assert mixed.drawn_parts == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "options", "error", "text"),
+    [
+        ([], {}, ValueError, "no datasets to mix"),
+        ([range(3), range(3)], {"weights": [1]}, ValueError, "1 weights for 2 datasets"),
+        ([range(3), range(3)], {"weights": [1, -1]}, ValueError, "weight 1 is -1"),
+        ([range(3), range(3)], {"weights": [float("nan"), 1]}, ValueError, "weight 0 is nan"),
+        ([range(3), range(3)], {"weights": [0, 0]}, ValueError, "none of 2 weights"),
+        ([[], []], {}, ValueError, "none of 2 weights"),
+        ([range(3), []], {"weights": [1, 0.5]}, ValueError, r"dataset 1 of 2 \(list\) is empty"),
+        ([range(3), Stream()], {}, TypeError, r"dataset 1 of 2 \(Stream\) is iterable"),
+        ([iter([1])], {}, TypeError, r"dataset 0 of 1 \(list_iterator\) is without a length"),
+        ([range(3)], {"num_samples": 0}, ValueError, "num_samples = 0 is outside"),
+        ([range(3)], {"num_samples": 1.5}, TypeError, "num_samples = 1.5 is no integer"),
+        ([range(3)], {"num_samples": True}, TypeError, "num_samples = True is no integer"),
+        ([range(3)], {"num_samples": "exhausted"}, ValueError, "'exhausted' names no epoch"),
+        ([range(3)], {"block_length": 0}, ValueError, "block_length = 0 is outside"),
+        ([range(3)], {"block_length": 1 << 18}, ValueError, "block_length = 262144 is outside"),
+    ],
+)
+def test_what_is_no_mixture_is_refused_by_name(
+    datasets: list[Any], options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        MixedDataset(datasets, **options)
+
+
+def test_the_fingerprint_is_that_of_all_parts() -> None:
+    """B7: a part without a content id is known by class and length."""
+    texts = {
+        MixedDataset(parts).fingerprint()
+        for parts in (
+            [Named(3, "a"), Named(4, "b")],
+            [Named(3, "a"), Named(4, "c")],
+            [Named(4, "b"), Named(3, "a")],
+            [Named(3, "a"), Indices(4)],
+            [Named(3, "a"), Indices(5)],
+        )
+    }
+    assert len(texts) == 5
+    assert MixedDataset([Named(3, "a"), Indices(4)]).fingerprint() == (
+        "(a, 3) + (tests.map_datasets.Indices, 4)"
+    )
+
+
+def test_a_pickled_mixture_is_the_same() -> None:
+    mixed = MixedDataset([range(100), range(7)], [0.3, 0.7])
+    copy = pickle.loads(pickle.dumps(mixed))
+    assert copy.num_samples == mixed.num_samples
+    assert copy.apportionment.counts(10**9) == mixed.apportionment.counts(10**9)
+    assert copy[103] == mixed[103]

@@ -1,0 +1,122 @@
+"""What a source reads into a batch's arena is what it reads by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader.datasets.source import Source, read_into
+from stateful_gpu_loader.datasets.storage.memory import Arena, Bytes, new_memory
+from stateful_gpu_loader.datasets.wrapped import as_source
+from stateful_gpu_loader.decoders import make_decoder
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
+from stateful_gpu_loader.records import EncodedSample, Request
+from stateful_gpu_loader.transforms import Compose, Resize
+from tests.images import write_photo_folder
+
+CONTENTS = [b"abc", b"", b"de" * 700, b"f"]
+
+
+class Reversed(FolderSource):
+    def read(self, index: int) -> EncodedSample:
+        sample = super().read(index)
+        return dataclasses.replace(sample, data=sample.data.flip(0))
+
+
+class Doubled:
+    def read(self, index: int) -> EncodedSample:
+        sample: EncodedSample = super().read(index)  # type: ignore[misc]
+        return dataclasses.replace(sample, data=sample.data.repeat(2))
+
+
+class DoubledFolder(Doubled, FolderSource):
+    """A mixin's ``read`` comes before the folder's."""
+
+
+class Renamed(FolderSource):
+    """Reads as a folder does."""
+
+
+@pytest.fixture(params=[FolderSource, Renamed, Reversed, DoubledFolder, "subset", "concatenation"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
+    for number, content in enumerate(CONTENTS):
+        (tmp_path / f"{number}.jpg").write_bytes(content)
+    paths = sorted(map(str, tmp_path.glob("*.jpg")))
+    if isinstance(request.param, type):
+        found: Source = request.param.from_paths(paths)
+        return found
+    folder, own = FolderSource.from_paths(paths), Reversed.from_paths(paths)
+    if request.param == "subset":
+        wrapped = as_source(Subset(own, [2, 0, 3]))
+    else:
+        wrapped = as_source(ConcatDataset([folder, own]))
+    assert wrapped is not None
+    return wrapped
+
+
+@pytest.mark.parametrize("expected", [0, 1, 10_000])
+def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
+    arena = Arena(lambda num_bytes: torch.full((num_bytes,), 7, dtype=torch.uint8), expected)
+    alone = [source.read(index) for index in range(len(source))]
+    for index, sample in enumerate(alone):
+        start = arena.end
+        into = read_into(source, index, arena.take)
+        assert (into.target, into.name) == (sample.target, sample.name)
+        arena.keep(start, into.data)
+        assert into.data.tolist() == sample.data.tolist() == arena.filled()[start:].tolist()
+    everything = torch.cat([sample.data for sample in alone])
+    assert torch.equal(arena.filled(), everything)
+
+
+def test_a_folder_is_read_without_a_copy(tmp_path: Path) -> None:
+    """Unless somebody reads otherwise, however late that was said."""
+    (tmp_path / "a.jpg").write_bytes(b"abc")
+    source = FolderSource.from_paths([str(tmp_path / "a.jpg")])
+    asked: list[int] = []
+
+    def memory(num_bytes: int) -> Bytes:
+        asked.append(num_bytes)
+        return new_memory(num_bytes)
+
+    read_into(source, 0, memory)
+    assert asked == [3]
+    sample = source.read(0)
+    source.read = lambda index: sample  # type: ignore[method-assign]
+    assert read_into(source, 0, memory) is sample
+    assert asked == [3]
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every image of the batch is found behind the one before it."""
+    write_photo_folder(tmp_path, 3)
+    source = FolderSource(tmp_path)
+    request = Request(0, 42, 0, 0, 1, np.arange(3), 3)
+    execute = EncodedExecutor(
+        source,
+        takes=lambda header, data: True,
+        decoder=make_decoder("torchvision"),
+        recipes=Compose([Resize((8, 8))]),
+        allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype),
+        policy=BadSamplePolicy(mode="raise"),
+    )
+    actual = os.fstat
+
+    def longer(descriptor: int) -> SimpleNamespace:
+        return SimpleNamespace(st_size=actual(descriptor).st_size + 5)
+
+    monkeypatch.setattr("stateful_gpu_loader.datasets.storage.read_file.os.fstat", longer)
+    batch = execute(request, lambda: None)
+    found = batch.arena.split(batch.lengths)
+    monkeypatch.undo()
+    assert [data.tolist() for data in found] == [source.read(i).data.tolist() for i in range(3)]

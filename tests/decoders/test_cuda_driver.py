@@ -1,0 +1,115 @@
+"""Calls of CUDA's driver, played; and none where it is missing (C9, D8)."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.decoders import cuda_driver
+from stateful_gpu_loader.decoders.cuda_driver import beside_captures, keep_freed_memory
+from stateful_gpu_loader.engine.device.place import CudaPlace
+
+GLOBAL, RELAXED = 0, 2
+
+
+class PlayedDriver:
+    """Keeps the capture mode of each thread, as the driver does."""
+
+    def __init__(self) -> None:
+        self.modes = threading.local()
+        self.status = 0
+        self.thresholds: list[tuple[int, int, int]] = []
+
+    @property
+    def mode(self) -> int:
+        return getattr(self.modes, "mode", GLOBAL)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
+        if not self.status:
+            before = self.mode
+            self.modes.mode, mode._obj.value = mode._obj.value, before
+        return self.status
+
+    def cuDeviceGetDefaultMemPool(self, pool: Any, device: int) -> int:  # noqa: N802
+        pool._obj.value = 1000 + device
+        return self.status
+
+    def cuMemPoolSetAttribute(self, pool: Any, name: int, value: Any) -> int:  # noqa: N802
+        self.thresholds.append((pool.value, name, value._obj.value))
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> PlayedDriver:
+    played = PlayedDriver()
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: played)
+    return played
+
+
+def test_a_threads_mode_is_relaxed_and_put_back(driver: PlayedDriver) -> None:
+    with suppress(KeyError), beside_captures():
+        assert driver.mode == RELAXED
+        with beside_captures():
+            assert driver.mode == RELAXED
+        assert driver.mode == RELAXED
+        raise KeyError
+    assert driver.mode == GLOBAL
+
+
+def test_before_cuda_has_begun_nothing_is_exchanged(driver: PlayedDriver) -> None:
+    driver.status = 3
+    with beside_captures():
+        driver.status = 0
+    assert driver.mode == GLOBAL
+
+
+def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    cuda_driver._driver.cache_clear()
+    try:
+        with beside_captures():
+            keep_freed_memory(0, 2**28)
+    finally:
+        cuda_driver._driver.cache_clear()
+
+
+def test_the_pools_threshold_is_set(driver: PlayedDriver) -> None:
+    keep_freed_memory(1, 2**28)
+    assert driver.thresholds == [(1001, 4, 2**28)]
+    driver.status = 1
+    keep_freed_memory(1, 2**28)
+    assert len(driver.thresholds) == 1
+
+
+def test_whatever_allocates_for_a_place_does_it_beside_captures(
+    driver: PlayedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the stage's thread, and in the readers' for memory from which the device copies."""
+    place: Any = CudaPlace(torch.device("cuda", 0))
+    place._streams = [SimpleNamespace(device=torch.device("cuda", 0))] * 2
+    modes: list[int] = []
+
+    class Noted:
+        def __init__(self, _: Any) -> None: ...
+
+        def __enter__(self) -> None:
+            modes.append(driver.mode)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "device", Noted)
+    monkeypatch.setattr(torch.cuda, "stream", Noted)
+    with place.working(1):
+        modes.append(driver.mode)
+    place.empty_host((2,), torch.uint8)
+    assert modes == [RELAXED] * 4
+    assert driver.mode == GLOBAL

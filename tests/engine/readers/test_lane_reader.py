@@ -1,0 +1,85 @@
+"""A lane's samples, from any cursor on, are those of the lane read at once (law 1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
+from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
+from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
+from stateful_gpu_loader.state.lane_cursor import LaneCursor
+from tests.datasets.shards import DamagedShards, Numbers
+
+SIZES = (5, 0, 3, 8, 1)
+TOTAL = sum(SIZES)
+
+
+def reader_of(
+    cursor: LaneCursor | None = None, *, window: int = 0, lap: int = 0, dataset: Any = None
+) -> LaneReader:
+    dataset = Numbers(SIZES) if dataset is None else dataset
+    address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards(), lap=lap)
+    return LaneReader(dataset, address, cursor or LaneCursor(), window=window, drops_bad=False)
+
+
+def rest_of(reader: LaneReader, size: int = 1) -> list[Any]:
+    """Samples and keys, until fewer than ``size`` are left."""
+    found = []
+    while (taken := reader.take(size, never_stopped, turns=0)) is not None:
+        samples = [sample.sample for sample in taken.samples]
+        found += list(zip(samples, taken.positions.tolist(), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("window", [0, 1, 4, 100])
+@pytest.mark.parametrize("size", [1, 3])
+def test_from_every_cursor_the_rest_is_the_same(window: int, size: int) -> None:
+    """In two laps, whose keys differ."""
+    whole = rest_of(reader_of(window=window))
+    assert sorted(sample for sample, _ in whole) == Numbers(SIZES).all()
+    assert [key for _, key in whole] == [(3 << 40) + i for i in range(TOTAL)]
+    begin = LaneCursor(count=TOTAL, shard=len(SIZES))
+    for lap, cursor, wanted in (
+        (0, None, whole),
+        (1, begin, rest_of(reader_of(begin, window=window, lap=1))),
+    ):
+        reader = reader_of(cursor, window=window, lap=lap)
+        came = 0
+        while (taken := reader.take(size, never_stopped, turns=7)) is not None:
+            came += size
+            assert taken.cursor.turns == 7
+            assert rest_of(reader_of(taken.cursor, window=window, lap=lap)) == wanted[came:]
+        assert reader.num_left == TOTAL % size
+        assert reader.end().shard == (lap + 1) * len(SIZES)
+        assert reader.take(size, never_stopped, turns=8) is None, "asked once more"
+        assert reader.num_left == TOTAL % size
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
+    """And the window is cut as if the damage were not there."""
+    dataset = DamagedShards({0: (3, "value")}, SIZES)
+    reader = reader_of(window=window, dataset=dataset)
+    with pytest.raises(ValueError, match="checksum"):
+        reader.take(5, never_stopped, turns=1)
+    assert reader.cursor == LaneCursor()
+    rest = [sample["index"] for sample, _ in rest_of(reader)]
+    assert sorted(rest) == dataset.sound()
+    if window:
+        assert set(rest[:6]) == {0, 1, 2, 2000, 2001, 2002}
+
+
+def test_whoever_is_stopped_takes_nothing() -> None:
+    """Law 1: between samples."""
+    calls = iter([None] * 3)
+
+    def check() -> None:
+        if next(calls, 1) is not None:
+            raise Stopped
+
+    reader = reader_of()
+    with pytest.raises(Stopped):
+        reader.take(9, check, turns=1)
+    assert reader.cursor == LaneCursor()

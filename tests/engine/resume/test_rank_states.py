@@ -1,0 +1,233 @@
+"""Merging the states of ranks: what fits, and what is refused by name (B5, E5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader, gather_state_dict, merge_state_dicts
+from stateful_gpu_loader.errors import StateMismatch
+from tests.datasets.shards import Numbers
+from tests.map_datasets import Indices
+
+
+def states_of(steps: int = 2, ranks: int = 2, **arguments: Any) -> list[dict[str, Any]]:
+    """Of ranks that have delivered so many batches."""
+    states = []
+    for rank in range(ranks):
+        loader = StatefulGPULoader(
+            Numbers((9, 4, 7, 8), lanes=4),
+            **{"batch_size": 2, "seed": 1, "num_replicas": ranks, "rank": rank, **arguments},
+        )
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+        states.append(loader.state_dict())
+    return states
+
+
+def test_the_order_of_the_ranks_does_not_matter() -> None:
+    """All lanes of all ranks, and nothing else is added."""
+    states = states_of()
+    merged = merge_state_dicts(states)
+    assert merged == merge_state_dicts(states[::-1])
+    assert set(merged) == set(states[0]) | set(states[1])
+    for state in states:
+        assert state.items() <= merged.items()
+
+
+def test_a_rank_that_has_ended_its_epoch() -> None:
+    """It is one epoch ahead; its lanes have nothing left."""
+    states = states_of()
+    (over,) = (
+        {
+            **state,
+            "epoch": 1,
+            "position": 0,
+            **{key: "1/0:0:0:0:0" for key in state if "lane" in key},
+        }
+        for state in states[1:]
+    )
+    merged = merge_state_dicts([states[0], over])
+    assert (merged["epoch"], merged["position"]) == (0, 2)
+    assert merged["lane_00001"] == f"0/0:0:{1 << 62}:0:0"
+    rest = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=50, seed=1)
+    rest.load_state_dict(merged)
+    (batch,) = rest
+    assert {i // 1000 for i in batch.tolist()} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"position": 3}, "position"),
+        ({"seed": 2}, "seed"),
+        ({"global_batch_size": 6}, "global_batch_size"),
+        ({"epoch": 1, "position": 1}, "epoch"),
+        ({"epoch": 2, "position": 0}, "epoch"),
+        ({"user": {"a": 1}}, "user"),
+        ({"lane_00000": "0/0:0:0:0:0"}, "lanes"),
+        ({"format": "another"}, "format"),
+    ],
+)
+def test_states_that_do_not_belong_together(changes: dict[str, Any], field: str) -> None:
+    """B7: by field, with both values."""
+    first, second = states_of()
+    for states in ([first, {**second, **changes}], [{**second, **changes}, first]):
+        with pytest.raises(StateMismatch) as refused:
+            merge_state_dicts(states)
+        assert refused.value.field == field
+
+
+def test_no_states() -> None:
+    with pytest.raises(ValueError, match="no states were given"):
+        merge_state_dicts([])
+
+
+def test_one_state_twice() -> None:
+    first, _ = states_of()
+    with pytest.raises(StateMismatch, match="4 cursors in all"):
+        merge_state_dicts([first, first])
+
+
+def test_a_rank_that_is_missing() -> None:
+    """B7: before anything is loaded, with the numbers."""
+    states = states_of(ranks=4)
+    with pytest.raises(StateMismatch, match=r"3 of 4 lanes, in the states of 3 ranks") as refused:
+        merge_state_dicts([states[0], states[1], states[3]])
+    assert "[2] are missing" in str(refused.value)
+
+
+def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_others() -> None:
+    """E5: as torch.distributed.checkpoint hands them to another number of ranks: one rank's epoch
+    and position, and every rank's lanes."""
+    behind = states_of(steps=5, ranks=1)[0]
+    ahead = {**behind, "epoch": 1, "position": 0}
+    lanes = {key: f"1/{text.partition('/')[2]}" for key, text in behind.items() if "lane" in key}
+    for mixed in ({**behind, **dict([lanes.popitem()])}, {**ahead, "lane_00000": "1/0:0:0:0:0"}):
+        loader = StatefulGPULoader(Numbers((9, 4, 7, 8), lanes=4), batch_size=2, seed=1)
+        before = loader.state_dict()
+        with pytest.raises(StateMismatch, match="RankedState") as refused:
+            loader.load_state_dict(mixed)
+        assert refused.value.field.startswith("lane_")
+        assert loader.state_dict() == before
+
+
+def test_records_of_bad_samples_are_united() -> None:
+    """G4: of map-style data, too."""
+    ranks = []
+    for rank in range(2):
+        loader = StatefulGPULoader(Indices(8), num_replicas=2, rank=rank, seed=1)
+        bad = f'{{"total": 1, "samples": [[{rank}, {rank}, 0, "ValueError: x", true]]}}'
+        ranks.append({**loader.state_dict(), "bad_samples": bad})
+    loader = StatefulGPULoader(Indices(8), seed=1)
+    merged = merge_state_dicts(ranks)
+    loader.load_state_dict({**merged, "global_batch_size": 1})
+    assert {bad.index for bad in loader.bad_samples.samples} == {0, 1}
+
+
+def test_gathering_without_torch_distributed() -> None:
+    """The only rank's state."""
+    state = states_of(ranks=1)[0]
+    assert gather_state_dict(state) == state
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
+    """B7: the lanes of three of four ranks: refused where the missing lane would be read, before it
+    is, and on all ranks where they need each other's lanes."""
+    dataset = Numbers((9, 4, 7, 8), lanes=4, counted=counted)
+    states = []
+    for rank in range(4):
+        loader = StatefulGPULoader(dataset, batch_size=2, seed=1, num_replicas=4, rank=rank)
+        next(iter(loader))
+        states.append(loader.state_dict())
+    merged = merge_state_dicts(states)
+    del merged["lane_00003"]
+    for rank in range(ranks):
+        loader = StatefulGPULoader(
+            dataset, batch_size=8 // ranks, seed=1, num_replicas=ranks, rank=rank
+        )
+        before = loader.state_dict()
+        if not counted and 3 not in range(rank, 4, ranks):
+            continue
+        with pytest.raises(StateMismatch, match=r"the (cursors of 3|state has .*of 3) lanes"):
+            loader.load_state_dict(merged)
+        assert loader.state_dict() == before
+
+
+def test_cursors_of_another_number_of_ranks_lose_no_samples() -> None:
+    """B5, B7: as a DCP checkpoint hands them out: own lanes, a position of other ranks."""
+    dataset = Numbers((9, 4, 7, 8), lanes=4, counted=True)
+
+    def build(ranks: int, rank: int) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            dataset, batch_size=4 // ranks, seed=1, shuffle=True, num_replicas=ranks, rank=rank
+        )
+
+    refused: list[tuple[str, bool]] = []
+    for steps in range(1, 7):
+        alone = build(1, 0)
+        batches = iter(alone)
+        came = [number for _ in range(steps) for number in next(batches).tolist()]
+        state = alone.state_dict()
+        for rank in range(4):
+            loader = build(4, rank)
+            own = {key: state[key] for key in loader.state_dict()}
+            try:
+                loader.load_state_dict(own)
+            except StateMismatch as error:
+                refused.append((error.field, "RankedState" in error.remedy))
+                continue
+            came += [number for batch in loader for number in batch.tolist()]
+            wanted = {number for number in dataset.all() if number // 1000 in shards(loader)}
+            assert wanted <= set(came), (steps, rank)
+    assert set(refused) == {("position", True)}
+
+
+def shards(loader: StatefulGPULoader[Any]) -> set[int]:
+    """Of a shard a lane: those that the rank has read in its epoch, which is over."""
+    (key,) = [key for key in loader.state_dict() if key.startswith("lane_")]
+    fresh = StatefulGPULoader(loader.dataset, batch_size=99, seed=1, shuffle=True)
+    lanes = fresh._parts.lanes
+    assert lanes is not None
+    return {int(name) for name in lanes.of_epoch(1, 0).shards_of(int(key[5:]))}
+
+
+def test_tensors_in_states_of_own_objects() -> None:
+    """Compared by their values: equal ones merge, others are refused by name."""
+    states = states_of(ranks=2)
+    for seeds, fits in (((1, 1), True), ((1, 2), False)):
+        for state, seed in zip(states, seeds, strict=True):
+            generator = torch.Generator().manual_seed(seed)
+            state["user"] = {"generator": generator.get_state()}
+        if fits:
+            assert torch.equal(
+                merge_state_dicts(states)["user"]["generator"], states[0]["user"]["generator"]
+            )
+            continue
+        with pytest.raises(StateMismatch) as refused:
+            merge_state_dicts(states)
+        assert refused.value.field == "user"
+
+
+class Opaque:
+    """An object of the user's that has no form in JSON."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def test_objects_in_states_of_own_objects() -> None:
+    states = states_of(ranks=2)
+    for numbers, fits in (((1, 1), True), ((1, 2), False)):
+        for state, number in zip(states, numbers, strict=True):
+            state["user"] = {"object": Opaque(number)}
+        if fits:
+            merge_state_dicts(states)
+        else:
+            with pytest.raises(StateMismatch, match="user differs"):
+                merge_state_dicts(states)

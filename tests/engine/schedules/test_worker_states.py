@@ -1,0 +1,93 @@
+"""Which snapshots travel, and where a pass goes on from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger
+from stateful_gpu_loader.engine.schedules.worker_schedule import TurnStream
+from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import worker_state
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_snapshot_holds_the_last_batch_of_each_worker_before_it(
+    interval: int, num_workers: int
+) -> None:
+    """A3: what travels is enough for the next snapshot, and none of it is stale."""
+    ledger = WorkerLedger([None] * num_workers, interval=interval)
+    for ordinal in range(40):
+        worker = ordinal % num_workers
+        snapshot = b"%d" % ordinal if ledger.wants_snapshot(ordinal) else None
+        ledger.deliver(worker, Answer(None, worker=worker, snapshot=snapshot))
+        is_whole = ledger.take_snapshot()
+        assert is_whole or (ordinal + 1) % interval
+        if is_whole:
+            newest = [
+                max((o for o in range(ordinal + 1) if o % num_workers == w), default=None)
+                for w in range(num_workers)
+            ]
+            assert list(ledger.states) == [None if o is None else b"%d" % o for o in newest]
+
+
+def turns(num_workers: int, interval: int = 1, **arguments: Any) -> TurnStream:
+    given: dict[str, Any] = {
+        "loads": False,
+        "seed": 1,
+        "rank": 0,
+        "num_replicas": 1,
+        "in_order": True,
+        "keeps_workers": False,
+        "length": lambda: None,
+        **arguments,
+    }
+    return TurnStream(Address(0, 0), num_workers=num_workers, interval=interval, **given)
+
+
+def play(stream: TurnStream, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
+    """Answer turns as workers with so many batches would; ``ahead`` are issued in advance."""
+    requests, given = stream.requests(), [0] * len(lengths)
+    for worker, start in enumerate(stream.starts()):
+        given[worker] = 0 if start.state is None else thaw(start.state)["fetches"]
+    issued: list[Any] = []
+    delivered: list[int] = []
+    while len(delivered) < stop_after:
+        while len(issued) < ahead:
+            try:
+                issued.append(next(requests))
+            except StopIteration:
+                break
+        if not issued:
+            break
+        turn = issued.pop(0)
+        worker = turn.worker
+        ended = given[worker] >= lengths[worker]
+        given[worker] += not ended
+        state = freeze(worker_state(fetches=given[worker], ended=ended), "")
+        snapshot = state if turn.snapshot or ended else None
+        is_replay = stream.is_replay(turn) and not ended
+        stream.deliver(turn, Answer(NOTHING if ended else None, worker, snapshot))
+        if not ended and not is_replay:
+            delivered.append(worker)
+    return delivered
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 6])
+@pytest.mark.parametrize("interval", [0, 1, 3, 7])
+def test_turns_go_round_whatever_is_known_of_ends_and_go_on_after_a_loss(
+    ahead: int, interval: int
+) -> None:
+    """Law 5: the order depends on no timing, and recovery goes on in it at every place."""
+    lengths = [5, 0, 9]
+    whole = play(turns(3, interval), lengths, ahead=3, stop_after=99)
+    assert whole == [0, 2] * 5 + [2] * 4
+    for place in range(len(whole) + 1):
+        stream = turns(3, interval)
+        before = play(stream, lengths, ahead, stop_after=place)
+        after = play(stream, lengths, ahead, stop_after=99)
+        assert before + after == whole, place

@@ -1,0 +1,105 @@
+"""The pipeline in the user's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.engine.workers.inline import InlinePipeline
+from tests.engine.workers import fakes
+from tests.engine.workers.fakes import Doing, answers, request, requests, starts
+
+
+def test_requests_are_answered_in_turn_and_not_ahead() -> None:
+    asked = []
+
+    def asking() -> Any:
+        for i in range(3):
+            asked.append(i)
+            yield request(i, fakes.returning(i))
+
+    pipeline = InlinePipeline(Doing())
+    pipeline.start(asking(), one_at_a_time=True)
+    assert asked == []
+    assert next(pipeline)[1] == 0
+    assert asked == [0]
+    assert answers(pipeline) == [1, 2]
+    pipeline.close()
+    assert answers(pipeline) == []
+
+
+def test_it_begins_before_its_first_request_and_its_state_comes_back() -> None:
+    pipeline = InlinePipeline(Doing())
+    for _ in range(2):
+        pipeline.start(requests(fakes.nothing, fakes.failing, snapshot=True), starts(1))
+        one, failed = answers(pipeline)
+    assert one.snapshot == b"begin 0, request 0, request 1, begin 0, request 0"
+    assert failed.snapshot == one.snapshot + b", request 1"
+    with pytest.raises(KeyError, match="no such sample"):
+        failed.payload.reraise()
+
+
+def test_a_beginning_that_fails_is_tried_again_with_the_next_request() -> None:
+    pipeline = InlinePipeline(Doing(refusing=1))
+    pipeline.start(requests(fakes.nothing, fakes.nothing, snapshot=True), starts(1))
+    failed, answer = answers(pipeline)
+    with pytest.raises(OSError, match="cannot begin"):
+        failed.reraise()
+    assert answer.snapshot == b"begin 0, request 1"
+
+
+class Drawing(Doing):
+    """Draws from the global generator whenever it is called."""
+
+    uses_global_generators = True
+
+    def begin(self, start: Any) -> None:
+        torch.rand(1)
+
+    def __call__(self, request: Any, check: Callable[[], None]) -> Any:
+        return torch.rand(1)
+
+
+def test_the_callers_generators_are_put_back_after_a_beginning_too() -> None:
+    """Law 7."""
+    pipeline = InlinePipeline(Drawing())
+    pipeline.start(requests(fakes.nothing), starts(1))
+    before = torch.get_rng_state()
+    next(pipeline)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_exception_of_the_requests_is_raised_at_once_and_they_are_asked_again() -> None:
+    class FailingOnce:
+        failed = False
+
+        def __next__(self) -> Any:
+            if not self.failed:
+                self.failed = True
+                raise OSError("out of reach")
+            return request(0, fakes.nothing)
+
+    pipeline = InlinePipeline(Doing())
+    asked: Any = FailingOnce()
+    pipeline.start(asked)
+    with pytest.raises(OSError, match="out of reach"):
+        next(pipeline)
+    assert next(pipeline)[1] == 0
+
+
+def test_an_interrupted_request_is_offered_again() -> None:
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted_once() -> str:
+        for interrupt in interrupts:
+            raise interrupt
+        return "whole"
+
+    pipeline = InlinePipeline(Doing())
+    pipeline.start(requests(interrupted_once))
+    with pytest.raises(KeyboardInterrupt):
+        next(pipeline)
+    assert answers(pipeline) == ["whole"]

@@ -1,0 +1,135 @@
+"""What leaves a worker arrives the same, in memory of its own (A1)."""
+
+from __future__ import annotations
+
+import pickle
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.workers.packing import LARGEST_COPY, Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.worker_main import in_place_of
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from tests.conformance import same
+from tests.engine.workers import fakes
+from tests.engine.workers.fakes import requests
+
+Pair = namedtuple("Pair", ["image", "label"])
+IMAGE = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+TENSORS = {
+    "float": IMAGE,
+    "channels_last": IMAGE.to(memory_format=torch.channels_last),
+    "transposed": IMAGE.permute(3, 0, 2, 1),
+    "part": IMAGE[1:, ::2, 1],
+    "expanded": torch.ones(1).expand(7),
+    "scalar": torch.tensor(3),
+    "empty": torch.empty(0, 4),
+    "bool": IMAGE > 7,
+    "bfloat16": IMAGE.bfloat16(),
+    "complex": torch.complex(IMAGE, -IMAGE),
+    "conjugate": torch.complex(IMAGE, -IMAGE).conj(),
+    "negative view": torch.complex(IMAGE, -IMAGE).conj().imag,
+    "needs a gradient": torch.ones(3, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.ones(3)),
+    "sparse": torch.eye(3).to_sparse(),
+    "large": torch.arange(LARGEST_COPY // 4, dtype=torch.int64),
+    "part of something large": torch.arange(LARGEST_COPY // 4, dtype=torch.int64)[5:7],
+}
+
+
+def through_a_pipe(packed: Packed) -> Packed:
+    """What the message's own pickling does, without another process."""
+    return Packed(packed.content, list(packed.large), packed.snapshot)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_arrives_as_it_was(name: str) -> None:
+    tensor = TENSORS[name]
+    found = unpack(through_a_pipe(pack(tensor)))
+    assert type(found) is type(tensor)
+    assert found.layout == tensor.layout
+    assert found.requires_grad == tensor.requires_grad
+    if tensor.layout is torch.strided:
+        assert found.stride() == tensor.stride()
+        assert found.is_conj() == tensor.is_conj()
+        assert found.is_neg() == tensor.is_neg()
+        assert same(found.detach().resolve_conj(), tensor.detach().resolve_conj())
+    else:
+        assert torch.equal(found.to_dense(), tensor.to_dense())
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_only_what_is_small_and_plain_is_copied(name: str) -> None:
+    left = {"conjugate", "negative view", "needs a gradient", "parameter", "sparse"}
+    is_left = name in left or "large" in name
+    assert len(pack(TENSORS[name]).large) == is_left
+
+
+def test_tensors_that_share_memory_share_it_again() -> None:
+    base = torch.zeros(4)
+    one, other, same_object = unpack(pack([base, base[2:], base]))
+    one[3] = 7
+    assert other.tolist() == [0, 7]
+    assert same_object is one
+    assert base.tolist() == [0] * 4, "and not with the sender"
+
+
+def test_memory_is_aligned_as_torch_aligns_it() -> None:
+    """Sums of the user's own must not depend on where a batch happens to lie."""
+    batch = [torch.ones(number) for number in range(1, 40)]
+    assert {tensor.data_ptr() % 64 for tensor in unpack(pack(batch))} == {0}
+
+
+def test_containers_arrays_and_answers() -> None:
+    array = np.arange(6).reshape(2, 3)
+    objects = np.array([{"a": 1}, None], dtype=object)
+    large = np.zeros(LARGEST_COPY + 1, dtype=np.uint8)
+    batch = {"pair": Pair(torch.ones(2), 3), "array": array, "objects": objects, "large": large}
+    packed = pack(Answer(batch, worker=1, snapshot=b"state"))
+    assert len(packed.large) == 1
+    answer = unpack(packed)
+    assert type(answer.payload["pair"]) is Pair
+    assert same(answer.payload["array"], array)
+    answer.payload["array"][0, 0] = 9
+    assert answer.payload["objects"].tolist() == objects.tolist()
+    assert answer.payload["large"] is large
+    assert (answer.worker, answer.snapshot, answer.bad) == (1, b"state", ())
+
+
+def test_what_cannot_be_pickled_raises_here() -> None:
+    with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
+        pack([torch.ones(1), lambda: None])
+
+
+def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
+    """Law 2: otherwise the worker's state would be taken for the one before."""
+    bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
+    packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
+    answer = unpack(in_place_of(packed, OSError("too many open files")))
+    assert (answer.worker, answer.snapshot, answer.bad) == (1, b"state", bad)
+    error = answer.payload.rebuild()
+    assert isinstance(error, OSError)
+    assert "when a batch of type Tensor was sent" in str(error)
+
+
+def mixed() -> Any:
+    large = torch.arange(LARGEST_COPY, dtype=torch.int64)
+    return {"large": large, "small": torch.ones(3), "array": np.full(LARGEST_COPY, 3.0)}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_through_worker_processes(make: Any, method: str) -> None:
+    """Writable, the small in this process's own memory, the large in shared memory as torch's."""
+    pipeline = make(multiprocessing_context=method)
+    pipeline.start(requests(*[mixed] * 3))
+    for batch in fakes.answers(pipeline):
+        assert same(batch, mixed())
+        assert batch["large"].is_shared()
+        assert not batch["small"].is_shared()
+        for part in batch.values():
+            part[0] = 5

@@ -1,0 +1,199 @@
+"""Workers are not forked where DALI is live (C9): in scripts, because its threads stay."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader.engine.workers import start_method, torch_workers
+from stateful_gpu_loader.engine.workers.start_method import default_context, would_fork
+from tests.patience import seconds
+
+NEEDS_DALI = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or "fork" not in multiprocessing.get_all_start_methods(),
+    reason="needs a system that forks by default",
+)
+
+STATES = f"""
+import multiprocessing, runpy
+default_context = runpy.run_path({start_method.__file__!r})["default_context"]
+
+def tell(state):
+    print(state, default_context())
+
+tell("nothing")
+import nvidia.dali.fn
+import nvidia.dali.experimental.dynamic as ndd
+tell("imported")
+rng = ndd.random.RNG(seed=1)
+rng()
+tell("generator")
+pipeline = nvidia.dali.Pipeline(batch_size=1, num_threads=1, device_id=None)
+with pipeline:
+    pipeline.set_outputs(nvidia.dali.fn.random.coin_flip())
+tell("pipeline")
+pipeline.run()
+tell("run")
+del pipeline
+tell("gone")
+numbers = ndd.random.uniform(batch_size=2, range=(0, 1), rng=rng, device="cpu").evaluate()
+tell("dynamic")
+del numbers
+tell("dynamic-gone")
+multiprocessing.set_start_method("spawn")
+tell("spawn")
+"""
+
+
+def run(script: str, folder: Path) -> list[str]:
+    path = folder / "script.py"
+    path.write_text(script, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=seconds(12),
+        check=False,
+        env={"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""},
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
+
+
+@pytest.mark.dali
+@NEEDS_DALI
+def test_only_threads_of_dali_rule_out_a_fork(tmp_path: Path) -> None:
+    """C9; and to ask settles nothing: the start method can still be set."""
+    pytest.importorskip("nvidia.dali")
+    assert run(STATES, tmp_path) == [
+        "nothing None",
+        "imported None",
+        "generator None",
+        "pipeline None",
+        "run forkserver",
+        "gone None",
+        "dynamic forkserver",
+        "dynamic-gone forkserver",
+        "spawn None",
+    ]
+
+
+LOADERS = """
+import multiprocessing, os, signal
+import torch
+from stateful_gpu_loader import StatefulGPULoader, start_workers
+from stateful_gpu_loader.errors import LoaderError
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index * index
+
+
+class Unpicklable(Squares):
+    def __init__(self):
+        self.function = lambda number: number
+
+
+def kinds():
+    return sorted({type(child).__name__ for child in multiprocessing.active_children()})
+
+
+def started(dataset=None, **how):
+    loader = StatefulGPULoader(dataset or Squares(), num_workers=1, **how)
+    batches = iter(loader)
+    print(int(next(batches)), *kinds())
+    return loader, batches
+
+
+def use_dali():
+    import nvidia.dali.experimental.dynamic as ndd
+
+    rng = ndd.random.RNG(seed=1)
+    ndd.random.uniform(batch_size=2, range=(0, 1), rng=rng, device="cpu").evaluate()
+
+
+def claim_cuda(claimed):
+    torch.cuda.is_initialized = lambda: claimed
+
+
+if __name__ == "__main__":
+    waiting = StatefulGPULoader(Unpicklable(), num_workers=1)
+    claim_cuda(True)
+    try:
+        start_workers(waiting)
+    except LoaderError as error:
+        print("refused", "multiprocessing_context" in str(error))
+    claim_cuda(False)
+    start_workers(waiting)
+    loader, killed = started()
+    use_dali()
+    print("waited", *map(int, waiting))
+    (worker,) = killed._workers
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    print("restarted", *map(int, killed), loader.worker_restarts)
+    claim_cuda(True)
+    unforked = StatefulGPULoader(Squares(), num_workers=1)
+    start_workers(unforked)
+    print(*kinds())
+    print("not forked", *map(int, unforked))
+    try:
+        started(Unpicklable())
+    except LoaderError as error:
+        print("not picklable", "multiprocessing_context='fork'" in str(error))
+    print(*map(int, started(Unpicklable(), multiprocessing_context="fork")[1]))
+"""
+
+
+@pytest.mark.dali
+@NEEDS_DALI
+def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
+    """C9, law 5; start_workers refuses a fork behind CUDA, and only where there would be one."""
+    pytest.importorskip("nvidia.dali")
+    assert run(LOADERS, tmp_path) == [
+        "refused True",
+        "0 ForkProcess",
+        "waited 0 1 4 9",
+        "restarted 1 4 9 1",
+        "ForkServerProcess",
+        "not forked 0 1 4 9",
+        "not picklable True",
+        "0 ForkProcess",
+        "1 4 9",
+    ]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_what_the_user_says_decides(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_method, "dali_is_live", lambda: live)
+    contexts: list[Any] = ["fork", "spawn", "forkserver"]
+    contexts += [multiprocessing.get_context(method) for method in contexts]
+    assert [would_fork(context) for context in contexts] == [True, False, False] * 2
+
+
+@pytest.mark.parametrize("default", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("live", [False, True])
+def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_method, "dali_is_live", lambda: live)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "other"])
+    assert default_context() == ("forkserver" if live and default == "fork" else None)
+    assert would_fork(None) == (default == "fork" and not live)
+
+
+def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the main script has set since is missing in the workers."""
+    monkeypatch.setattr(torch_workers, "default_context", lambda: "forkserver")
+    with pytest.warns(RuntimeWarning, match="import the main script anew"):
+        torch_workers._Context(None).renew()
+    torch_workers._Context("forkserver").renew()

@@ -1,0 +1,234 @@
+"""The thread pipeline: order, bounds, failures, stops (A8, law 1)."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stateful_gpu_loader.engine.pipeline import Failure, WorkersDied
+from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
+from stateful_gpu_loader.records import Request, WorkerStart
+from tests.patience import seconds
+
+
+def stream(count: int) -> Iterator[Request]:
+    for ordinal in range(count):
+        yield Request(
+            ordinal=ordinal,
+            seed=0,
+            epoch=0,
+            start=ordinal,
+            step=1,
+            indices=np.array([ordinal]),
+            end=ordinal + 1,
+        )
+
+
+class Gated:
+    """Answers a request only once its gate is open; knows which were begun."""
+
+    uses_global_generators = False
+
+    def __init__(self, count: int, *, opened: bool = False) -> None:
+        self.gates = [threading.Event() for _ in range(count)]
+        self.begun = [threading.Event() for _ in range(count)]
+        if opened:
+            for gate in self.gates:
+                gate.set()
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        self.begun[request.ordinal].set()
+        while not self.gates[request.ordinal].wait(0.01):
+            check()
+        if request.ordinal % 5 == 3:
+            raise KeyError(request.ordinal)
+        return request.ordinal
+
+
+def pipeline(
+    executor: Gated,
+    workers: int = 2,
+    factor: int = 2,
+    timeout: float = 0,
+    in_order: bool = True,
+) -> ThreadPipeline:
+    return ThreadPipeline(
+        executor,
+        num_workers=workers,
+        prefetch_factor=factor,
+        timeout=timeout,
+        in_order=in_order,
+    )
+
+
+def live_threads() -> int:
+    return sum(thread.name.startswith("stateful_gpu_loader") for thread in threading.enumerate())
+
+
+def test_answers_come_in_order_whatever_finishes_first() -> None:
+    executor = Gated(4)
+    work = pipeline(executor, workers=4, factor=1)
+    work.start(stream(4))
+    for begun in executor.begun:
+        assert begun.wait(10)
+    for gate in reversed(executor.gates):
+        gate.set()
+    assert [next(work)[0].ordinal for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+def test_no_more_batches_are_begun_than_prefetch_allows() -> None:
+    executor = Gated(20, opened=True)
+    work = pipeline(executor, workers=2, factor=2)
+    work.start(stream(20))
+    assert executor.begun[3].wait(10)
+    assert not executor.begun[4].wait(0.05)
+    next(work)
+    assert executor.begun[4].wait(10)
+    work.close()
+
+
+def test_an_exception_takes_the_place_of_its_batch_and_the_others_go_on() -> None:
+    work = pipeline(Gated(8, opened=True))
+    work.start(stream(8))
+    answers = [next(work)[1] for _ in range(8)]
+    failed = answers.pop(3)
+    assert isinstance(failed, Failure)
+    with pytest.raises(KeyError, match="3"):
+        failed.reraise()
+    assert answers == [0, 1, 2, 4, 5, 6, 7]
+
+
+def test_an_exception_of_the_order_is_raised_at_its_turn_and_nothing_is_lost() -> None:
+    class FailingOnce:
+        def __init__(self) -> None:
+            self.requests = stream(3)
+            self.failed = False
+
+        def __iter__(self) -> FailingOnce:
+            return self
+
+        def __next__(self) -> Request:
+            request = next(self.requests)
+            if request.ordinal == 2 and not self.failed:
+                self.failed = True
+                self.requests = itertools.chain([request], self.requests)
+                raise OSError("the order is out of reach")
+            return request
+
+    work = pipeline(Gated(3, opened=True))
+    work.start(FailingOnce())
+    assert [next(work)[1] for _ in range(2)] == [0, 1]
+    with pytest.raises(OSError, match="out of reach"):
+        next(work)
+    assert next(work)[1] == 2
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
+    class Panic(BaseException):
+        pass
+
+    class Panicking(Gated):
+        def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+            raise Panic
+
+    work = pipeline(Panicking(2))
+    work.start(stream(2))
+    (_, failure) = next(work)
+    with pytest.raises(Panic):
+        failure.reraise()
+    work.close()
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "restart"])
+def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
+    """A8: waiting threads and threads at work alike."""
+    before = live_threads()
+    executor = Gated(10)
+    work = pipeline(executor)
+    work.start(stream(10))
+    assert executor.begun[1].wait(10)
+    if how == "close":
+        work.close()
+    elif how == "drop":
+        del work
+        gc.collect()
+    else:
+        for gate in executor.gates:
+            gate.set()
+        work.start(stream(3))
+        assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
+        work.close()
+    assert live_threads() <= before
+
+
+def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypatch: Any) -> None:
+    """G2: nothing can end a thread, so that nobody waits for it."""
+    monkeypatch.setattr("stateful_gpu_loader.engine.workers.threads._JOIN_SECONDS", 10**6)
+
+    class Stuck(Gated):
+        def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+            if request.ordinal == 1:
+                self.gates[1].wait()
+            return super().__call__(request, check)
+
+    executor = Stuck(4)
+    limit = seconds(0.05)
+    work = pipeline(executor, timeout=limit)
+    work.start(stream(4))
+    executor.gates[0].set()
+    assert next(work)[1] == 0
+    timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
+    with pytest.raises(WorkersDied, match=f"^{timed_out}$") as died:
+        next(work)
+    assert died.value.oldest is not None
+    assert died.value.oldest.ordinal == 1
+    with pytest.raises(WorkersDied):
+        next(work)
+    work.close()
+    for gate in executor.gates:
+        gate.set()
+
+
+def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
+    """A11."""
+    executor = Gated(8)
+    work = pipeline(executor, in_order=False)
+    work.start(stream(8))
+    for gate in executor.gates[1:]:
+        gate.set()
+    early = [next(work)[0].ordinal for _ in range(7)]
+    assert early == list(range(1, 8))
+    executor.gates[0].set()
+    assert next(work) == (next(stream(1)), 0)
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+def test_one_at_a_time_means_one() -> None:
+    executor = Gated(3)
+    work = pipeline(executor, workers=2, factor=2)
+    work.start(stream(3), one_at_a_time=True)
+    assert executor.begun[0].wait(10)
+    assert not executor.begun[1].wait(0.05)
+    for gate in executor.gates:
+        gate.set()
+    assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
+    work.close()
+
+
+def test_workers_that_share_an_executor_cannot_begin_with_a_state() -> None:
+    work = pipeline(Gated(1))
+    start = WorkerStart(seed=0, epoch=0, place=0, stride=1, state=None)
+    with pytest.raises(ValueError, match="cannot have state"):
+        work.start(stream(1), [start])

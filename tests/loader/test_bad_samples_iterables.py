@@ -1,0 +1,245 @@
+"""Bad samples of iterable datasets: dropped, recorded, and dropped again after a resume (G4)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import BadSample, StatefulGPULoader
+from stateful_gpu_loader.engine.arguments import check_bad_sample_mode
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
+from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
+from tests.user_objects import CountingIterator, PlainIterable
+
+UNEVEN = [5, 17, 9, 0, 6]
+"""37 samples; with two workers 20 and 17."""
+BAD = {2, 7, 8, 9, 24}
+"""None that a worker's iterator gives last."""
+Loader = StatefulGPULoader[Any]
+pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+
+
+class BrokenIterator(CountingIterator):
+    """Raises for bad samples, and goes on behind them; draws for every one."""
+
+    def __init__(self, part: list[int]) -> None:
+        super().__init__(len(part))
+        self.part = part
+
+    def __next__(self) -> Any:
+        index, drawn = self.part[super().__next__()], random.random()
+        if index in BAD:
+            raise ValueError(f"no label {index}")
+        return index, drawn
+
+
+class WithStatefulIterator(PlainIterable):
+    def __iter__(self) -> Any:
+        return BrokenIterator(self.part())
+
+
+class WithoutState(PlainIterable):
+    """``map`` has no state, and goes on behind an exception."""
+
+    def __iter__(self) -> Any:
+        return map(refuse_bad, PlainIterable.__iter__(self))
+
+
+def refuse_bad(sample: tuple[int, float]) -> tuple[int, float, float]:
+    """Also a transform."""
+    drawn = float(torch.rand(()))
+    if sample[0] in BAD:
+        raise ValueError(f"no label {sample[0]}")
+    return *sample, drawn
+
+
+def make(dataset: Any, **arguments: Any) -> Loader:
+    return StatefulGPULoader(
+        dataset(UNEVEN) if isinstance(dataset, type) else dataset,
+        **{"batch_size": 4, "seed": 3, "on_bad_sample": "drop", **arguments},
+    )
+
+
+def with_bad_transform(**arguments: Any) -> Loader:
+    return make(PlainIterable, transform=refuse_bad, **arguments)
+
+
+BUILDS = {
+    "stateful iterator": partial(make, WithStatefulIterator),
+    "no state": partial(make, WithoutState),
+    "transform": with_bad_transform,
+}
+builds = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+
+
+def assert_states_follow(build: Any, places: int = 100) -> None:
+    expected, states = uninterrupted(build(), 1)
+    for place in list(states)[:places]:
+        if place == (1, 0):
+            break
+        loader = build()
+        loader.load_state_dict(through_json(states[place]))
+        for delivered, batch in enumerate(loader, place[1] + 1):
+            assert same(copy_of(batch), expected[0][delivered - 1])
+            assert loader.state_dict() == states[0, delivered], (place, delivered)
+        assert loader.state_dict() == states[1, 0], place
+
+
+@builds
+def test_batches_are_filled_with_the_next_samples(build: Any) -> None:
+    """Fewer samples, and not smaller batches."""
+    loader = build()
+    indices = [batch[0].tolist() for batch in loader]
+    assert sorted(itertools.chain(*indices)) == sorted(set(range(37)) - BAD)
+    assert [*map(len, indices)] == [4] * 8
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_record_tells_the_number_within_the_worker(num_workers: int) -> None:
+    """In order of delivery; every worker's own numbers."""
+    loader = make(WithStatefulIterator, num_workers=num_workers)
+    list(loader)
+    found = {(bad.index, bad.position, bad.epoch, bad.reason) for bad in loader.bad_samples.samples}
+    parts = [list(range(37))]
+    if num_workers:
+        parts = [[*range(5), *range(22, 31), *range(31, 37)], list(range(5, 22))]
+    wanted = set()
+    for worker, part in enumerate(parts):
+        for number, index in enumerate(part):
+            if index in BAD:
+                name = f"sample {number} of worker {worker}" if num_workers else f"sample {number}"
+                position = worker + len(parts) * number
+                wanted.add((name, position, 0, f"ValueError: no label {index}"))
+    assert found == wanted
+    assert loader.bad_samples.total == len(BAD)
+    assert loader.bad_samples.known == {}
+
+
+@pytest.mark.fuzz
+@builds
+@pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"drop_last": True}], ids=str)
+def test_every_state_resumes_exactly(build: Any, arguments: dict[str, Any]) -> None:
+    """A stateless one reads the same bad samples again, and drops them again."""
+    build = partial(build, **arguments)
+    assert_exact_resume(build, every=7 if "batch_size" in arguments else 2)
+    assert_states_follow(build)
+
+
+@pytest.mark.processes
+@builds
+@pytest.mark.parametrize("interval", [1, 3])
+def test_every_state_of_workers_resumes_exactly(build: Any, interval: int) -> None:
+    build = partial(build, num_workers=2, snapshot_every_n_steps=interval)
+    assert_exact_resume(build, epochs=1, every=4)
+    if interval == 3:
+        assert_states_follow(build, places=6)
+
+
+# What cannot be dropped.
+
+
+class Yielding(IterableDataset[int]):
+    """A generator, or ``chain`` over one, is finished once it has raised."""
+
+    def __init__(self, wrap: Any) -> None:
+        self.wrap = wrap
+
+    def __iter__(self) -> Any:
+        return self.wrap(self.numbers())
+
+    def numbers(self) -> Iterator[int]:
+        yield from range(5)
+        raise ValueError("the archive is damaged")
+
+
+@pytest.mark.parametrize("wrap", [iter, partial(map, abs)], ids=["generator", "map"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_iterator_that_its_exception_ended_is_not_dropped(wrap: Any, num_workers: int) -> None:
+    """The rest of the epoch would be lost in silence."""
+    loader = make(Yielding(wrap), batch_size=2, num_workers=num_workers)
+    batches = iter(loader)
+    assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="the archive is damaged"):
+        next(batches)
+    assert loader.bad_samples.total == 0
+    state = loader.state_dict()
+    assert list(batches) == []
+    resumed = make(Yielding(wrap), batch_size=2, num_workers=num_workers)
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+
+
+class Surviving(IterableDataset[int]):
+    """Raises these exceptions at their numbers, and goes on."""
+
+    def __init__(self, errors: dict[int, Exception], length: int = 12) -> None:
+        self.errors, self.length = errors, length
+
+    def __iter__(self) -> Any:
+        return map(self.give, range(self.length))
+
+    def give(self, index: int) -> int:
+        if index in self.errors:
+            raise self.errors[index]
+        return index
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), TypeError("a bug")])
+@pytest.mark.parametrize("mode", ["raise", "drop"])
+def test_what_the_content_does_not_decide_is_raised(mode: str, error: Exception) -> None:
+    loader = make(Surviving({5: error}), on_bad_sample=mode)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(type(error), match=str(error.args[-1])):
+        next(batches)
+    assert loader.bad_samples.total == 0
+    assert [batch.tolist() for batch in batches] == [[6, 7, 8, 9], [10, 11]]
+
+
+def test_a_raised_sample_does_not_stop_a_resume() -> None:
+    """A7: it was raised when it was met first, and reading it again raises no more."""
+    build = partial(make, Surviving({5: ValueError("no label")}), on_bad_sample="raise")
+    loader = build()
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(ValueError, match="no label"):
+        next(batches)
+    assert next(batches).tolist() == [6, 7, 8, 9]
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[10, 11]]
+
+
+def test_an_iterator_that_only_raises_is_given_up() -> None:
+    length = 2 * MAX_BAD_IN_A_ROW + 40
+    bad: dict[int, Exception] = {i: ValueError("closed file") for i in range(2, length)}
+    del bad[MAX_BAD_IN_A_ROW + 1]
+    loader = make(Surviving(bad, length), batch_size=3)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, MAX_BAD_IN_A_ROW + 1]
+    assert loader.bad_samples.total == MAX_BAD_IN_A_ROW - 1
+    with pytest.raises(BadSample, match=f"any of the {MAX_BAD_IN_A_ROW - 1} samples before it"):
+        next(batches)
+    assert loader.bad_samples.total == MAX_BAD_IN_A_ROW - 1
+
+
+def test_what_was_prefetched_is_not_recorded() -> None:
+    """Law 2."""
+    loader = make(WithStatefulIterator, num_workers=2, prefetch_factor=4)
+    next(iter(loader))
+    assert [bad.index for bad in loader.bad_samples.samples] == ["sample 2 of worker 0"]
+
+
+def test_a_replacement_is_refused() -> None:
+    """Law 6: an iterable has no other position to take one from."""
+    with pytest.raises(ValueError, match="on_bad_sample = 'replace' takes another sample by its"):
+        make(PlainIterable, on_bad_sample="replace")
+    check_bad_sample_mode("replace", is_iterable=False)
+    check_bad_sample_mode("drop", is_iterable=True)

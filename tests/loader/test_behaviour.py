@@ -1,0 +1,352 @@
+"""What a drop-in must do besides resuming: laws 7 and 8, A1, A8, A10, G3."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import threading
+import traceback
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader import (
+    StatefulGPULoader,
+)
+from tests.conformance import same
+from tests.generators import generators
+from tests.map_datasets import Failing, Indices, Noisy
+from tests.patience import seconds
+
+
+def _unchanged(samples: Any) -> Any:
+    return samples
+
+
+def test_it_is_a_stateful_data_loader() -> None:
+    """A1."""
+    assert isinstance(StatefulGPULoader([1]), StatefulDataLoader)
+
+
+def test_construction_and_state_have_no_side_effects() -> None:
+    """A10: no worker, no draw, no order, no call to the dataset but its length."""
+
+    class Untouchable(Indices):
+        def __getitem__(self, index: int) -> int:
+            raise AssertionError("read")
+
+    before, children = generators(), multiprocessing.active_children()
+    threads = set(threading.enumerate())
+    loader = StatefulGPULoader(Untouchable(10**12), shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    states = [loader.state_dict() for _ in range(3)]
+    assert states[0] == states[1] == states[2]
+    assert states[0] is not states[1]
+    assert generators() == before
+    assert multiprocessing.active_children() == children
+    assert set(threading.enumerate()) <= threads
+    del iterator
+
+
+def test_the_callers_generators_are_restored_when_a_sample_fails() -> None:
+    loader = StatefulGPULoader(Failing(4, {2}), batch_size=4, seed=1)
+    before = generators()
+    with pytest.raises(KeyError):
+        next(iter(loader))
+    assert generators() == before
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last"),
+    [(None, False), *itertools.product([1, 4, 10], [False, True])],
+)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_unshuffled_batches_equal_those_of_data_loader(
+    num_workers: int, batch_size: int | None, drop_last: bool
+) -> None:
+    """A1."""
+    arguments: dict[str, Any] = {
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        "num_workers": num_workers,
+    }
+    ours, theirs = StatefulGPULoader(Indices(10), **arguments), DataLoader(Indices(10), **arguments)
+    assert len(ours) == len(theirs)
+    assert same(list(ours), list(theirs))
+
+
+def test_length_is_a_whole_epoch_and_is_the_iterators_too() -> None:
+    loader = StatefulGPULoader(Indices(10), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    assert len(loader) == len(batches) == 3
+    assert len(StatefulGPULoader(Indices(10), batch_size=2, num_replicas=2, rank=0)) == 3
+
+
+def test_worker_info_shows_the_users_dataset() -> None:
+    """A1, DESIGN.md: nothing of the engine shows."""
+
+    class Informed(Indices):
+        def __getitem__(self, index: int) -> tuple[str, int, int]:
+            worker = get_worker_info()
+            assert worker is not None
+            assert worker.dataset is self
+            return type(worker.dataset).__name__, worker.num_workers, worker.id
+
+    names, numbers, ids = zip(
+        *(batch for batch in StatefulGPULoader(Informed(4), batch_size=None, num_workers=2)),
+        strict=True,
+    )
+    assert (set(names), set(numbers), set(ids)) == ({"Informed"}, {2}, {0, 1})
+
+
+def test_worker_init_fn_runs_in_every_worker_and_sees_the_users_dataset() -> None:
+    """A1."""
+
+    class Initialised(Indices):
+        prepared = -1
+
+        def __getitem__(self, index: int) -> int:
+            return self.prepared
+
+    def prepare(worker_id: int) -> None:
+        worker = get_worker_info()
+        assert worker is not None
+        worker.dataset.prepared = worker_id  # type: ignore[attr-defined]
+
+    loader = StatefulGPULoader(Initialised(4), num_workers=2, worker_init_fn=prepare)
+    assert [batch.item() for batch in loader] == [0, 1, 0, 1]
+
+
+def test_an_exception_of_worker_init_fn_reaches_the_user() -> None:
+    def fail(worker_id: int) -> None:
+        raise LookupError("no such licence")
+
+    with pytest.raises(LookupError, match="no such licence"):
+        next(iter(StatefulGPULoader(Indices(4), num_workers=1, worker_init_fn=fail)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) -> None:
+    """G3: the state stays before the failed batch until a later one is delivered."""
+    loader = StatefulGPULoader(Failing(16, {5}), batch_size=4, num_workers=num_workers)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(KeyError, match="no sample 5"):
+        next(batches)
+    assert loader.state_dict()["position"] == 4
+    assert next(batches).tolist() == [8, 9, 10, 11]
+    assert loader.state_dict()["position"] == 12
+    retried = StatefulGPULoader(Indices(16), batch_size=4)
+    retried.load_state_dict(loader.state_dict())
+    assert next(iter(retried)).tolist() == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int) -> None:
+    """G3: dataset index, position, epoch, and the worker's traceback."""
+    loader = StatefulGPULoader(
+        Failing(16, {5}), batch_size=4, shuffle=True, seed=3, num_workers=num_workers
+    )
+    position = list(loader.sampler).index(5)
+    with pytest.raises(KeyError) as raised:
+        list(loader)
+    text = "".join(traceback.format_exception(raised.value))
+    text += "".join(getattr(raised.value, "__notes__", ()))
+    assert f"in dataset index 5 (position {position}, epoch 0)" in text
+    assert "datasets.py" in text
+    assert "in __getitem__" in text
+
+
+def test_a_first_batch_that_fails_loses_no_resumed_position() -> None:
+    """Nothing is lost: the next iterator begins where the failed one was to begin."""
+    dataset = Failing(16, {9})
+    loader = StatefulGPULoader(dataset, batch_size=4)
+    loader.load_state_dict({**loader.state_dict(), "position": 8})
+    with pytest.raises(KeyError):
+        next(iter(loader))
+    dataset.failing.clear()
+    assert next(iter(loader)).tolist() == [8, 9, 10, 11]
+
+
+def test_an_early_break_leaves_no_worker_behind() -> None:
+    """A8."""
+    before = set(multiprocessing.active_children())
+    for _ in StatefulGPULoader(Indices(100), num_workers=2):
+        break
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    loader = StatefulGPULoader(Indices(4), pin_memory=True)
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("length", [10, 10**9])
+def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
+    """A9: law 3."""
+    loader = StatefulGPULoader(Indices(length), batch_size=2, shuffle=True, seed=2**63)
+    keys = list(loader.state_dict())
+    batches = iter(loader)
+    next(batches)
+    assert list(loader.state_dict()) == keys
+    assert len(str(loader.state_dict())) < 1000
+    for value in loader.state_dict().values():
+        assert value is None or type(value) in (str, int, float, bool)
+
+
+def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> None:
+    """Law 1: inline as in a worker."""
+
+    class Multiplying(Indices):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand(4, 4) @ torch.rand(4, 4)
+
+    def batches() -> list[Any]:
+        return list(StatefulGPULoader(Multiplying(4), batch_size=2, seed=1))
+
+    plain = batches()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert same(batches(), plain)
+    with torch.device("meta"):
+        assert same(batches(), plain)
+        assert StatefulGPULoader(Indices(4), shuffle=True).state_dict()["seed"] >= 0
+
+
+def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
+    """Law 1: the global generators are one process's, so inline requests take turns."""
+    wanted = list(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+    found: list[list[Any]] = [[], []]
+
+    def work(number: int) -> None:
+        found[number].extend(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert same(found[0], wanted)
+    assert same(found[1], wanted)
+
+
+def test_an_interrupted_sample_is_read_again() -> None:
+    """A KeyboardInterrupt loses nothing."""
+
+    class Interrupted(Indices):
+        interrupted = False
+
+        def __getitem__(self, index: int) -> int:
+            if index == 2 and not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            return index
+
+    batches = iter(StatefulGPULoader(Interrupted(6), batch_size=2))
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [batch.tolist() for batch in batches] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> None:
+    """A1: torch passes it on, a dictionary too."""
+
+    class Columns(Indices):
+        def __getitems__(self, indices: list[int]) -> dict[str, list[int]]:
+            return {"x": indices}
+
+    loader = StatefulGPULoader(
+        Columns(4), batch_size=2, num_workers=num_workers, collate_fn=_unchanged
+    )
+    assert list(loader) == [{"x": [0, 1]}, {"x": [2, 3]}]
+
+
+def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> None:
+    """A8: no cycle of frames and tracebacks keeps them."""
+
+    def fail() -> None:
+        batches = iter(StatefulGPULoader(Failing(8, {1}), num_workers=1))
+        next(batches)
+        with pytest.raises(KeyError):
+            next(batches)
+
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        fail()
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+
+
+def test_no_warning_reaches_the_user() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(StatefulGPULoader(Indices(10), batch_size=2, num_workers=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transform", str),
+        ("batch_transform", str),
+        ("collate_fn", list),
+        ("seed", 2),
+        ("shuffle", False),
+        ("device", "cpu"),
+        ("decoder", "torchvision"),
+        ("generator", torch.Generator()),
+        ("num_replicas", 2),
+        ("rank", 1),
+        ("worker_type", "thread"),
+        ("on_bad_sample", "drop"),
+        ("max_worker_restarts", 9),
+        ("on_epoch_boundary", "next_epoch"),
+    ],
+)
+def test_what_was_made_use_of_cannot_be_set(name: str, value: Any) -> None:
+    """Nothing is ignored in silence: as torch refuses another ``batch_size``."""
+    loader = StatefulGPULoader(Indices(6), batch_size=2, shuffle=True, seed=1)
+    before = getattr(loader, name)
+    with pytest.raises(ValueError, match=f"{name} cannot be set.*Remedy: build a new loader"):
+        setattr(loader, name, value)
+    setattr(loader, name, before)  # a subclass may keep its arguments, too
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        loader.batch_size = 3
+
+
+def test_other_workers_serve_the_next_pass() -> None:
+    """What torch lets be set acts: workers that wait for the next pass are ended."""
+    loader = StatefulGPULoader(
+        Indices(6), batch_size=2, num_workers=1, persistent_workers=True, timeout=seconds(60)
+    )
+    assert len(list(loader)) == 3
+    waiting = loader._crew.idle
+    loader.num_workers = 0
+    assert loader._crew.idle is None is not waiting
+    assert len(list(loader)) == 3
+
+
+def test_another_number_of_workers_cannot_serve_objects_that_have_a_state_in_each() -> None:
+    """Each worker goes on from a state of its own; others could not."""
+
+    class Numbers(IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(4))
+
+    loader = StatefulGPULoader(Numbers(), num_workers=1, persistent_workers=True)
+    with pytest.raises(ValueError, match=r"num_workers cannot be set.*Numbers"):
+        loader.num_workers = 2
+    loader.num_workers = 1

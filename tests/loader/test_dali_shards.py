@@ -1,0 +1,162 @@
+"""Shards as DALI has them, through the loader: contents, and exact resumption (C10, B2, B4)."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.samplers.sharded import ShardSampler
+from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from tests.conformance import assert_exact_resume, flat
+from tests.map_datasets import Indices, Noisy
+from tests.samplers.dali_epochs import POLICIES, dali_epochs
+
+SHUFFLES: list[dict[str, Any]] = [
+    {},
+    {"stick_to_shard": True},
+    {"random_shuffle": True},
+    {"random_shuffle": True, "stick_to_shard": True},
+    {"shuffle_after_epoch": True},
+]
+
+modes = pytest.mark.parametrize(
+    ("pad_last_batch", "stick_to_shard", "policy"),
+    list(itertools.product((False, True), (False, True), POLICIES)),
+)
+
+
+def make(
+    dataset: Any, batch_size: int, arguments: dict[str, Any], /, **options: Any
+) -> StatefulGPULoader[Any]:
+    sampler = ShardSampler(dataset, batch_size, **arguments)
+    return StatefulGPULoader(
+        dataset, **{"batch_size": batch_size, "sampler": sampler, "seed": 5, **options}
+    )
+
+
+@pytest.mark.dali
+@modes
+def test_epochs_of_the_loader_are_those_of_dalis_iterator(
+    tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
+) -> None:
+    """C10: batch by batch, over six epochs, also where shards differ in size."""
+    pytest.importorskip("nvidia.dali")
+    for n, num_shards, batch_size in ((11, 3, 2), (7, 2, 3), (10, 4, 2)):
+        arguments: dict[str, Any] = {
+            "shard_id": 1,
+            "num_shards": num_shards,
+            "pad_last_batch": pad_last_batch,
+            "stick_to_shard": stick_to_shard,
+        }
+        theirs = dali_epochs(
+            tmp_path, n, batch_size, epochs=6, last_batch_policy=policy, **arguments
+        )
+        arguments["last_batch_policy"] = LastBatchPolicy(policy)
+        loader = make(Indices(n), batch_size, arguments, drop_last=policy == "drop")
+        ours = [[batch.tolist() for batch in loader] for _ in range(6)]
+        assert ours == theirs
+        assert len(loader) == max(map(len, theirs))
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("pad_last_batch", [False, True])
+@pytest.mark.parametrize("policy", list(LastBatchPolicy))
+@pytest.mark.parametrize("shuffle", SHUFFLES, ids=str)
+def test_resumption_is_exact_over_epochs_of_all_shards(
+    pad_last_batch: bool, policy: LastBatchPolicy, shuffle: dict[str, Any]
+) -> None:
+    """B2: where an epoch begins in the middle of a shard, too."""
+    arguments = {
+        "shard_id": 2,
+        "num_shards": 3,
+        "pad_last_batch": pad_last_batch,
+        "last_batch_policy": policy,
+        **shuffle,
+    }
+    assert_exact_resume(partial(make, Noisy(14), 2, arguments), epochs=4)
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("policy", [LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL])
+def test_resumption_is_exact_on_any_workers(policy: LastBatchPolicy) -> None:
+    """B2, B4."""
+    arguments = {"num_shards": 3, "last_batch_policy": policy, "random_shuffle": True}
+    workers: tuple[dict[str, Any], ...] = ({"num_workers": 2},)
+    make_loader = partial(make, Noisy(14), 2, arguments)
+    assert_exact_resume(make_loader, epochs=3, other=workers, every=2)
+
+
+def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:
+    """A process in which DALI ran is better not forked."""
+    pytest.importorskip("nvidia.dali")
+    theirs = dali_epochs(tmp_path, 11, 2, epochs=2, num_shards=3)
+    loader = make(
+        Indices(11),
+        2,
+        {"num_shards": 3},
+        num_workers=1,
+        multiprocessing_context="forkserver",
+        persistent_workers=True,
+    )
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == theirs
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"shard_id": 1}, "shard_id=1"),
+        ({"num_shards": 4}, "num_shards=4"),
+        ({"stick_to_shard": True}, "stick_to_shard=True"),
+        ({"last_batch_policy": LastBatchPolicy.PARTIAL}, "last_batch_policy=partial"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], shown: str) -> None:
+    """Law 4: each shard's position is its own."""
+    loader = make(Indices(12), 2, {"num_shards": 3})
+    next(iter(loader))
+    other = make(Indices(12), 2, {"num_shards": 3, **changed})
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match=f"order differs.*{shown}"):
+        other.load_state_dict(loader.state_dict())
+    assert other.state_dict() == before
+
+
+def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
+    """B4: the sampler's batch size shapes the epochs, the loader's cuts them."""
+    arguments = {"num_shards": 3, "pad_last_batch": True, "random_shuffle": True}
+    two, three = (make(Indices(14), 2, arguments, batch_size=size) for size in (2, 3))
+    epochs = [
+        [list(flat([batch.tolist() for batch in one])) for _ in range(4)] for one in (two, three)
+    ]
+    assert epochs[0] == epochs[1]
+    loader = make(Indices(14), 2, arguments)
+    next(iter(loader))
+    resumed = make(Indices(14), 2, arguments, batch_size=3)
+    resumed.load_state_dict(loader.state_dict())
+    assert list(flat([batch.tolist() for batch in resumed])) == epochs[0][0][2:]
+
+
+def test_one_loader_a_shard_sees_everything_once_an_epoch() -> None:
+    """Padded and partial: what evaluation wants."""
+    loaders = [
+        make(
+            Indices(14),
+            4,
+            {
+                "shard_id": shard_id,
+                "num_shards": 3,
+                "pad_last_batch": True,
+                "last_batch_policy": LastBatchPolicy.PARTIAL,
+            },
+        )
+        for shard_id in range(3)
+    ]
+    for _ in range(4):
+        seen = [i for loader in loaders for i in flat([batch.tolist() for batch in loader])]
+        assert sorted(seen) == list(range(14))

@@ -1,0 +1,332 @@
+"""``device="cuda"`` on a device that the CPU plays: exact as on the CPU (D5, D8, D9, A8, A10)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import FolderSource, LoaderError, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.cpu_share import fraction_of
+from stateful_gpu_loader.randomness.permutation import Permutation
+from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.device_loaders import EXECUTIONS, RECIPES, make, photos
+from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
+from tests.patience import seconds
+
+__all__ = ["fake_gpu", "photos"]
+
+
+@pytest.mark.processes
+def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """A6, B2, D9: from each execution to each other, state at every batch; another decoder delays,
+    reorders and refuses."""
+    assert_exact_on_all(partial(make, photos), EXECUTIONS)
+    assert fake_gpu.decoder.num_calls > 0
+
+
+@pytest.mark.parametrize("other_size", [1, 4, 20])
+def test_another_batch_size_keeps_every_image(
+    photos: Path, fake_gpu: FakeGpu, other_size: int
+) -> None:
+    """B4, law 1: an image's pixels depend on no other image of its batch."""
+    expected, states = uninterrupted(make(photos), 1)
+    resumed = make(photos, batch_size=other_size, num_workers=2)
+    resumed.load_state_dict(states[0, 2])
+    rest = [copy_of(batch) for batch in resumed]
+    for part in (0, 1):
+        wanted = torch.cat([batch[part] for batch in expected[0][2:]])
+        assert same(torch.cat([batch[part] for batch in rest]), wanted)
+
+
+ALL_RECIPES = [
+    T.RandomCrop(48, padding=4, pad_if_needed=True),
+    T.Resize(40),
+    T.RandomVerticalFlip(),
+    T.RandomAffine(10, (0.1, 0.1), (0.9, 1.1), 5),
+    T.TrivialAugmentWide(),
+    T.RandAugment(),
+    T.GaussianBlur(3),
+    T.RandomGrayscale(0.3),
+    T.CenterCrop(36),
+    T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    T.RandomErasing(0.7, value="random"),
+    T.ToDtype(torch.bfloat16),
+    T.ToMemoryFormat(torch.channels_last),
+]
+
+
+@pytest.mark.fuzz
+def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D6: folded or not, on whole batches of any size."""
+    build = partial(make, photos, transform=ALL_RECIPES)
+    assert_exact_resume(build, other=EXECUTIONS, every=2)
+    images = torch.cat([images for images, _ in build()])
+    assert images.dtype == torch.bfloat16
+    single = list(build(batch_size=1))
+    assert all(image.is_contiguous(memory_format=torch.channels_last) for image, _ in single)
+    assert same(torch.cat([image for image, _ in single]), images)
+
+
+@pytest.mark.parametrize("cpu_share", [0.0, 0.5, 1.0])
+def test_every_image_meets_its_own_decoder_and_draws(
+    photos: Path, fake_gpu: FakeGpu, cpu_share: float
+) -> None:
+    """D5, D11, law 1: recomputed one by one; header and bytes route, and what the GPU refuses is
+    the CPU's."""
+    source, recipes = FolderSource(photos), T.Compose(RECIPES)
+    loader = make(photos, num_workers=2, cpu_share=cpu_share)
+    cpu, gpu = make_decoder("torchvision"), FakeDecoder()
+    met = {"gpu": 0, "refused": 0, "cpu": 0, "left to the cpu": 0}
+    for epoch in range(2):
+        images = torch.cat([images for images, _ in loader])
+        order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
+        for position, index in enumerate(order.tolist()):
+            data = source.read(index).data
+            header = probe(data)
+            pixels = cpu.decode(data, header)
+            kind = "cpu"
+            if gpu.takes(header, data) and fraction_of(data) < cpu_share:
+                kind = "left to the cpu"
+            elif gpu.takes(header, data):
+                (found,) = gpu.decode_batch([data], [header])
+                kind = "gpu" if isinstance(found, torch.Tensor) else "refused"
+                pixels = found if isinstance(found, torch.Tensor) else pixels
+            met[kind] += 1
+            sizes = np.array([pixels.shape[1:]])
+            drawn = recipes.draw(42, epoch, np.array([position]), sizes)
+            assert same(images[position : position + 1], recipes.apply_batch([pixels], drawn))
+    assert met["cpu"] > 0
+    assert (met["gpu"] > 0, met["refused"] > 0) == (cpu_share < 1, cpu_share < 1)
+    assert (met["left to the cpu"] > 0) == (cpu_share > 0)
+
+
+def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: FakeGpu) -> None:
+    """Law 4: their pixels differ, so no state goes from one to the other unasked."""
+    loader = make(photos, cpu_share=0.5)
+    next(iter(loader))
+    state = loader.state_dict()
+    for share in (0.0, 0.25):
+        text = r"decoder differs: the state has 'fake-cuda, cpu_share=0\.5'"
+        with pytest.raises(StateMismatch, match=text):
+            make(photos, cpu_share=share).load_state_dict(state)
+    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3], every=3)
+    with pytest.raises(ValueError, match="cpu_share"):
+        loader.cpu_share = 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"cpu_share": 1.5}, ValueError, "must be from 0 to 1"),
+        ({"cpu_share": "half"}, TypeError, "must be a number"),
+        ({"cpu_share": 0.5, "device": None}, ValueError, "none does: device is None.*Remedy"),
+        ({"cpu_share": 0.5, "transform": torch.neg}, ValueError, "transform is a callable"),
+    ],
+)
+def test_a_share_of_nothing_is_refused(
+    photos: Path, fake_gpu: FakeGpu, changes: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        make(photos, **changes)
+
+
+def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D5: the same crops and flips, and the same order; pixels within the fake's own darkness."""
+    recipes = RECIPES[:2]
+    on_gpu = list(make(photos, transform=recipes, num_workers=2))
+    on_cpu = list(make(photos, transform=recipes, device=None, decoder="torchvision"))
+    for (images, targets), (wanted, wanted_targets) in zip(on_gpu, on_cpu, strict=True):
+        assert same(targets, wanted_targets)
+        for image, other in zip(images.int(), wanted.int(), strict=True):
+            darker = (image * 2 - other).abs().max() <= 4
+            assert darker or (image - other).abs().max() <= 2
+
+
+def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: FakeGpu) -> None:
+    """B7: a state of the CPU on the GPU, and the other way round."""
+    cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
+    for saved, present in ((cpu, gpu), (gpu, cpu)):
+        state = saved.state_dict()
+        with pytest.raises(StateMismatch, match=r"decoder differs: .*(fake-cuda|torchvision)"):
+            present.load_state_dict(state)
+        present.load_state_dict(state, accept={"decoder"})
+
+
+def test_another_version_of_what_decides_pixels_warns(
+    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN.md, Images: the decoder's, the resampling's, the GPU's model."""
+    loader = make(photos)
+    state = loader.state_dict()
+    next(iter(loader))
+    assert loader.state_dict()["fingerprint"] == state["fingerprint"]
+    assert re.search(r'"decoder_version": "1, triton \d', state["fingerprint"])
+    monkeypatch.setattr(FakeDecoder, "version", lambda self: "2, another GPU")
+    with pytest.warns(UserWarning, match=r"saved with fake-cuda 1, .*this is 2, another GPU"):
+        make(photos).load_state_dict(state)
+
+
+def test_nothing_is_touched_before_the_first_batch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """A10, law 7."""
+    threads = threading.active_count()
+    loader = make(photos, num_workers=2)
+    loader.state_dict()
+    iterator = iter(loader)
+    loader.state_dict()
+    assert fake_gpu.places == []
+    assert threading.active_count() == threads
+    next(iterator)
+    assert len(fake_gpu.places) == 1
+    assert fake_gpu.places[0].asked_for == torch.device("cuda")
+
+
+def test_one_place_and_its_two_threads_serve_the_loader_for_its_life(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    loader = make(photos, num_workers=2)
+    for _ in range(3):
+        list(loader)
+        next(iter(loader))
+    (place,) = fake_gpu.places
+    assert len(place.stage_threads) == 2
+
+
+def test_a_missing_gpu_is_said_at_the_first_batch_and_again(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    fake_gpu.present = False
+    loader = make(photos, num_workers=2)
+    before = loader.state_dict()
+    iterator = iter(loader)
+    for _ in range(2):
+        with pytest.raises(LoaderError, match=r"no GPU\. Remedy"):
+            next(iterator)
+    assert loader.state_dict() == before
+
+
+def test_an_early_break_leaves_nothing_stale_and_nothing_behind(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """A8."""
+    before = set(threading.enumerate())
+    loader = make(photos, num_workers=2, prefetch_factor=4)
+    expected = list(make(photos))
+    list(loader)
+    for _ in range(5):
+        iterator = iter(loader)
+        next(iterator)
+        del iterator
+        loader.load_state_dict(make(photos).state_dict())
+        assert same(list(loader), expected)
+    del loader
+    gc.collect()
+    begun = set(threading.enumerate()) - before
+    assert [thread.name for thread in begun if "gpu_loader" in thread.name] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, workers: int) -> None:
+    """Each batch is tried twice before the user is told, and again whenever the user asks."""
+    expected = list(make(photos))
+    loader = make(photos, num_workers=workers)
+    batches, found = iter(loader), []
+    found.append(next(batches))
+    state = loader.state_dict()
+    fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 4
+    messages: list[str] = []
+    while True:
+        try:
+            found.append(next(batches))
+        except torch.OutOfMemoryError as error:
+            messages.append(str(error))
+            if len(found) == 1:
+                assert loader.state_dict() == state
+        except StopIteration:
+            break
+    assert fake_gpu.decoder.failures == []
+    assert len(messages) == 2 or workers
+    described = re.compile(r"a batch of [26] images \(.*decoded\)")  # the last one has two
+    assert all(map(described.search, messages))
+    assert same(found, expected)
+
+
+def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
+    """G3: an exception keeps its type, and the loader goes on behind it."""
+    expected = list(make(photos))
+    loader = make(photos, num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+    fake_gpu.decoder.failures = [OSError("driver")]
+    with pytest.raises(OSError, match="driver"):
+        next(batches)
+    assert same(list(batches), expected[1:])
+
+
+def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeGpu) -> None:
+    """D8: whoever keeps them keeps them."""
+    loader = make(photos, num_workers=2, prefetch_factor=4)
+    kept = [batch for _ in range(3) for batch in loader]
+    again = make(photos)
+    assert same(kept, [copy_of(batch) for _ in range(3) for batch in again])
+
+
+def test_the_state_is_that_of_the_delivered_batch(photos: Path, fake_gpu: FakeGpu) -> None:
+    """Law 2: whatever the depth."""
+    loader = make(photos, num_workers=3, prefetch_factor=4)
+    for delivered, _ in enumerate(loader, 1):
+        assert loader.state_dict()["position"] == min(6 * delivered, 20)
+
+
+def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeGpu) -> None:
+    """As before the first batch: by copy.deepcopy and by pickle."""
+    loader = make(photos, num_workers=2)
+    expected = [copy_of(batch) for batch in loader]
+    fake_gpu.decoder.place = None
+    state = make(photos).state_dict()
+    for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        twin.load_state_dict(state)
+        assert same([copy_of(batch) for batch in twin], expected)
+    assert len(fake_gpu.places) == 3
+
+
+def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
+    """A8: behind a break, with persistent workers."""
+    loader = make(photos, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    del batches
+    idle: Any = loader._crew.idle
+    assert idle is not None
+    assert not idle._turns
+
+
+def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
+    """G2, law 5: the stream goes on with another one."""
+    expected = [copy_of(batch) for batch in make(photos)]
+    loader = make(photos, num_workers=1, timeout=seconds(0.05))
+    decode, go_on, hung = fake_gpu.decoder.decode_batch, threading.Event(), []
+
+    def hangs_once(*arguments: Any) -> Any:
+        if not hung:
+            hung.append(True)
+            assert go_on.wait(seconds(2))
+        return decode(*arguments)
+
+    fake_gpu.decoder.decode_batch = hangs_once  # type: ignore[method-assign]
+    fake_gpu.decoder.place = None
+    with pytest.warns(RuntimeWarning, match="device stage did not finish"):
+        found = [copy_of(batch) for batch in loader]
+    go_on.set()
+    assert same(found, expected)
+    assert len(fake_gpu.places) == 3

@@ -1,0 +1,345 @@
+"""loader.draws(): what was drawn for the last batch, proven by the batch's own pixels (A17)."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms.v2 import functional as F
+
+from stateful_gpu_loader import CallableSource, FolderSource, LoaderError, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import Source
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.transforms.recipe import FloatArray
+from tests.callables import FileBatches, Files
+from tests.datasets.shards import PhotoShards
+from tests.engine.makers.damaged_images import write_damaged_photos
+from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.images import write_photo_folder
+from tests.user_objects import StatefulDataset
+
+__all__ = ["fake_gpu"]
+pytestmark = pytest.mark.filterwarnings("ignore:The image decoding and encoding")
+Loader = StatefulGPULoader[Any]
+Draws = list[dict[str, Any]]
+DataOf = Callable[[int], torch.Tensor]
+SIDE = 32
+RECIPES = [T.RandomCrop(SIDE), T.RandomRotation(30), T.RandomHorizontalFlip()]
+EXECUTIONS: list[dict[str, Any]] = [
+    {},
+    {"num_workers": 2},
+    {"num_workers": 2, "worker_type": "process"},
+]
+executions = pytest.mark.parametrize("execution", EXECUTIONS, ids=str)
+
+
+class Numbered(Source):
+    """A folder whose targets are the indices; counts what is read."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = FolderSource(root)
+        self.num_reads = 0
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def read(self, index: int) -> EncodedSample:
+        self.num_reads += 1
+        return dataclasses.replace(self.folder.read(index), target=index)
+
+    def fingerprint(self) -> str:
+        return "numbered"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=7, seed=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_damaged_photos(tmp_path_factory.mktemp("damaged"))
+
+
+def make(dataset: Any, **arguments: Any) -> Loader:
+    given = {"batch_size": 4, "shuffle": True, "seed": 3, "transform": RECIPES} | arguments
+    return StatefulGPULoader(dataset, **given)
+
+
+def assert_these_made(draws: list[dict[str, Any]], batch: Any, data_of: DataOf) -> None:
+    """torchvision makes the batch's pixels of the files, by the numbers that are reported."""
+    images, targets = batch
+    crop, rotation, flip = draws
+    names = [mapping["recipe"] for mapping in draws]
+    assert names == ["RandomCrop", "RandomRotation", "RandomHorizontalFlip"]
+    assert {len(crop["top"]), len(rotation["angle"]), len(flip["acts"])} == {len(images)}
+    for i, target in enumerate(targets.tolist()):
+        image = decode_image(data_of(target), ImageReadMode.RGB)
+        image = F.crop_image(image, int(crop["top"][i]), int(crop["left"][i]), SIDE, SIDE)
+        image = F.rotate_image(image, float(rotation["angle"][i]))
+        image = F.horizontal_flip_image(image) if flip["acts"][i] else image
+        assert torch.equal(images[i], image), (i, target)
+
+
+def assert_draws_of_every_batch(loader: Loader, data_of: DataOf, epochs: int = 2) -> list[Draws]:
+    found = []
+    for _ in range(epochs):
+        for batch in loader:
+            found.append(loader.draws())
+            assert_these_made(found[-1], batch, data_of)
+    return found
+
+
+def data_of(root: Path) -> DataOf:
+    folder = FolderSource(root)
+    return lambda index: folder.read(index).data
+
+
+@pytest.mark.processes
+@executions
+def test_the_numbers_make_the_pixels(photos: Path, execution: dict[str, Any]) -> None:
+    """A17: of every batch, the short one and those of another epoch included."""
+    loader = make(Numbered(photos), **execution)
+    found = assert_draws_of_every_batch(loader, data_of(photos))
+    assert len(found) == 8
+    angles = np.concatenate([draws[1]["angle"] for draws in found])
+    assert len(set(angles.tolist())) == 28
+    assert (np.abs(angles) <= 30).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_replicas": 2, "rank": 1},
+        {"shuffle": None, "sampler": [5, 1, 13, 1, 0]},
+        {"shuffle": None, "batch_size": 1, "batch_sampler": [[3, 9], [12]]},
+        {"drop_last": True, "batch_size": 5},
+    ],
+    ids=str,
+)
+def test_any_order_has_its_draws(photos: Path, arguments: dict[str, Any]) -> None:
+    """Ranks, samplers and batch samplers of the user's."""
+    assert_draws_of_every_batch(make(Numbered(photos), **arguments), data_of(photos))
+
+
+def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -> None:
+    """A6, A17: and refuses before it has delivered anything itself."""
+    loader = make(Numbered(photos))
+    batches = iter(loader)
+    with pytest.raises(LoaderError, match="has delivered none"):
+        loader.draws()
+    next(batches)
+    state = loader.state_dict()
+    next(batches)
+    expected = loader.draws()
+    resumed = make(Numbered(photos), num_workers=2)
+    resumed.load_state_dict(state)
+    with pytest.raises(LoaderError, match="has delivered none"):
+        resumed.draws()
+    next(iter(resumed))
+    assert_same_draws(resumed.draws(), expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["replace", "drop"])
+@executions
+def test_bad_samples_are_where_the_batch_has_them(
+    damaged: Path, execution: dict[str, Any], mode: str
+) -> None:
+    """Law 6: a replacement has its own size, and the draws of the place that it takes."""
+    loader = make(Numbered(damaged), on_bad_sample=mode, **execution)
+    assert_draws_of_every_batch(loader, data_of(damaged))
+    assert loader.bad_samples.total > 5
+
+
+@pytest.mark.parametrize("mode", ["replace", "drop"])
+def test_what_a_device_finishes_has_its_draws(damaged: Path, mode: str, fake_gpu: FakeGpu) -> None:
+    """The numbers are drawn on the CPU, and bad samples are judged on the device."""
+    on_cpu = make(Numbered(damaged), on_bad_sample=mode)
+    loader = make(Numbered(damaged), on_bad_sample=mode, device="cuda", num_workers=2)
+    for (images, targets), (_, expected) in zip(loader, on_cpu, strict=True):
+        assert targets.tolist() == expected.tolist()
+        assert_same_draws(loader.draws(), on_cpu.draws())
+        assert len(loader.draws()[1]["angle"]) == len(images)
+
+
+def assert_same_draws(ours: Draws, theirs: Draws) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_function_is_called_again(photos: Path, batch: bool, num_workers: int) -> None:
+    """C9: under generators of its own; the caller's stay where they are."""
+    paths = sorted(photos.rglob("*.jpg"))
+    source = CallableSource(Batches(paths) if batch else Single(paths), image=0, batch=batch)
+    size = None if batch else 4
+    loader = make(source, shuffle=None, batch_size=size, num_workers=num_workers)
+    batches = iter(loader)
+    next(batches)
+    before = random.getstate(), torch.get_rng_state()
+    loader.draws()
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    del batches
+    assert_draws_of_every_batch(loader, lambda number: read(paths[number]))
+
+
+class Single(Files):
+    """The target is the file's number."""
+
+    def of(self, number: int) -> Any:
+        return super().of(number)[0], number
+
+
+class Batches(FileBatches):
+    def of(self, number: int) -> Any:
+        return Files.of(self, number)[0], number
+
+
+def read(path: Path) -> torch.Tensor:
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mode", ["raise", "drop"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> None:
+    """B5: in the middle of a window, and of the joined rests."""
+    bad = {"broken": frozenset({101, 103, 201, 302}), "damaged": frozenset({204})}
+    shards = PhotoShards((3, 6, 7, 4), **(bad if mode == "drop" else {}))  # type: ignore[arg-type]
+    arguments = {"shuffle": shuffle, "on_bad_sample": mode, "num_workers": num_workers}
+    loader = make(shards, batch_size=3, **arguments)
+
+    def data(target: int) -> torch.Tensor:
+        return shards.files[target // 100][target % 100]
+
+    found = assert_draws_of_every_batch(loader, data)
+    assert len(found) > 6
+    iterator = iter(loader)
+    next(iterator)
+    resumed = make(shards, batch_size=3, **arguments)
+    resumed.load_state_dict(loader.state_dict())
+    assert_draws_of_every_batch(resumed, data, epochs=1)
+
+
+def test_nothing_is_read_before_it_is_asked_for(photos: Path) -> None:
+    """The images' headers alone are read again, once for each call."""
+    source = Numbered(photos)
+    loader = make(source)
+    next(iter(loader))
+    assert source.num_reads == 4
+    loader.draws()
+    assert source.num_reads == 8
+
+
+def test_a_file_that_cannot_be_read_again_is_an_error(photos: Path, tmp_path: Path) -> None:
+    """Never the numbers of another image."""
+    paths = write_photo_folder(tmp_path, num_classes=1, per_class=4)
+    for mode in ("raise", "replace"):
+        loader = make(FolderSource(tmp_path), on_bad_sample=mode)
+        next(iter(loader))
+        content = paths[2].read_bytes()
+        paths[2].write_bytes(b"no photograph")
+        with pytest.raises(LoaderError, match="photo_002"):
+            loader.draws()
+        paths[2].write_bytes(content)
+
+
+class Unprinted:
+    """An index that does not tell all of itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"an index from {self.number // 2 * 2}"
+
+
+class ByObject(Numbered):
+    def read(self, index: Any) -> EncodedSample:
+        return super().read(index.number)
+
+
+def test_bad_samples_that_cannot_be_told_apart_are_an_error(damaged: Path) -> None:
+    """A sampler's indices are known by their repr(); of one text, the sound one would go, too."""
+    sampler = [Unprinted(number) for number in (2, 0, 3, 1)]
+    loader = make(ByObject(damaged), shuffle=None, sampler=sampler, on_bad_sample="drop")
+    assert len(next(iter(loader))[0]) == 3
+    with pytest.raises(LoaderError, match="does not come out again as it was"):
+        loader.draws()
+
+
+def own_code(image: torch.Tensor) -> torch.Tensor:
+    return image[:, :8, :8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"transform": own_code}, "callable of your own"),
+        ({"transform": [T.RandomCrop(SIDE), own_code]}, "callable of your own"),
+    ],
+)
+def test_what_only_the_users_code_knows_is_refused(
+    photos: Path, arguments: dict[str, Any], why: str
+) -> None:
+    loader = make(Numbered(photos), **arguments)
+    next(iter(loader))
+    with pytest.raises(LoaderError, match=why):
+        loader.draws()
+
+
+@pytest.mark.parametrize("dataset", [list(range(8)), StatefulDataset(8)], ids=["list", "stateful"])
+def test_a_dataset_that_is_no_source_is_refused(dataset: Any) -> None:
+    loader = make(dataset, transform=None, shuffle=None)
+    next(iter(loader))
+    with pytest.raises(LoaderError, match="no Source of encoded images"):
+        loader.draws()
+
+
+class StatefulSource(Numbered):
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.num_reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_reads = state["reads"]
+
+
+def test_a_source_whose_reading_moves_a_state_is_refused(photos: Path) -> None:
+    loader = make(StatefulSource(photos))
+    next(iter(loader))
+    with pytest.raises(LoaderError, match="has a state"):
+        loader.draws()
+
+
+class Shifted(T.RandomRotation):
+    """Draws something else than the class above it, and does not name it."""
+
+    def draw(self, uniforms: FloatArray, sizes: Any) -> T.Draw:
+        return T.Draw(uniforms - 0.5, sizes)
+
+
+def test_a_recipe_without_names_has_its_numbers_together(photos: Path) -> None:
+    """Nor does it inherit the names of what it does not draw."""
+    recipes = [T.RandomCrop(SIDE), Shifted(30), T.Normalize([0.5], [0.5])]
+    loader = make(Numbered(photos), transform=recipes)
+    next(iter(loader))
+    _, shifted, normalize = loader.draws()
+    assert shifted.keys() == {"recipe", "numbers"}
+    assert shifted["numbers"].shape == (4, 1)
+    assert normalize == {"recipe": "Normalize"}

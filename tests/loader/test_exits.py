@@ -1,0 +1,200 @@
+"""A script that ends with a live iterator writes nothing, and leaves no process (A8)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine import plan
+from stateful_gpu_loader.engine.workers import worker_pool
+from tests.device_loaders import make as make_on_device
+from tests.device_loaders import photos
+from tests.fake_gpu import FakeDecoder, FakePlace
+from tests.patience import seconds
+from tests.prepared_processes import run_until_exit
+
+__all__ = ["photos"]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "inline": {"num_workers": 0},
+    "threads": {"num_workers": 2, "worker_type": "thread"},
+    "processes": {"num_workers": 2, "worker_type": "process"},
+    "persistent": {"num_workers": 2, "worker_type": "process", "persistent_workers": True},
+    "device": {"device": "cuda", "num_workers": 2, "worker_type": "thread"},
+}
+
+WAYS = {
+    "at module level": "batches = iter(loader); next(batches)",
+    "held by a hook that outlives most modules": """
+import sys
+batches = iter(loader); next(batches)
+sys.excepthook = lambda *error: batches
+""",
+    "exception in a loop": """
+for batch in loader:
+    raise ValueError("of the user's")
+""",
+    "sys.exit in a loop": """
+import sys
+def train():
+    for batch in loader:
+        sys.exit(3)
+train()
+""",
+    "os._exit in a loop": """
+import os
+for batch in loader:
+    os._exit(3)
+""",
+    "Ctrl-C in a loop": """
+import os, signal
+for number, batch in enumerate(loader):
+    if number == 3:  # every worker has made a batch
+        os.killpg(0, signal.SIGINT)
+        signal.pause()
+""",
+}
+"""The rest of a script in which there is a ``loader``."""
+
+ODDER_WAYS = {
+    "behind its loader": "batches = iter(loader); next(batches); del loader",
+    "in a cycle": """
+class Holder: pass
+holder = Holder(); holder.itself = holder
+holder.batches = iter(loader); next(holder.batches)
+def later(): return holder
+""",
+    "in a generator": """
+def stream():
+    for batch in loader:
+        yield batch
+batches = stream(); next(batches)
+""",
+    "held by a module that is taken apart late": """
+import os
+os.batches = iter(loader); next(os.batches)
+""",
+    "two iterators": "first, second = iter(loader), iter(loader); next(first); next(second)",
+    "in a thread": """
+import threading
+batches, begun = iter(loader), threading.Event()
+def work():
+    next(batches)
+    begun.set()
+    threading.Event().wait()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+""",
+    "exception beside an iterator": """
+batches = iter(loader); next(batches)
+raise ValueError("of the user's")
+""",
+    "os._exit beside an iterator": """
+import os
+batches = iter(loader); next(batches)
+os._exit(3)
+""",
+    "Ctrl-C beside an iterator": """
+import os, signal
+batches = iter(loader)
+for _ in range(4): next(batches)
+os.killpg(0, signal.SIGINT)
+signal.pause()
+""",
+    "in a function of atexit": """
+import atexit
+batches = iter(loader); next(batches)
+atexit.register(lambda: next(batches))
+""",
+    "behind a pass": "for batch in loader: pass",
+}
+
+OWN = {"exception": "ValueError: of the user's", "Ctrl-C": "KeyboardInterrupt"}
+"""The last line that the script itself writes, by how its way begins."""
+
+
+def loader_of(kind: str, root: str) -> StatefulGPULoader[Any]:
+    """In a script: 20 pictures, 2 a batch, on a device that the CPU plays if one is asked for."""
+    decoder = FakeDecoder()
+    vars(worker_pool)["open_place"] = FakePlace
+    vars(plan)["make_batch_decoder"] = lambda *given, **named: decoder
+    return make_on_device(Path(root), **{"batch_size": 2, "device": None, **KINDS[kind]})
+
+
+def assert_exits_quietly(way: str, kind: str, root: Path) -> None:
+    rest = {**WAYS, **ODDER_WAYS}[way]
+    code, written = run_until_exit(
+        "from tests.loader.test_exits import loader_of\n"
+        f"loader = loader_of({kind!r}, {str(root)!r})\n{rest}"
+    )
+    own = next((line for name, line in OWN.items() if way.startswith(name)), None)
+    if own is None:
+        assert written == ""
+        assert code == (3 if "exit in" in way or "exit beside" in way else 0)
+    else:
+        assert written.startswith("Traceback")
+        assert written.endswith(f"{own}\n")
+        assert written.count("Traceback") == code == 1, written
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_exit(way: str, photos: Path) -> None:
+    """A8: with worker processes that are kept."""
+    assert_exits_quietly(way, "persistent", photos)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ODDER_WAYS)
+def test_odder_ways_to_exit(way: str, photos: Path) -> None:
+    """A8."""
+    assert_exits_quietly(way, "persistent", photos)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "persistent"])
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_exit_with_every_kind(way: str, kind: str, photos: Path) -> None:
+    """A8."""
+    assert_exits_quietly(way, kind, photos)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("imports", ["import torch", "import stateful_gpu_loader, torch"])
+def test_a_new_interpreter_exits_quietly(imports: str, photos: Path) -> None:
+    """A8: with another order of imports, and nothing but them."""
+    statements = f"""
+{imports}
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+loader = StatefulGPULoader(FolderSource({str(photos)!r}), num_workers=2, worker_type="process")
+{WAYS["held by a hook that outlives most modules"]}"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", statements],
+        capture_output=True,
+        text=True,
+        timeout=seconds(60),
+        check=True,
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.processes
+def test_workers_of_a_forkserver_end_with_a_process_that_is_killed(photos: Path) -> None:
+    """A8: their parent is the server, which lives as long as they do."""
+    statements = f"""
+import os, signal
+from tests.loader.test_exits import make_on_device
+loader = make_on_device(
+    {str(photos)!r}, device=None, num_workers=2, worker_type="process",
+    multiprocessing_context="forkserver",
+)
+for batch in loader:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_until_exit(statements) == (-signal.SIGKILL, "")

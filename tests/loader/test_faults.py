@@ -1,0 +1,229 @@
+"""Workers that die or hang: the stream goes on unchanged (G1, G2, laws 2, 5 and 7)."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader, WorkerLost
+from tests.conformance import copy_of, same
+from tests.generators import generators
+from tests.lost_workers import KillsItself, deliver_quietly, kill, lives, undisturbed, with_kills
+from tests.makers import MAKERS, N, make_map
+from tests.map_datasets import Noisy
+from tests.patience import seconds
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) -> None:
+    """G1: any worker, at the first and a later batch, one and all at once, in two epochs."""
+    # Two batches at most are answered before a kill: each kill is met before the next.
+    arguments = {"num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 1}
+    expected = undisturbed(MAKERS[name], 2, **arguments)
+    loader = MAKERS[name](**arguments)
+    with pytest.warns(RuntimeWarning, match="is killed by signal") as said:
+        found = with_kills(loader, 2, {1: (0,), 4: (1,), 7: (0, 1)})
+    assert same(found, expected)
+    restarts = [str(w.message) for w in said if "replaced" in str(w.message)]
+    assert loader.worker_restarts == len(restarts) >= 4
+    assert "pid" in restarts[0]
+    assert "epoch 0, position" in restarts[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_kill_behind_every_batch(number: int) -> None:
+    """G1: the last one included."""
+    expected = undisturbed(make_map, 1, num_workers=2)
+    assert len(expected[0]) == 10
+    loader = make_map(num_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert same(with_kills(loader, 1, {number: (number,)}), expected)
+    if number < 5:
+        assert loader.worker_restarts == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("name", ["map", "iterable with state"])
+def test_every_start_method(method: str, name: str) -> None:
+    """G1."""
+    arguments = {"num_workers": 2, "multiprocessing_context": method}
+    expected = undisturbed(MAKERS[name], 1, num_workers=2)
+    loader = MAKERS[name](**arguments)
+    with pytest.warns(RuntimeWarning, match="killed by signal"):
+        assert same(with_kills(loader, 1, {2: (0,)}), expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("index", [0, 13, 39])
+def test_a_worker_that_dies_at_a_sample_while_next_waits(
+    tmp_path: Path, how: str, index: int
+) -> None:
+    """G1: killed, and ended by its own code; at the first batch and at the last."""
+    expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)
+    dataset = KillsItself(N, index, lives(tmp_path / "lives", 1), how)
+    loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
+    wanted = "is killed by signal" if how == "kill" else "exit code 3"
+    with pytest.warns(RuntimeWarning, match=wanted):
+        assert same([list(loader)], expected)
+    assert loader.worker_restarts == 1
+
+
+def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
+    """G1: after max_worker_restarts WorkerLost; state_dict() works and a new iterator goes on."""
+    expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
+    dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
+    loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
+    batches, delivered = iter(loader), []
+    with warnings.catch_warnings(), pytest.raises(WorkerLost) as lost:
+        deliver_quietly(batches, delivered)
+    assert isinstance(lost.value, RuntimeError)
+    assert "is killed by signal" in str(lost.value)
+    assert "at the batch of dataset indices 12, 13, 14, 15" in str(lost.value)
+    assert "max_worker_restarts is 3" in str(lost.value)
+    assert same(delivered, expected[:3]), "the healthy batches before it were delivered"
+    state = loader.state_dict()
+    assert state["position"] == 12
+    for life in dataset.lives.iterdir():
+        life.unlink()
+    assert same(list(loader), expected[3:])
+    resumed = StatefulGPULoader(Noisy(N), batch_size=4, seed=1)
+    resumed.load_state_dict(state)
+    assert same(list(resumed), expected[3:])
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_max_worker_restarts_is_a_limit_in_a_row(tmp_path: Path, limit: int) -> None:
+    """G1: a batch delivered starts the count anew."""
+    dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
+    loader = StatefulGPULoader(dataset, num_workers=1, max_worker_restarts=limit)
+    with warnings.catch_warnings(), pytest.raises(WorkerLost):
+        deliver_quietly(iter(loader), [])
+    assert len(list(dataset.lives.iterdir())) <= 99 - limit
+
+
+def test_the_users_own_step_is_not_interrupted() -> None:
+    """G1: torch's SIGCHLD handler raises there."""
+    loader = make_map(num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    kill(batches, 0)
+    for _ in range(200):
+        torch.rand(64, 64) @ torch.rand(64, 64)
+    with pytest.warns(RuntimeWarning, match="killed"):
+        assert len(list(batches)) == 9
+
+
+def test_recovery_draws_nothing_from_the_callers_generators() -> None:
+    """Law 7: the caller's generators are drawn from once in a loader's life."""
+    loader = make_map(num_workers=2, seed=None)
+    batches = iter(loader)
+    next(batches)
+    before = generators()
+    kill(batches, 0, 1)
+    with pytest.warns(RuntimeWarning, match="killed"):
+        list(batches)
+    assert generators() == before
+
+
+def test_persistent_workers_killed_between_two_epochs() -> None:
+    """G1."""
+    expected = undisturbed(make_map, 2)
+    loader = make_map(num_workers=2, persistent_workers=True)
+    first = [copy_of(batch) for batch in loader]
+    assert loader._crew.idle is not None
+    for worker in loader._crew.idle.workers:  # type: ignore[attr-defined]
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+    with pytest.warns(RuntimeWarning, match="killed"):
+        assert same([first, list(loader)], expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["map", "iterable with state"])
+def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
+    """G2: SIGSTOP; it is ended, the stream goes on, and the warning tells where it was."""
+    expected = undisturbed(MAKERS[name], 1, num_workers=2)
+    limit = seconds(0.2)
+    loader = MAKERS[name](num_workers=2, timeout=limit)
+    batches = iter(loader)
+    delivered = [copy_of(next(batches))]
+    os.kill(batches._workers[1].pid, signal.SIGSTOP)
+    timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
+    with pytest.warns(RuntimeWarning, match=timed_out) as said:
+        delivered.extend(copy_of(batch) for batch in batches)
+    assert same([delivered], expected)
+    assert loader.worker_restarts == 1
+    assert ", at the " in str(said[0].message)
+
+
+@pytest.mark.processes
+def test_a_hanging_sample_is_named_and_ends_in_worker_lost(tmp_path: Path) -> None:
+    """G2: one that always hangs is no fault of the workers."""
+    dataset = KillsItself(8, 5, lives(tmp_path / "lives", 100), "hang")
+    loader = StatefulGPULoader(
+        dataset, batch_size=2, num_workers=1, timeout=seconds(0.05), max_worker_restarts=1
+    )
+    with warnings.catch_warnings(), pytest.raises(WorkerLost, match="timed out") as lost:
+        deliver_quietly(iter(loader), [])
+    assert "dataset indices 4, 5" in str(lost.value)
+
+
+def _left_behind(workers: set[int], known: set[str]) -> tuple[int, int, list[str], set[int]]:
+    gc.collect()
+    new = set(os.listdir("/dev/shm")) - known
+    memory = [name for name in new if workers & set(_numbers(name))]
+    children = {process.pid or 0 for process in multiprocessing.active_children()}
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), memory, children
+
+
+def _numbers(name: str) -> Iterator[int]:
+    """The pid of whoever made it, in the name of a piece of torch's shared memory."""
+    return (int(part) for part in name.split("_") if part.isdecimal())
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.processes
+def test_many_epochs_with_restarts_leave_nothing_behind() -> None:
+    """Memory and processes: 200 epochs; descriptors, threads, shared memory, children, growth."""
+    loader = StatefulGPULoader(Noisy(32), batch_size=4, seed=1, shuffle=True, num_workers=1)
+    workers: set[int] = set()
+    known = set(os.listdir("/dev/shm"))  # pids are used again
+
+    def epochs(count: int) -> None:
+        for number in range(count):
+            batches = iter(loader)
+            next(batches)
+            workers.update(worker.pid for worker in batches._workers)
+            if number % 5 == 0:
+                kill(batches, 0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert len(list(batches)) == 7
+
+    epochs(10)
+    before, resident = _left_behind(workers, known), _resident()
+    epochs(190)
+    assert _left_behind(workers, known) == before
+    assert loader.worker_restarts == 40
+    assert _resident() - resident < 16 << 20

@@ -1,0 +1,465 @@
+"""What a loader is known by: what a state refuses, and what it cannot tell (A13, B7, law 4)."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import (
+    CallableSource,
+    FolderSource,
+    MixedDataset,
+    SampleInfo,
+    StatefulGPULoader,
+    StateMismatch,
+)
+from stateful_gpu_loader.transforms import CenterCrop
+from tests.conformance import assert_exact_resume
+from tests.images import write_photo_folder
+from tests.map_datasets import Indices
+
+Make = Callable[[], StatefulGPULoader[Any]]
+"""Builds a loader."""
+
+
+def state_in_the_middle(make: Make) -> dict[str, Any]:
+    loader = make()
+    next(iter(loader))
+    return loader.state_dict()
+
+
+def pad(samples: list[Any], length: int = 8) -> Any:
+    """A collate function of a user's."""
+    return default_collate(samples), length
+
+
+def abs_(sample: Any) -> Any:
+    """A transform of a user's."""
+    return sample if isinstance(sample, list) else abs(sample)
+
+
+class Holding(Indices):
+    """A user's dataset with its own transform."""
+
+    def __init__(self, length: int, transform: Any = None) -> None:
+        super().__init__(length)
+        self.transform = transform
+
+
+class Lengthless:
+    """Read by the indices of a sampler alone."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def tensors(offset: int = 0) -> TensorDataset:
+    return TensorDataset(torch.arange(12) + offset)
+
+
+COMPARED: dict[str, tuple[str, Make, Make]] = {
+    "other values": (
+        "dataset",
+        lambda: StatefulGPULoader(tensors(), 2),
+        lambda: StatefulGPULoader(tensors(5), 2),
+    ),
+    "another split": (
+        "dataset",
+        lambda: StatefulGPULoader(Subset(tensors(), range(6)), 2),
+        lambda: StatefulGPULoader(Subset(tensors(), range(6, 12)), 2),
+    ),
+    "another transform inside": (
+        "dataset_transform",
+        lambda: StatefulGPULoader(Holding(12, v2.RandomCrop(8)), 2),
+        lambda: StatefulGPULoader(Holding(12, v2.RandomCrop(9)), 2),
+    ),
+    "a transform inside a split": (
+        "dataset_transform",
+        lambda: StatefulGPULoader(Subset(Holding(12), range(6)), 2),
+        lambda: StatefulGPULoader(Subset(Holding(12, float), range(6)), 2),
+    ),
+    "settings of torchvision's transform": (
+        "transform",
+        lambda: StatefulGPULoader(Indices(12), 2, transform=v2.Lambda(float, int)),
+        lambda: StatefulGPULoader(Indices(12), 2, transform=v2.Lambda(float, str)),
+    ),
+    "another collate function": (
+        "collate_fn",
+        lambda: StatefulGPULoader(Indices(12), 2),
+        lambda: StatefulGPULoader(Indices(12), 2, collate_fn=pad),
+    ),
+    "another argument of it": (
+        "collate_fn",
+        lambda: StatefulGPULoader(Indices(12), 2, collate_fn=partial(pad, length=8)),
+        lambda: StatefulGPULoader(Indices(12), 2, collate_fn=partial(pad, length=9)),
+    ),
+    "batches, then samples": (
+        "batched",
+        lambda: StatefulGPULoader(Indices(12), 1),
+        lambda: StatefulGPULoader(Indices(12), None),
+    ),
+    "bad samples replaced, then dropped": (
+        "on_bad_sample",
+        lambda: StatefulGPULoader(Indices(12), 2, on_bad_sample="replace"),
+        lambda: StatefulGPULoader(Indices(12), 2, on_bad_sample="drop"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COMPARED)
+def test_another_stream_is_refused_by_name_unless_accepted(what: str) -> None:
+    """A13, B7: each of these loaded in silence once."""
+    field, make, make_other = COMPARED[what]
+    state = state_in_the_middle(make)
+    make().load_state_dict(state)
+    other = make_other()
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match=r"Remedy: .*accept=") as caught:
+        other.load_state_dict(state)
+    assert caught.value.field == field
+    assert other.state_dict() == before
+    accepted = {field, "collate_fn"} if field == "batched" else {field}
+    other.load_state_dict(state, accept=accepted)
+    assert other.state_dict()["position"] == state["position"]
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_the_length_under_a_users_sampler_is_compared(batches: bool) -> None:
+    """A13: a sampler without state goes through other indices of a longer dataset."""
+
+    def make(length: int) -> StatefulGPULoader[Any]:
+        if batches:
+            given: Any = [[0, 1], [2, 3], [4, 5]]
+            return StatefulGPULoader(Indices(length), batch_sampler=given)
+        return StatefulGPULoader(Indices(length), 2, sampler=range(6))
+
+    state = state_in_the_middle(partial(make, 12))
+    make(12).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="length differs: the state has 12, expected was 20"):
+        make(20).load_state_dict(state)
+
+
+def test_a_dataset_without_length_is_read_by_a_sampler_as_before() -> None:
+    def make() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(Lengthless(), 2, sampler=range(6))
+
+    state = state_in_the_middle(make)
+    loader = make()
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == [[2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("mode", ["replace", "drop"])
+def test_a_run_that_met_a_bad_sample_may_go_on_without_it(mode: str) -> None:
+    """G: "raise" has delivered nothing else; and what it raises at is no silence."""
+    state = state_in_the_middle(lambda: StatefulGPULoader(Indices(12), 2))
+    loader = StatefulGPULoader(Indices(12), 2, on_bad_sample=mode)
+    loader.load_state_dict(state)
+    again = StatefulGPULoader(Indices(12), 2)
+    again.load_state_dict(loader.state_dict())
+    assert next(iter(again)).tolist() == [2, 3]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=6)
+    return tmp_path / "photos"
+
+
+def image_loader(root: Path, crop: int = 24, **arguments: Any) -> StatefulGPULoader[Any]:
+    """torchvision's own dataset and transforms, as in torchvision's reference scripts."""
+    transform = v2.Compose(
+        [
+            v2.PILToTensor(),
+            v2.RandomResizedCrop(crop, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+    folder = ImageFolder(str(root), transform=transform)
+    return StatefulGPULoader(folder, batch_size=4, shuffle=True, seed=3, **arguments)
+
+
+def test_a_plain_image_folder_resumes_exactly_where_nothing_is_open(photos: Path) -> None:
+    """A13, A6: under strict, on pixels, from states whose identity is wholly known."""
+    assert image_loader(photos).unverified == ()
+    assert_exact_resume(partial(image_loader, photos, strict=True), other=({"num_workers": 2},))
+
+
+def test_a_plain_image_folder_that_moved_is_the_same_and_a_renamed_file_is_not(
+    photos: Path,
+) -> None:
+    """A13: the README's contract."""
+    state = state_in_the_middle(partial(image_loader, photos))
+    moved = photos.rename(photos.with_name("moved"))
+    image_loader(moved).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="dataset_transform differs") as caught:
+        image_loader(moved, crop=16).load_state_dict(state)
+    assert "size=(24, 24)" in str(caught.value)
+    assert "size=(16, 16)" in str(caught.value)
+    image_loader(moved, crop=16).load_state_dict(state, accept={"dataset_transform"})
+    photo = sorted(moved.glob("*/*"))[3]
+    photo.rename(photo.with_stem("renamed"))
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        image_loader(moved).load_state_dict(state)
+
+
+def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
+    """B8: but under strict what it does not say is refused."""
+    fields = ("dataset", "dataset_transform", "collate_fn", "batched", "on_bad_sample")
+    state = state_in_the_middle(lambda: StatefulGPULoader(tensors(), 2))
+    said = json.loads(state["fingerprint"])
+    older = {**said, "dataset": None}
+    for field in fields[1:]:
+        del older[field]
+    state["fingerprint"] = json.dumps(older)
+    loader = StatefulGPULoader(tensors(5), 2, collate_fn=pad)
+    loader.load_state_dict(state)
+    assert json.loads(loader.state_dict()["fingerprint"])["dataset"] is not None
+    with pytest.raises(StateMismatch, match="the state does not say, which nothing proves"):
+        StatefulGPULoader(tensors(), 2, strict=True).load_state_dict(state)
+
+
+def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted() -> None:
+    """B8: it had the names of torchvision's transforms without their settings."""
+
+    def make() -> StatefulGPULoader[Any]:
+        flips = v2.Compose([v2.RandomHorizontalFlip(0.25)])
+        return StatefulGPULoader(range(12), 2, transform=flips)
+
+    state = make().state_dict()
+    older = (
+        "torchvision.transforms.v2._container.Compose("
+        "torchvision.transforms.v2._geometry.RandomHorizontalFlip)"
+    )
+    fields = {**json.loads(state["fingerprint"]), "transform": older}
+    state["fingerprint"] = json.dumps(fields)
+    with pytest.raises(StateMismatch, match="transform differs") as caught:
+        make().load_state_dict(state)
+    assert older in str(caught.value)
+    assert "RandomHorizontalFlip(p=0.25)" in str(caught.value)
+    make().load_state_dict(state, accept={"transform"})
+
+
+class Forgetful:
+    """A sampler of a user's that keeps no state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+class Saving(Forgetful):
+    """One that does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Streamed(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def count(info: SampleInfo) -> int:
+    if info.idx_in_epoch >= 12:
+        raise StopIteration
+    return info.idx_in_epoch
+
+
+UNVERIFIED: dict[str, tuple[tuple[str, ...], Callable[..., StatefulGPULoader[Any]]]] = {
+    "a user's dataset": (("dataset",), partial(StatefulGPULoader, Indices(12), 2)),
+    "a mixture of them": (
+        ("dataset",),
+        partial(StatefulGPULoader, MixedDataset([Indices(12)]), 2),
+    ),
+    "a function": (("dataset",), partial(StatefulGPULoader, CallableSource(count), 2)),
+    "an iterable": (("dataset",), partial(StatefulGPULoader, Streamed(), 2)),
+    "a function in the dataset": (
+        ("dataset", "dataset_transform"),
+        partial(StatefulGPULoader, Holding(12, pad), 2),
+    ),
+    "a transform": (("transform",), partial(StatefulGPULoader, range(12), 2, transform=abs_)),
+    "a list of them": (
+        ("transform",),
+        partial(StatefulGPULoader, range(12), 2, transform=[float, abs_]),
+    ),
+    "a batch transform": (
+        ("batch_transform",),
+        partial(StatefulGPULoader, range(12), 2, batch_transform=abs_),
+    ),
+    "a lambda": (
+        ("collate_fn",),
+        partial(StatefulGPULoader, range(12), 2, collate_fn=lambda samples: samples),
+    ),
+    "a sampler with state": (
+        ("sampler",),
+        partial(StatefulGPULoader, range(12), 2, sampler=Saving()),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNVERIFIED)
+def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A13: in one line of the log for each load, and in no warning."""
+    words, make = UNVERIFIED[what]
+    assert make().unverified == words
+    state = state_in_the_middle(make)
+    with caplog.at_level(logging.INFO, logger="stateful_gpu_loader"):
+        make().load_state_dict(state)
+    lines = [line for line in caplog.messages if "cannot prove" in line]
+    assert len(lines) == 1
+    assert all(f"{word}: " in lines[0] for word in words)
+    strict = make(strict=True)
+    before = strict.state_dict()
+    with pytest.raises(StateMismatch, match="which nothing proves, under strict=True") as caught:
+        strict.load_state_dict(state)
+    assert caught.value.field == words[0]
+    assert strict.state_dict() == before
+    strict.load_state_dict(state, accept=set(words))
+    assert strict.state_dict()["position"] == state["position"]
+
+
+def test_a_digest_proves_what_a_sampler_without_state_gives() -> None:
+    """A13, A12: but not before it has given anything."""
+
+    def make() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(range(12), 2, sampler=Forgetful(), strict=True)
+
+    assert make().unverified == ("sampler",)
+    make().load_state_dict(state_in_the_middle(make))
+    with pytest.raises(StateMismatch, match="sampler differs"):
+        make().load_state_dict(make().state_dict())
+
+
+def test_what_is_wholly_known_says_nothing(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> StatefulGPULoader[Any]:
+        source = FolderSource(photos)
+        return StatefulGPULoader(source, 2, transform=CenterCrop(8), seed=1, strict=True)
+
+    with caplog.at_level(logging.INFO, logger="stateful_gpu_loader"):
+        make().load_state_dict(state_in_the_middle(make))
+    assert make().unverified == ()
+    assert not caplog.messages
+
+
+def test_a_state_of_torchdata_proves_nothing() -> None:
+    """A8: it does not say which dataset it was of."""
+    theirs = StatefulDataLoader(list(range(12)), batch_size=2)
+    next(iter(theirs))
+    state = theirs.state_dict()
+    StatefulGPULoader(list(range(12)), 2).load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"dataset differs.*strict"):
+        StatefulGPULoader(list(range(12)), 2, strict=True).load_state_dict(state)
+
+
+def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
+    """A13: nothing per state; until somebody asks, nothing at all."""
+    calls: list[Any] = []
+
+    class Counting(Indices):
+        def fingerprint(self) -> str:
+            calls.append(self)
+            return "mine"
+
+    loader = StatefulGPULoader(Counting(12), 2)
+    batches = iter(loader)
+    next(batches)
+    assert not calls
+    state = loader.state_dict()
+    asked = len(calls)
+    for _ in batches:
+        loader.state_dict()
+    loader.load_state_dict(state)
+    assert loader.unverified == ()
+    assert len(calls) == asked
+
+
+def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None:
+    """A13: the loader is known by what its dataset was before the first batch."""
+
+    class Caching(Indices):
+        def __init__(self, length: int) -> None:
+            super().__init__(length)
+            self.imgs: list[Any] = [None] * length
+
+        def __getitem__(self, index: int) -> Any:
+            self.imgs[index] = index
+            return super().__getitem__(index)
+
+    loader = StatefulGPULoader(Caching(8), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    resumed = StatefulGPULoader(Caching(8), batch_size=2)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 3
+
+
+def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
+    """Law 4: neither of two iterables has a length, and they are as long as each other."""
+
+    class Records(IterableDataset[int]):
+        def __init__(self, data: list[int]) -> None:
+            self.data = data
+
+        def __iter__(self) -> Any:
+            return iter(range(6))
+
+    loader = StatefulGPULoader(Records([1]), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    resumed = StatefulGPULoader(Records([2]), batch_size=2)
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        resumed.load_state_dict(loader.state_dict())
+    resumed.load_state_dict(loader.state_dict(), accept={"dataset"})
+    with pytest.warns(UserWarning, match="read again"):
+        assert len(list(resumed)) == 2
+
+
+def test_strict_names_all_that_is_open_and_takes_a_samplers_fingerprint() -> None:
+    """A13: one load tells what to accept."""
+
+    class Sampler:
+        def __iter__(self) -> Any:
+            return iter([1, 0])
+
+        def __len__(self) -> int:
+            return 2
+
+    class Known(Sampler):
+        def fingerprint(self) -> str:
+            return "backwards"
+
+    def make(sampler: Any) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            [5, 6], sampler=sampler, collate_fn=lambda samples: samples, strict=True
+        )
+
+    with pytest.raises(StateMismatch, match=r"accept=.*collate_fn.*strict=False"):
+        make(Sampler()).load_state_dict(make(Sampler()).state_dict())
+    assert make(Known()).unverified == ("collate_fn",)
+    make(Known()).load_state_dict(make(Known()).state_dict(), accept={"collate_fn"})

@@ -1,0 +1,410 @@
+"""Images from a source: exact in threads and processes, from every place (B2, D1, D2, D5, D10)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import Source
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.records import EncodedSample
+from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.images import write_photo_folder
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+RECIPES = [
+    T.RandomResizedCrop(48),
+    T.RandomHorizontalFlip(),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.RandomRotation(20),
+    T.RandomGrayscale(),
+    T.Normalize(MEAN, STD),
+]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=3, per_class=8)
+    return root
+
+
+def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
+    arguments: dict[str, Any] = {
+        "batch_size": 5,
+        "shuffle": True,
+        "seed": 42,
+        "transform": RECIPES,
+        **changes,
+    }
+    return StatefulGPULoader(FolderSource(root), **arguments)
+
+
+GRID = tuple(
+    {"num_workers": num_workers, "worker_type": worker_type}
+    for num_workers, worker_type in [
+        (0, "auto"),
+        (1, "thread"),
+        (2, "thread"),
+        (3, "thread"),
+        (1, "process"),
+        (2, "process"),
+        (3, "process"),
+    ]
+)
+
+
+@pytest.mark.processes
+def test_images_resume_exactly_on_any_number_and_kind_of_workers(photos: Path) -> None:
+    """A6, B2: from each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
+    assert_exact_on_all(partial(make_images, photos), GRID)
+
+
+@pytest.mark.parametrize("other_size", [1, 4, 24])
+def test_another_batch_size_keeps_every_image(photos: Path, other_size: int) -> None:
+    """B4: order, labels, augmentations and pixels."""
+    expected, states = uninterrupted(make_images(photos), 1)
+    resumed = make_images(photos, batch_size=other_size)
+    resumed.load_state_dict(states[0, 2])
+    rest = [copy_of(batch) for batch in resumed]
+    for part in (0, 1):
+        wanted = torch.cat([batch[part] for batch in expected[0][2:]])
+        assert same(torch.cat([batch[part] for batch in rest]), wanted)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.Compose(
+            [v2.RandomResizedCrop(32), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, True)]
+        ),
+        lambda image: F.resize(image, [16, 16]).float() * torch.rand(()) + np.random.rand(),
+        [T.RandomResizedCrop(32), lambda image: image.roll(int(torch.randint(9, ())), 1)],
+    ],
+    ids=["v2 pipeline", "lambda", "recipe and lambda"],
+)
+def test_any_callable_on_the_image_is_exact(photos: Path, transform: Any, num_workers: int) -> None:
+    """D10, per sample: keyed generators, in processes and inline."""
+    assert_exact_resume(
+        lambda **changes: make_images(
+            photos, **{"transform": transform, "num_workers": num_workers, **changes}
+        ),
+        other=({"num_workers": 1},),
+        every=3,
+    )
+
+
+@pytest.mark.processes
+def test_a_users_collate_fn_gets_the_samples_one_by_one(photos: Path) -> None:
+    def ragged(samples: list[tuple[torch.Tensor, int]]) -> tuple[list[torch.Tensor], list[int]]:
+        shift = int(torch.randint(5, ()))
+        return [image.roll(shift, 1) for image, _ in samples], [target for _, target in samples]
+
+    make = lambda **changes: make_images(  # noqa: E731
+        photos, transform=[T.RandomHorizontalFlip()], collate_fn=ragged, **changes
+    )
+    images, targets = next(iter(make()))
+    assert len(images) == len(targets) == 5
+    assert len({image.shape for image in images}) > 1
+    assert_exact_resume(make, other=({"num_workers": 2},), every=3)
+
+
+@pytest.mark.fuzz
+def test_batch_size_none_yields_single_images(photos: Path) -> None:
+    image, target = next(iter(make_images(photos, batch_size=None)))
+    assert image.shape == (3, 48, 48)
+    assert target in (0, 1, 2)
+    assert_exact_resume(lambda **changes: make_images(photos, batch_size=None, **changes), every=8)
+
+
+def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
+    """DESIGN.md, Images: ``[images, targets]``, float32 and int64."""
+    source = FolderSource(photos)
+    loader = StatefulGPULoader(
+        source, batch_size=4, transform=[T.Resize((20, 30)), T.Normalize(MEAN, STD)], num_workers=1
+    )
+    batch = next(iter(loader))
+    assert isinstance(batch, list)
+    images, targets = batch
+    assert (images.dtype, images.shape) == (torch.float32, (4, 3, 20, 30))
+    assert images.is_contiguous()
+    assert not images.is_inference()
+    assert (targets.dtype, targets.tolist()) == (torch.int64, source.targets[:4].tolist())
+    decoder = make_decoder("auto")
+    for i in range(4):
+        data = source.read(i).data
+        image = F.resize(decoder.decode(data, probe(data)), [20, 30], antialias=True)
+        wanted = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
+        assert (images[i] - wanted).abs().max() <= 1e-6
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_image_is_augmented_by_the_draws_of_its_own_address(
+    photos: Path, num_workers: int
+) -> None:
+    """D5, law 1: recomputed one by one from (seed, epoch, position), in the second epoch too."""
+    source, recipes = FolderSource(photos), T.Compose(RECIPES)
+    loader = make_images(photos, num_workers=num_workers)
+    decoder = make_decoder("auto")
+    for epoch in range(2):
+        images = torch.cat([images for images, _ in loader])
+        order = Permutation(len(source), seed=42, epoch=epoch)(np.arange(len(source)))
+        for position, index in enumerate(order.tolist()):
+            data = source.read(index).data
+            decoded = decoder.decode(data, probe(data))
+            sizes = np.array([decoded.shape[1:]])
+            drawn = recipes.draw(42, epoch, np.array([position]), sizes)
+            assert same(images[position], recipes.apply(decoded, drawn.sample(0)))
+
+
+def test_images_without_transform_are_delivered_as_decoded(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path, num_classes=1, per_class=2)
+    (batch,) = make_images(tmp_path, transform=T.Resize((33, 44)), batch_size=2)
+    assert (batch[0].dtype, batch[0].shape) == (torch.uint8, (2, 3, 33, 44))
+    single = make_images(tmp_path, transform=None, batch_size=None)
+    assert all(image.dtype == torch.uint8 for image, _ in single)
+
+
+def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"differ in size: index .* RandomResizedCrop"):
+        next(iter(make_images(photos, transform=None)))
+
+
+@pytest.mark.fuzz
+def test_delivered_batches_are_never_written_again(photos: Path) -> None:
+    """D8, law 1: whoever keeps them keeps them, while the memory of others is taken again."""
+    for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}):
+        loader = make_images(photos, **arguments)
+        kept = [batch for _ in range(3) for batch in loader]
+        again = make_images(photos)
+        copies = [copy_of(batch) for _ in range(3) for batch in again]
+        assert same(kept, copies)
+
+
+def test_threads_do_not_touch_the_callers_generators(photos: Path) -> None:
+    """Law 7: the loader draws its seed from the caller, and nothing else."""
+    before = torch.get_rng_state()
+    for _ in make_images(photos, num_workers=2):
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_thread_is_left_after_a_break(photos: Path) -> None:
+    """A8."""
+    before = set(threading.enumerate())
+    for _ in make_images(photos, num_workers=3):
+        break
+    assert set(threading.enumerate()) <= before
+
+
+def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -> None:
+    """DESIGN.md: decoder="auto" takes a loaded state's family; another explicit one raises."""
+    pytest.importorskip("torchcodec")
+    saved = make_images(photos, decoder="torchvision")
+    expected, states = uninterrupted(saved, 1)
+    resumed = make_images(photos, num_workers=2)
+    assert '"decoder": "torchcodec"' in resumed.state_dict()["fingerprint"]
+    resumed.load_state_dict(states[0, 2])
+    assert resumed.state_dict() == states[0, 2]
+    assert same([copy_of(batch) for batch in resumed], expected[0][2:])
+    explicit = make_images(photos, decoder="torchcodec")
+    with pytest.raises(
+        StateMismatch,
+        match="decoder differs: the state has 'torchvision', expected was 'torchcodec'",
+    ):
+        explicit.load_state_dict(states[0, 2])
+    explicit.load_state_dict(states[0, 2], accept={"decoder"})
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_persistent_workers_take_the_decoder_of_a_loaded_state(
+    photos: Path, worker_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the load comes while a pass is under way, whose workers come back later."""
+    pytest.importorskip("torchcodec")
+    state = make_images(photos, decoder="torchvision").state_dict()
+    loader = make_images(photos, num_workers=1, persistent_workers=True, worker_type=worker_type)
+    under_way = iter(loader)
+    next(under_way)
+    loader.load_state_dict(state)
+    del under_way
+    following = iter(loader)
+    next(following)
+    assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
+    executor = following._begun.pipeline
+    executor = getattr(executor, "_executor", None) or executor._loader.dataset._executor
+    assert executor._decoder.family == "torchvision"
+
+
+def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None:
+    """What everyone does first: ``random_split(source)``."""
+    source = FolderSource(photos)
+    train, held_out = random_split(source, [20, 4], generator=torch.Generator().manual_seed(1))
+    recipes = [T.Resize((8, 8))]
+    whole = [
+        image
+        for images, _ in StatefulGPULoader(source, batch_size=8, transform=recipes)
+        for image in images
+    ]
+    for split in (train, held_out, ConcatDataset([train, held_out])):
+        loader = StatefulGPULoader(split, batch_size=4, transform=recipes, num_workers=1)
+        images = [image for images, _ in loader for image in images]
+        parts = split.datasets if isinstance(split, ConcatDataset) else [split]
+        wanted = [whole[index] for part in parts for index in part.indices]
+        assert same(images, wanted)
+    states = [
+        StatefulGPULoader(split, transform=recipes).state_dict()
+        for split in (train, Subset(source, range(20)))
+    ]
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        StatefulGPULoader(train, transform=recipes).load_state_dict(states[1])
+    StatefulGPULoader(train, transform=recipes).load_state_dict(states[0])
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_type: str) -> None:
+    """A12: a user's sampler decides the order, the image stage does the rest."""
+
+    def build(**arguments: Any) -> StatefulGPULoader[Any]:
+        sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
+        return make_images(photos, shuffle=None, sampler=sampler, **arguments)
+
+    other = {"num_workers": 2, "worker_type": worker_type}
+    assert_exact_resume(build, other=(other,), every=2)
+
+
+def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
+    with pytest.raises(ValueError, match="torchvision"):
+        make_images(photos, decoder="photoshop")
+
+
+def test_another_folder_or_transform_is_refused(photos: Path, tmp_path: Path) -> None:
+    """B7."""
+    state = make_images(photos).state_dict()
+    write_photo_folder(tmp_path, num_classes=3, per_class=8)
+    moved = make_images(tmp_path)
+    moved.load_state_dict(state)
+    (tmp_path / "class_00" / "photo_000.jpg").rename(tmp_path / "class_00" / "renamed.jpg")
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        make_images(tmp_path).load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"transform differs: .*RandomResizedCrop"):
+        make_images(photos, transform=[T.CenterCrop(48)]).load_state_dict(state)
+
+
+BROKEN = {
+    "truncated.jpg": lambda good: good[: len(good) // 2],
+    "text.jpg": lambda good: b"this is no photograph\n" * 20,
+    "empty.jpg": lambda good: b"",
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "workers", GRID[::3], ids=lambda kind: "{num_workers} {worker_type}".format(**kind)
+)
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_bad_image_is_named_and_the_loader_stays_usable(
+    tmp_path: Path, name: str, workers: dict[str, Any]
+) -> None:
+    """Bad input: path, index, position, epoch and the cause."""
+    good = write_photo_folder(tmp_path, num_classes=1, per_class=7)[0]
+    (good.parent / name).write_bytes(BROKEN[name](good.read_bytes()))
+    source = FolderSource(tmp_path)
+    index = next(i for i in range(len(source)) if source.path(i).endswith(name))
+    loader = StatefulGPULoader(
+        source, batch_size=1, transform=[T.Resize((8, 8))], seed=1, shuffle=True, **workers
+    )
+    delivered, caught = _drain(iter(loader))
+    assert len(delivered) == 7
+    (error,) = caught
+    assert isinstance(error, BadSample)
+    assert (error.index, error.epoch) == (index, 0)
+    assert error.name.endswith(name)
+    assert list(loader.sampler)[error.position] == index
+    assert error.reason
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_a_missing_file_is_an_os_error_that_names_it(tmp_path: Path) -> None:
+    files = write_photo_folder(tmp_path, num_classes=1, per_class=3)
+    loader = StatefulGPULoader(FolderSource(tmp_path), transform=[T.Resize((8, 8))], num_workers=1)
+    files[1].unlink()
+    delivered, caught = _drain(iter(loader))
+    assert len(delivered) == 2
+    assert isinstance(caught[0], FileNotFoundError)
+    assert "photo_001.jpg" in str(caught[0])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20_000, 20), (20, 20_000)])
+def test_extreme_sizes_are_right_results(tmp_path: Path, size: tuple[int, int]) -> None:
+    """Bad input."""
+    from PIL import Image
+
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", size, (10, 200, 30)).save(tmp_path / "a" / "odd.png")
+    loader = StatefulGPULoader(
+        FolderSource(tmp_path), transform=[T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+    )
+    ((images, _),) = loader
+    assert images[0].flatten(1).unique(dim=1).tolist() == [[10], [200], [30]]
+
+
+def test_a_malformed_record_of_a_source_is_a_bad_sample() -> None:
+    class Malformed(Source):
+        def __len__(self) -> int:
+            return 3
+
+        def read(self, index: int) -> EncodedSample:
+            raise ValueError("record header is cut off")
+
+        def fingerprint(self) -> str:
+            return "malformed"
+
+    with pytest.raises(BadSample, match=r"Malformed\[0\].*record header is cut off"):
+        next(iter(StatefulGPULoader(Malformed())))
+
+
+def _drain(batches: Iterator[Any]) -> tuple[list[Any], list[Exception]]:
+    delivered: list[Any] = []
+    caught: list[Exception] = []
+    while True:
+        try:
+            delivered.append(next(batches))
+        except StopIteration:
+            return delivered, caught
+        except Exception as error:
+            caught.append(error)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_laid_out_as_the_recipes_say(photos: Path, workers: int) -> None:
+    """D7: channels_last, the same pixels, in workers too."""
+    for worker_type in ("thread", "process"):
+        plain = make_images(photos, num_workers=workers, worker_type=worker_type)
+        last = make_images(
+            photos,
+            transform=[*RECIPES, T.ToMemoryFormat(torch.channels_last)],
+            num_workers=workers,
+            worker_type=worker_type,
+        )
+        for (images, _), (wanted, _) in zip(last, plain, strict=True):
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert same(images, wanted)

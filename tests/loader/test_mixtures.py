@@ -1,0 +1,206 @@
+"""Mixtures through the loader: proportions, resumption, ranks and images (B10, B2 to B4)."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.mixture import MixedDataset
+from stateful_gpu_loader.samplers.mixture import MixtureSampler
+from tests.conformance import assert_exact_resume, flat, same
+from tests.images import write_photo_folder
+from tests.map_datasets import Indices, Noisy
+
+
+def mixture(**changed: Any) -> MixedDataset:
+    arguments: dict[str, Any] = {
+        "datasets": [Noisy(20), Noisy(7), Noisy(3)],
+        "weights": [0.6, 0.3, 0.1],
+        "num_samples": 26,
+        "block_length": 8,
+        **changed,
+    }
+    return MixedDataset(**arguments)
+
+
+def make(dataset: MixedDataset, /, **options: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 2, **options})
+
+
+def numbered(lengths: list[int], **options: Any) -> MixedDataset:
+    """A mixture in which a sample says where it lies in the concatenation."""
+    starts = np.cumsum([0, *lengths]).tolist()
+    parts = [range(start, end) for start, end in itertools.pairwise(starts)]
+    return MixedDataset(parts, **options)
+
+
+def samples(loader: StatefulGPULoader[Any]) -> list[int]:
+    return list(flat([batch.tolist() for batch in loader]))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
+    """B10: without being told of a sampler, and shuffled only if asked."""
+    mixed = numbered([20, 7, 3], weights=[0.6, 0.3, 0.1], num_samples=26)
+    loader = make(mixed, shuffle=shuffle)
+    assert isinstance(loader.sampler, MixtureSampler)
+    assert len(loader) == 7
+    sampler = MixtureSampler(mixed, shuffle=shuffle, seed=2)
+    assert [samples(loader) for _ in range(3)] == [list(sampler) for _ in range(3)]
+    given: StatefulGPULoader[Any] = StatefulGPULoader(
+        mixed, batch_size=4, sampler=MixtureSampler(mixed, shuffle=shuffle)
+    )
+    assert given.state_dict()["fingerprint"] == loader.state_dict()["fingerprint"]
+
+
+def test_resumption_is_exact_at_every_batch() -> None:
+    """B2, B4: the parts go on from epoch to epoch, and their augmentations with them."""
+    workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
+    assert_exact_resume(partial(make, mixture()), epochs=2, other=workers)
+    assert_exact_resume(partial(make, mixture(), shuffle=False), epochs=3)
+
+
+def test_resumption_of_a_mixture_in_a_mixture_is_exact() -> None:
+    """B2."""
+    nested = MixedDataset([mixture(), Noisy(9)], [0.7, 0.3], num_samples=21)
+    assert_exact_resume(partial(make, nested), epochs=3, every=2)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_global_batches_do_not_depend_on_the_ranks(shuffle: bool) -> None:
+    """B3: a mixture is divided among ranks as any order is."""
+    mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
+    alone = make(mixed, shuffle=shuffle, batch_size=12)
+    for _ in range(2):
+        whole = [sorted(batch.tolist()) for batch in alone]
+    for num_replicas in (2, 3):
+        ranks = [
+            make(
+                mixed,
+                shuffle=shuffle,
+                batch_size=12 // num_replicas,
+                num_replicas=num_replicas,
+                rank=rank,
+            )
+            for rank in range(num_replicas)
+        ]
+        for loader in ranks:
+            assert len(loader) == 5
+            loader.set_epoch(1)
+        batches = [[batch.tolist() for batch in loader] for loader in ranks]
+        together = [sorted(itertools.chain(*parts)) for parts in zip(*batches, strict=True)]
+        assert together == whole
+        assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+def test_a_state_goes_on_with_other_batches_and_other_ranks() -> None:
+    """B3, B4: from batches of 4 on one rank to batches of 3 on two."""
+    mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
+    whole = samples(make(mixed))
+    loader = make(mixed)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    ranks = [make(mixed, batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(loader.state_dict())
+    parts = [[batch.tolist() for batch in rank] for rank in ranks]
+    rest = [
+        index
+        for one, other in zip(*parts, strict=True)
+        for pair in zip(one, other, strict=True)
+        for index in pair
+    ]
+    assert rest == whole[12:]
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"weights": [0.6, 0.2, 0.2]}, "order"),
+        ({"block_length": 9}, "order"),
+        ({"num_samples": 25}, "length"),
+        ({"datasets": [range(20), range(8), range(3)]}, "dataset"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_mixture_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
+    """Law 4."""
+    datasets = {"datasets": [range(20), range(7), range(3)]}
+    state = make(mixture(**datasets)).state_dict()
+    other = make(mixture(**{**datasets, **changed}))
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match=f"^{field} differs"):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+
+
+def test_bad_samples_are_replaced_by_others_of_the_mixture() -> None:
+    """Law 6."""
+
+    class Damaged(Indices):
+        def __getitem__(self, index: int) -> int:
+            if index % 5 == 2:
+                raise ValueError("damaged")
+            return super().__getitem__(index)
+
+    mixed = MixedDataset([Damaged(20), Damaged(7)], [0.7, 0.3], num_samples=26)
+    make_loader = partial(make, mixed, on_bad_sample="replace")
+    delivered = samples(make_loader())
+    assert len(delivered) == 26
+    assert all(index % 5 != 2 for index in delivered)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[FolderSource]:
+    for name, seed in (("web", 1), ("curated", 2)):
+        write_photo_folder(tmp_path / name, num_classes=2, per_class=4 * seed, seed=seed)
+    return [FolderSource(tmp_path / name) for name in ("web", "curated")]
+
+
+def test_a_mixture_of_sources_is_decoded_like_a_source(folders: list[FolderSource]) -> None:
+    """B10: image stage, recipes and threads; a part may be a split."""
+    whole: list[Any] = [folders[0], Subset(folders[1], range(3, 12))]
+    mixed = MixedDataset(whole, [0.5, 0.5], num_samples=14)
+    recipes = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()]
+    loader = make(mixed, transform=recipes)
+    images, targets = next(iter(loader))
+    assert images.shape == (4, 3, 32, 32)
+    assert images.dtype == torch.uint8
+    order = list(MixtureSampler(mixed, seed=2))
+    assert targets.tolist() == [mixed[index][1] for index in order[:4]]
+    by_itself = make(mixed, transform=recipes, num_workers=2)
+    assert same(list(by_itself), list(make(mixed, transform=recipes)))
+    assert "files, blake2b" in loader.state_dict()["fingerprint"]
+
+
+def test_resumption_of_a_mixture_of_sources_is_exact(folders: list[FolderSource]) -> None:
+    """B2: to the pixel, in threads too."""
+    mixed = MixedDataset(folders, [0.3, 0.7], num_samples=15)
+    make_loader = partial(make, mixed, transform=[T.RandomResizedCrop(24)])
+    workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
+    assert_exact_resume(make_loader, epochs=2, other=workers)
+
+
+def test_sources_in_other_order_are_another_dataset(folders: list[FolderSource]) -> None:
+    """B7."""
+    state = make(MixedDataset(folders, [1, 1], num_samples=8)).state_dict()
+    other = make(MixedDataset(folders[::-1], [1, 1], num_samples=8))
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        other.load_state_dict(state)
+
+
+def test_torchs_loader_takes_mixture_and_sampler() -> None:
+    """Law 8: they are a dataset and a sampler for any loader."""
+    mixed = numbered([20, 7], weights=[0.7, 0.3], num_samples=26)
+    batches = DataLoader(mixed, batch_size=4, sampler=MixtureSampler(mixed, seed=2))
+    assert list(flat([batch.tolist() for batch in batches])) == samples(make(mixed))

@@ -1,0 +1,437 @@
+"""What happens at odd moments: failures around snapshots, restarts and resumes (A6, G1, G3, B7)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+from stateful_gpu_loader import CallableSource, StatefulGPULoader, StateMismatch, WorkerLost
+from tests.callables import NoisyPlaces
+from tests.conformance import same
+from tests.lost_workers import KillsItself, kill, lives
+from tests.map_datasets import Failing, Indices
+from tests.user_objects import CountingSampler, StatefulDataset, StatefulSampler
+
+N = 20
+
+
+def samplers() -> dict[str, Any]:
+    return {
+        "with state": StatefulSampler(N),
+        "counting": CountingSampler(N),
+        "generator": RandomSampler(range(N), generator=torch.Generator().manual_seed(7)),
+    }
+
+
+def indices(batches: Any) -> list[int]:
+    return [int(index) for batch in batches for index in torch.as_tensor(batch).flatten()]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", samplers())
+def test_the_state_of_a_passs_start_is_remembered(name: str, num_workers: int) -> None:
+    """A6: ``batches_ago`` back to a sampler that has moved on since."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            Indices(N), batch_size=2, sampler=samplers()[name], num_workers=num_workers, seed=1
+        )
+
+    expected = indices(build())
+    loader = build()
+    batches = iter(loader)
+    next(batches)
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict(batches_ago=1))
+    assert indices(resumed) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*The workers are replaced:RuntimeWarning")
+def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
+    """G1, G3: the batch whose exception was raised is not made again."""
+    loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, num_workers=1)
+    batches = iter(loader)
+    assert indices([next(batches), next(batches)]) == [0, 1, 2, 3]
+    with pytest.raises(KeyError):
+        next(batches)
+    kill(batches, 0)
+    assert next(batches).tolist() == [6, 7]
+    assert next(batches).tolist() == [8, 9]
+    state = loader.state_dict()
+    assert (state["position"], state["user"]) == (10, None)
+    resumed = StatefulGPULoader(Indices(N), batch_size=2)
+    resumed.load_state_dict(state)
+    assert indices(resumed) == list(range(10, 20))
+
+
+def test_an_iterator_whose_workers_could_not_start_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G1: never the end of the epoch in silence."""
+    fork, failures = os.fork, [OSError(11, "try again")]
+
+    def failing() -> int:
+        if failures:
+            raise failures.pop()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", failing)
+    batches = iter(StatefulGPULoader(Indices(6), batch_size=2, num_workers=1))
+    with pytest.raises(OSError, match="try again"):
+        next(batches)
+    assert indices(batches) == list(range(6))
+
+
+class Stumbling(StatefulDataset):
+    """Its state cannot be loaded the first time."""
+
+    failures = 0
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the network is down")
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
+    """G3, A6: an exception before the first request touches no request, a replayed one neither."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            Stumbling(N), batch_size=2, seed=1, snapshot_every_n_steps=interval
+        )
+
+    loader = build()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state, expected = loader.state_dict(), list(batches)
+    resumed = build()
+    resumed.load_state_dict(state)
+    resumed.dataset.failures = 1
+    again = iter(resumed)
+    with pytest.raises(OSError, match="network"):
+        next(again)
+    assert resumed.state_dict() == state
+    assert same(list(again), expected)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", samplers())
+def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
+    name: str, tmp_path: Any
+) -> None:
+    """G1: the state is intact, and a new iterator goes on from it."""
+
+    def build(count: int) -> StatefulGPULoader[Any]:
+        dataset = KillsItself(N, 4, lives(tmp_path / str(count), count))
+        return StatefulGPULoader(
+            dataset,
+            batch_size=N,
+            sampler=samplers()[name],
+            num_workers=1,
+            max_worker_restarts=0,
+            seed=1,
+        )
+
+    expected = [batch["index"].tolist() for batch in build(0)]
+    loader = build(1)
+    with pytest.raises(WorkerLost):
+        next(iter(loader))
+    assert [batch["index"].tolist() for batch in loader] == expected
+
+
+def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
+    """G1: a pass on other workers than the ones before."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            StatefulDataset(6),
+            batch_size=2,
+            num_workers=1,
+            persistent_workers=True,
+            max_worker_restarts=0,
+            seed=1,
+        )
+
+    reference = build()
+    expected = [list(reference), list(reference)]
+    loader = build()
+    assert same(list(loader), expected[0])
+    (worker,) = loader._crew.idle.workers  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    with pytest.raises(WorkerLost):
+        list(loader)
+    assert same(list(loader), expected[1])
+
+
+def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() -> None:
+    """A6: it is not the one of which the state speaks."""
+    loader = StatefulGPULoader(Indices(40), batch_size=2, num_workers=1, max_worker_restarts=0)
+    old = iter(loader)
+    next(old)
+    loader.load_state_dict({**loader.state_dict(), "position": 20})
+    kill(old, 0)
+    with pytest.raises(WorkerLost):
+        list(old)
+    assert loader.state_dict()["position"] == 20
+    assert next(iter(loader)).tolist() == [20, 21]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", [None, *samplers()])
+def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
+    name: str | None, num_workers: int
+) -> None:
+    """A6: as one that did nothing does; so does one that raises again, and one that delivers."""
+    first = 0 if name is None else next(iter(samplers()[name]))
+
+    def begun() -> tuple[StatefulGPULoader[Any], Any]:
+        sampler = None if name is None else samplers()[name]
+        loader: StatefulGPULoader[Any] = StatefulGPULoader(
+            Failing(N, {first}), batch_size=2, sampler=sampler, num_workers=num_workers
+        )
+        batches = iter(loader)
+        with pytest.raises(KeyError, match="no sample"):
+            next(batches)
+        return loader, batches
+
+    ahead, batches_ahead = begun()
+    expected = [next(batches_ahead) for _ in range(3)]
+    loader, batches = begun()
+    loader.load_state_dict(ahead.state_dict(batches_ago=1))
+    assert same(next(batches), expected[2])
+    assert loader.state_dict() == ahead.state_dict()
+
+
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(length: int) -> None:
+    """A4, G3: a batch that is not full tells that it is the last, before anybody asks again."""
+
+    def refuse_the_first(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["place"] == 0:
+            raise ValueError("no sample 0")
+        return sample
+
+    def make() -> StatefulGPULoader[Any]:
+        source = CallableSource(NoisyPlaces(length))
+        return StatefulGPULoader(source, batch_size=4, seed=1, transform=refuse_the_first)
+
+    loader = make()
+    before = loader.state_dict()
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(batches)
+    loader.load_state_dict(before)
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(batches)
+    fresh = iter(make())
+    with pytest.raises(ValueError, match="no sample 0"):
+        next(fresh)
+    assert same(list(batches), list(fresh))
+
+
+def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:
+    """G1: they are not of the stream that was loaded."""
+    loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, on_bad_sample="drop")
+    old, state = iter(loader), loader.state_dict()
+    next(old)
+    loader.load_state_dict(state)
+    assert indices(old) == [i for i in range(2, N) if i != 5]
+    assert len(loader.bad_samples) == 0
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "in_order": False}],
+    ids=str,
+)
+def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, Any]) -> None:
+    """A11: in order or not; every sample exactly once after two resumes."""
+    plain = StatefulGPULoader(Indices(30), batch_size=2)
+    ahead = [4, 8, 10, 22]
+    state = {**plain.state_dict(), "position": 2, "ahead": json.dumps(ahead)}
+    delivered = [0, 1] + [i for begin in ahead for i in (begin, begin + 1)]
+    loader = StatefulGPULoader(Indices(30), batch_size=2, **arguments)
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    for _ in range(3):
+        delivered += indices([next(batches)])
+        again = StatefulGPULoader(Indices(30), batch_size=2)
+        again.load_state_dict(loader.state_dict())
+        assert sorted(delivered + indices(again)) == list(range(30))
+
+
+def test_torchs_own_batch_sampler_is_compared_by_its_batches() -> None:
+    """B7: its batch size where batches are counted, and its drop_last."""
+
+    def build(batch_size: int, *, drop_last: bool = False) -> StatefulGPULoader[Any]:
+        batches = BatchSampler(StatefulSampler(N), batch_size, drop_last)
+        return StatefulGPULoader(
+            Indices(N), batch_sampler=batches, num_workers=1, snapshot_every_n_steps=4
+        )
+
+    loader = build(4)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    with pytest.raises(StateMismatch, match="global_batch_size differs: the state has 4"):
+        build(2).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="drop_last"):
+        build(4, drop_last=True).load_state_dict(state)
+
+
+class Buffered(IterableDataset[int]):
+    """A shuffle buffer, whose draws go fetch by fetch."""
+
+    def __iter__(self) -> Iterator[int]:
+        buffer = list(range(10))
+        for index in range(10, 40):
+            yield buffer.pop(random.randrange(len(buffer)))
+            buffer.append(index)
+        yield from buffer
+
+
+def test_a_plain_iterable_is_read_again_in_the_same_batches_only() -> None:
+    """A7: another batch size would read other samples, and is refused."""
+    loader = StatefulGPULoader(Buffered(), batch_size=4, seed=1)
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match="global_batch_size"):
+        StatefulGPULoader(Buffered(), batch_size=2).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("has_sampler", [False, True])
+def test_an_interrupted_batch_has_not_moved_the_state(has_sampler: bool) -> None:
+    """Law 2: Ctrl-C, or a signal that saves, in the middle of a batch made inline."""
+
+    class Interrupted(StatefulDataset):
+        interrupted = False
+
+        def __getitem__(self, index: int) -> tuple[int, int, float]:
+            if self.given == 5 and not self.interrupted:
+                self.interrupted = True
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    def build() -> StatefulGPULoader[Any]:
+        sampler = StatefulSampler(N) if has_sampler else None
+        return StatefulGPULoader(Interrupted(N), batch_size=2, sampler=sampler, seed=1)
+
+    loader = build()
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = loader.state_dict()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
+    """A12: the same iterator does not go on with it."""
+    loader = StatefulGPULoader(Indices(N), batch_size=2, sampler=list(range(N)))
+    next(iter(loader))
+    other = StatefulGPULoader(
+        Indices(N), batch_size=2, sampler=list(range(N))[::-1], num_workers=num_workers
+    )
+    other.load_state_dict(loader.state_dict())
+    batches = iter(other)
+    for _ in range(2):
+        with pytest.raises(StateMismatch, match="not reproducible"):
+            next(batches)
+
+
+def test_a_state_that_could_not_be_taken_leaves_the_older_one() -> None:
+    """A3: the batch raises, and what is saved then is whole."""
+
+    class Forgetful(StatefulDataset):
+        asked = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            if self.asked == 3:
+                raise OSError("no state now")
+            return super().state_dict()
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(Forgetful(N), batch_size=2, num_workers=1, seed=1)
+
+    loader = build()
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    with pytest.raises(OSError, match="no state now"):
+        next(batches)
+    state, expected = loader.state_dict(), list(batches)
+    resumed = StatefulGPULoader(StatefulDataset(N), batch_size=2, num_workers=1, seed=1)
+    resumed.load_state_dict(state)
+    assert same(list(resumed), expected)
+
+
+def test_a_refused_sampler_state_changes_nothing() -> None:
+    """Law 4, B7: validation is complete before anything is changed."""
+    loader = StatefulGPULoader(Indices(N), sampler=samplers()["generator"], seed=1)
+    list(loader)
+    state = loader.state_dict()
+    other = StatefulGPULoader(Indices(N), sampler=RandomSampler(range(N)), seed=1)
+    before = other.state_dict()
+    with pytest.raises(StateMismatch, match="generators"):
+        other.load_state_dict(state)
+    for damage in ({"permutation": "x"}, {"sampler": {**state["user"]["sampler"], "passed": 7}}):
+        with pytest.raises(StateMismatch):
+            loader.load_state_dict({**state, "user": {**state["user"], **damage}})
+    assert other.state_dict() == before
+    assert loader.state_dict() == state
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("failing", [set(), {19}])
+def test_the_end_of_an_epoch_counts_its_tail(failing: set[int]) -> None:
+    """A12: behind the last snapshot, or of a batch that failed; the sampler is proven by all."""
+
+    class Both(StatefulDataset):
+        def __getitem__(self, index: int) -> tuple[int, int, float]:
+            if index in failing:
+                raise LookupError(index)
+            return super().__getitem__(index)
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            Both(N),
+            batch_size=2,
+            sampler=CountingSampler(N),
+            num_workers=1,
+            snapshot_every_n_steps=3,
+            seed=1,
+        )
+
+    loader = build()
+    _deliver_all(iter(loader))
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict())
+    assert same(_deliver_all(iter(resumed)), _deliver_all(iter(loader)))
+
+
+def _deliver_all(batches: Any) -> list[Any]:
+    delivered = []
+    while True:
+        try:
+            delivered.append(next(batches))
+        except LookupError:
+            continue
+        except StopIteration:
+            return delivered

@@ -1,0 +1,158 @@
+"""Batches that overtake each other: all of them once, and every state exact (A11)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import StatefulGPULoader
+from tests.makers import Make, make_lazy, make_samplers, make_stateful
+from tests.map_datasets import Indices
+
+
+def closed_gate() -> Event:
+    """For datasets that forked workers inherit."""
+    return multiprocessing.get_context("fork").Event()
+
+
+class Gated(Indices):
+    """One index waits until a gate is opened, whoever reads it."""
+
+    def __init__(self, length: int, slow: int, gate: Event) -> None:
+        super().__init__(length)
+        self.slow, self.gate = slow, gate
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.slow:
+            self.gate.wait()
+        return index
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
+    """A11: all other batches come first, counted; and at every place the state is exact."""
+    gate = closed_gate()
+    arguments: dict[str, Any] = {"num_workers": num_workers, "in_order": False}
+    loader = StatefulGPULoader(Gated(30, 4, gate), batch_size=1, **arguments)
+    batches = iter(loader)
+    delivered: list[int] = []
+    states: list[Any] = [loader.state_dict()]
+    behind_the_slow_one = 2 * num_workers  # its worker's own queue
+    for _ in range(30 - behind_the_slow_one):
+        delivered.append(int(next(batches)))
+        states.append(loader.state_dict())
+    assert 4 not in delivered
+    gate.set()
+    for batch in batches:
+        delivered.append(int(batch))
+        states.append(loader.state_dict())
+    assert sorted(delivered) == list(range(30))
+    assert delivered != sorted(delivered)
+    for count, state in enumerate(states):
+        for other in (arguments, {"num_workers": 0}, {"num_workers": 1}):
+            resumed = StatefulGPULoader(Indices(30), batch_size=1, **other)
+            resumed.load_state_dict(state)
+            assert resumed.state_dict() == state
+            rest = [int(batch) for batch in resumed]
+            assert sorted(delivered[:count] + rest) == list(range(30)), count
+            if other is not arguments:
+                break
+    wrong = StatefulGPULoader(Indices(30), batch_size=2)
+    with pytest.raises(ValueError, match="global_batch_size differs"):
+        wrong.load_state_dict(next(state for state in states if state["ahead"]))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("make", [make_stateful, make_samplers, make_lazy])
+def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
+    """A11: each sample of the epoch exactly once."""
+    everything = sorted(int(index) for batch in make(num_workers=0) for index in _indices_of(batch))
+    loader = make(num_workers=2, in_order=False)
+    delivered: list[int] = []
+    for count, batch in enumerate(loader):
+        delivered.extend(int(index) for index in _indices_of(batch))
+        if count == 4:
+            break
+    resumed = make(num_workers=2, in_order=False)
+    resumed.load_state_dict(loader.state_dict())
+    for batch in resumed:
+        delivered.extend(int(index) for index in _indices_of(batch))
+    assert sorted(delivered) == everything
+
+
+def _indices_of(batch: Any) -> Any:
+    return batch["index"] if isinstance(batch, dict) else batch[0]
+
+
+class SlowPart(IterableDataset[Any]):
+    """Worker 1 waits before its first sample."""
+
+    def __init__(self, gate: Event) -> None:
+        self.gate = gate
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        number = 0 if worker is None else worker.id
+        if number == 1:
+            self.gate.wait()
+        yield from range(10 * number, 10 * number + 10)
+
+
+def test_out_of_order_over_an_iterable() -> None:
+    """A11: the other worker delivers everything meanwhile; the rest comes exactly once."""
+    gate = closed_gate()
+    loader = StatefulGPULoader(
+        SlowPart(gate), batch_size=1, num_workers=2, in_order=False, prefetch_factor=1
+    )
+    batches = iter(loader)
+    first = [int(next(batches)) for _ in range(10)]
+    assert first == list(range(10))
+    state = loader.state_dict()
+    gate.set()
+    assert [int(batch) for batch in batches] == list(range(10, 20))
+    resumed = StatefulGPULoader(SlowPart(gate), batch_size=1, num_workers=2, in_order=False)
+    resumed.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [int(batch) for batch in resumed] == list(range(10, 20))
+
+
+def test_out_of_order_what_is_drawn_for_a_batch_is_the_same_whenever_it_comes() -> None:
+    """Law 1: a batch of an iterable is keyed by its worker and its number there."""
+
+    def draw(batch: torch.Tensor) -> tuple[int, float]:
+        return int(batch), float(torch.rand(()))
+
+    def build(gate: Event) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            SlowPart(gate),
+            batch_size=1,
+            num_workers=2,
+            in_order=False,
+            prefetch_factor=1,
+            batch_transform=draw,
+            seed=7,
+        )
+
+    gate = closed_gate()
+    loader = build(gate)
+    batches = iter(loader)
+    slow_last = [next(batches) for _ in range(4)]
+    state = loader.state_dict()
+    gate.set()
+    slow_last += batches
+    slow_first = [*build(gate)]
+    assert sorted(slow_last) == sorted(slow_first)
+    resumed = build(gate)
+    resumed.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert sorted([*slow_last[:4], *resumed]) == sorted(slow_first)

@@ -1,0 +1,301 @@
+"""Exact resume at every batch, on other workers, in every life (A5, A6, B1, B2, B4)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+from stateful_gpu_loader import StatefulGPULoader
+from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.map_datasets import Indices, Noisy, NoisyBatches, OwnGenerator, add_noise, mix_batch
+
+OTHER_WORKERS = ({}, {"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 1})
+
+
+def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
+    arguments: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 7, **changes}
+    return StatefulGPULoader(Noisy(22), **arguments)
+
+
+@pytest.mark.processes
+def test_a_dataset_that_draws_resumes_exactly() -> None:
+    """A5, A6, B2: from each number of workers to each other."""
+    assert_exact_on_all(make_noisy, tuple({"num_workers": number} for number in range(4)))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_tail_resumes_exactly(shuffle: bool, drop_last: bool) -> None:
+    """A6."""
+    for length in (1, 3, 4, 8, 9):
+        assert_exact_resume(
+            lambda length=length, **changes: StatefulGPULoader(
+                Noisy(length), batch_size=4, shuffle=shuffle, drop_last=drop_last, seed=1, **changes
+            ),
+            epochs=3,
+        )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"collate_fn": mix_batch},
+        {"transform": add_noise},
+        {"transform": [add_noise, add_noise], "collate_fn": mix_batch},
+        {"batch_size": None},
+    ],
+    ids=["collate_fn", "transform", "both", "no batches"],
+)
+def test_user_callables_that_draw_resume_exactly(arguments: dict[str, Any]) -> None:
+    """A5, D10."""
+    assert_exact_resume(
+        lambda **changes: make_noisy(**{**arguments, **changes}),
+        other=({"num_workers": 2},),
+        every=3,
+    )
+
+
+@pytest.mark.processes
+def test_native_batches_resume_exactly() -> None:
+    """A5: a ``__getitems__`` that draws once for its batch."""
+    assert_exact_resume(
+        lambda **changes: StatefulGPULoader(
+            NoisyBatches(22), batch_size=4, shuffle=True, seed=7, **changes
+        ),
+        other=({"num_workers": 2},),
+    )
+
+
+def test_a_subset_is_read_item_by_item() -> None:
+    """A5: so that its items do not depend on the batch they are in."""
+    whole = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=20, seed=7)
+    parts = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=3, seed=7)
+    for key in ("random", "numpy", "torch"):
+        joined = torch.cat([batch[key] for batch in parts])
+        assert torch.equal(next(iter(whole))[key], joined)
+
+
+def test_a_private_generator_is_reached_by_set_sample_seed() -> None:
+    """A5."""
+    assert_exact_resume(
+        lambda **changes: StatefulGPULoader(
+            OwnGenerator(22), batch_size=4, shuffle=True, seed=7, **changes
+        ),
+        other=({"num_workers": 2},),
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda dataset: Subset(dataset, range(3, 20)),
+        lambda dataset: ConcatDataset([dataset, Indices(4)]),
+        lambda dataset: StackDataset(dataset, Indices(22)),
+        lambda dataset: Subset(StackDataset(own=dataset), range(9)),
+    ],
+    ids=["subset", "concat", "stack", "subset of stack"],
+)
+def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> None:
+    """A5: random_split is a Subset."""
+    orders = [
+        list(StatefulGPULoader(wrap(OwnGenerator(22)), batch_size=None, seed=7, num_workers=w))
+        for w in (0, 2)
+    ]
+    assert same(*orders)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_every_start_method_gives_the_same_stream(context: str) -> None:
+    """B2."""
+    expected, states = uninterrupted(make_noisy(), 1)
+    resumed = make_noisy(num_workers=2, multiprocessing_context=context)
+    resumed.load_state_dict(states[0, 2])
+    assert same([copy_of(batch) for batch in resumed], expected[0][2:])
+
+
+@pytest.mark.processes
+def test_persistent_workers_resume_exactly() -> None:
+    """A6."""
+    assert_exact_resume(
+        lambda **changes: make_noisy(num_workers=2, persistent_workers=True, **changes), every=3
+    )
+
+
+def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
+    """A6, A8: the same processes serve a broken pass and the next one."""
+    loader = make_noisy(num_workers=2, persistent_workers=True)
+    expected, _ = uninterrupted(make_noisy(), 3)
+    broken = iter(loader)
+    next(broken)
+    before = [worker.pid for worker in broken._workers]
+    del broken
+    following = iter(loader)
+    assert same(copy_of(next(following)), expected[1][0])
+    assert [worker.pid for worker in following._workers] == before
+    assert len(list(following)) == 5
+    assert same([copy_of(batch) for batch in loader], expected[2])
+
+
+def test_two_live_iterators_do_not_disturb_each_other() -> None:
+    """A6: a live iterator when another is made."""
+    for persistent in (False, True):
+        loader = make_noisy(num_workers=2, persistent_workers=persistent)
+        expected, _ = uninterrupted(make_noisy(), 2)
+        first, second = iter(loader), iter(loader)
+        assert same(copy_of(next(first)), expected[0][0])
+        assert same(copy_of(next(second)), expected[1][0])
+        assert loader.state_dict()["epoch"] == 1
+        assert same([copy_of(batch) for batch in first], expected[0][1:])
+        assert same([copy_of(batch) for batch in second], expected[1][1:])
+
+
+@pytest.mark.parametrize("other_size", [1, 3, 7, 22, 50])
+def test_another_batch_size_keeps_samples_and_their_draws(other_size: int) -> None:
+    """B4: order, and per-sample randomness too."""
+    expected, states = uninterrupted(make_noisy(), 1)
+    resumed = make_noisy(batch_size=other_size)
+    resumed.load_state_dict(states[0, 2])
+    rest = list(resumed)
+    for key in ("index", "random", "numpy", "torch"):
+        wanted = torch.cat([batch[key] for batch in expected[0][2:]])
+        assert torch.equal(torch.cat([batch[key] for batch in rest]), wanted)
+
+
+def test_ranks_of_another_number_restore_from_any_ranks_state() -> None:
+    """B3, B6: 1 rank of 12 -> 3 of 4 -> 2 of 6, compared without the tail's padding."""
+    n = 60
+
+    def ranks(count: int) -> list[StatefulGPULoader[Any]]:
+        return [
+            StatefulGPULoader(
+                Indices(n), batch_size=12 // count, shuffle=True, seed=3, num_replicas=count, rank=r
+            )
+            for r in range(count)
+        ]
+
+    def step(iterators: list[Any]) -> list[int]:
+        return sorted(i for batches in zip(*map(next, iterators), strict=True) for i in batches)
+
+    (alone,) = ranks(1)
+    wanted = [sorted(batch.tolist()) for batch in alone]
+    trio = ranks(3)
+    live = [iter(loader) for loader in trio]
+    assert [step(live) for _ in range(2)] == wanted[:2]
+    states = [loader.state_dict() for loader in trio]
+    assert states[0] == states[1] == states[2]
+    pair = ranks(2)
+    for loader, state in zip(pair, states[1:], strict=True):
+        loader.load_state_dict(state)
+    live = [iter(loader) for loader in pair]
+    assert [step(live) for _ in range(3)] == wanted[2:]
+
+
+def test_later_epochs_follow_and_differ() -> None:
+    """A6: with and without ``generator=``."""
+    for generator in (None, torch.Generator().manual_seed(5)):
+        loader = StatefulGPULoader(Indices(50), batch_size=50, shuffle=True, generator=generator)
+        orders = [next(iter(loader)).tolist() for _ in range(4)]
+        assert len({tuple(order) for order in orders}) == 4
+        assert all(sorted(order) == list(range(50)) for order in orders)
+
+
+def test_loading_acts_on_an_iterator_that_has_delivered_nothing() -> None:
+    """A6: ``iter()`` and then ``load_state_dict()``."""
+    expected, states = uninterrupted(make_noisy(), 1)
+    loader = make_noisy()
+    waiting = iter(loader)
+    loader.load_state_dict(states[0, 3])
+    assert same([copy_of(batch) for batch in waiting], expected[0][3:])
+
+
+def test_loading_leaves_an_older_iterator_running_without_moving_the_state() -> None:
+    expected, states = uninterrupted(make_noisy(), 1)
+    loader = make_noisy()
+    older = iter(loader)
+    next(older)
+    loader.load_state_dict(states[0, 3])
+    assert same(copy_of(next(older)), expected[0][1])
+    assert loader.state_dict() == states[0, 3]
+    assert same([copy_of(batch) for batch in loader], expected[0][3:])
+
+
+def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> None:
+    """``on_epoch_boundary="next_epoch"`` with ``drop_last``: each pass moves by one epoch."""
+    arguments: dict[str, Any] = {"drop_last": True, "on_epoch_boundary": "next_epoch"}
+    loader = StatefulGPULoader(Indices(10), batch_size=8, **arguments)
+    batches = iter(loader)
+    next(batches)
+    behind_the_last_batch = loader.state_dict()
+    resumed = StatefulGPULoader(Indices(10), batch_size=16, **arguments)
+    resumed.load_state_dict(behind_the_last_batch)
+    for epoch in (1, 2, 3):
+        assert list(resumed) == []
+        assert resumed.state_dict()["epoch"] == epoch + 1
+    for place in ((1, 0), (1, 10)):
+        resumed.load_state_dict({**behind_the_last_batch, "epoch": place[0], "position": place[1]})
+        assert list(resumed) == []
+        assert resumed.state_dict()["epoch"] == (2 if place[1] == 0 else 3)
+
+
+def test_the_epoch_boundary_can_resume_into_the_next_epoch() -> None:
+    expected, states = uninterrupted(make_noisy(), 2)
+    at_end = states[0, len(expected[0])]
+    resumed = make_noisy(on_epoch_boundary="next_epoch")
+    resumed.load_state_dict(at_end)
+    assert resumed.state_dict() == at_end
+    assert same([copy_of(batch) for batch in resumed], expected[1])
+
+
+def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
+    loader = StatefulGPULoader(
+        Indices(10), batch_size=8, drop_last=True, on_epoch_boundary="next_epoch"
+    )
+    loader.load_state_dict({**loader.state_dict(), "position": 4})
+    assert [batch.tolist() for batch in loader] == [list(range(8))]
+
+
+def test_state_of_batches_ago_is_the_state_of_then() -> None:
+    loader = make_noisy(num_workers=2)
+    _, states = uninterrupted(make_noisy(), 2)
+    before_each: list[dict[str, Any]] = []
+    for epoch in range(2):
+        for delivered, _ in enumerate(loader):
+            before_each.append(states[epoch, delivered])
+            for ago, then in enumerate(reversed(before_each), start=1):
+                assert loader.state_dict(batches_ago=ago) == then
+
+
+@pytest.mark.parametrize("position", [0, 5 * 10**8, 9 * 10**8])
+def test_a_billion_samples_resume_in_place(position: int) -> None:
+    """A9, B1, C11: nothing is skipped through to get there."""
+    read: list[int] = []
+
+    class Counted(Indices):
+        def __getitem__(self, index: int) -> int:
+            read.append(index)
+            return super().__getitem__(index)
+
+    loader = StatefulGPULoader(Counted(10**9), batch_size=8, shuffle=True, seed=1)
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "position": position})
+    first = next(iter(loader)).tolist()
+    assert read == first
+    assert len(set(first)) == 8
+
+
+def test_resume_after_break_continues_where_the_loop_left() -> None:
+    expected, _ = uninterrupted(make_noisy(), 1)
+    loader = make_noisy(num_workers=2)
+    for _ in itertools.islice(loader, 2):
+        pass
+    resumed = make_noisy()
+    resumed.load_state_dict(loader.state_dict())
+    assert same([copy_of(batch) for batch in resumed], expected[0][2:])

@@ -1,0 +1,196 @@
+"""Map-style datasets that carry state, in each worker their own: A3."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import LoaderError, StatefulGPULoader, StateMismatch
+from tests.conformance import assert_exact_resume, same
+from tests.map_datasets import Indices
+from tests.user_objects import StatefulDataset, StatefulSampler
+
+N = 23
+
+
+def make(**arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(StatefulDataset(N), **{"batch_size": 4, "seed": 1, **arguments})
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_workers": 2, "shuffle": True},
+        {},
+        {"shuffle": True},
+        {"batch_size": None, "shuffle": True},
+        {"num_workers": 3, "shuffle": True, "persistent_workers": True, "drop_last": True},
+        {"num_workers": 2, "snapshot_every_n_steps": 3},
+        {"num_workers": 2, "snapshot_every_n_steps": 0},
+        {"num_workers": 2, "snapshot_every_n_steps": 100, "shuffle": True},
+    ],
+    ids=str,
+)
+def test_every_state_resumes_exactly(arguments: dict[str, Any]) -> None:
+    """A3: the dataset's state goes back to the worker that it came from."""
+    every = 9 if arguments.get("batch_size", 4) is None else 2
+    assert_exact_resume(partial(make, **arguments), every=every)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("interval", [1, 2])
+def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
+    """A3: torchdata's map-style tutorial has both."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return make(
+            sampler=StatefulSampler(N), num_workers=num_workers, snapshot_every_n_steps=interval
+        )
+
+    assert_exact_resume(build, every=2)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
+def test_another_number_of_workers_is_refused_with_both(saved: int, present: int) -> None:
+    """A3."""
+    loader = make(num_workers=saved)
+    next(iter(loader))
+    with pytest.raises(StateMismatch, match=f"has {saved}, expected was {present}") as refused:
+        make(num_workers=present).load_state_dict(loader.state_dict())
+    assert refused.value.field == "num_workers"
+
+
+def test_a_state_of_generators_beside_keyed_ones(tmp_path: Path) -> None:
+    """A3: the tutorial's datasets keep torch's generator; the sample's key wins over it."""
+
+    class KeepsGenerator(Indices):
+        def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+            return index, torch.rand(())
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"generator": torch.get_rng_state()}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            torch.set_rng_state(state_dict["generator"])
+
+    def build(num_workers: int) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(KeepsGenerator(9), batch_size=2, seed=1, num_workers=num_workers)
+
+    plain = list(StatefulGPULoader(_Rand(9), batch_size=2, seed=1))
+    for num_workers in (0, 2):
+        loader = build(num_workers)
+        batches = iter(loader)
+        assert same([next(batches), next(batches)], plain[:2])
+        torch.save(loader.state_dict(), tmp_path / "state.pt")
+        resumed = build(num_workers)
+        before = torch.get_rng_state()
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert same(list(resumed), plain[2:])
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+class _Rand(Indices):
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        return index, torch.rand(())
+
+
+def test_a_state_is_a_copy() -> None:
+    """Law 3: a dataset that returns its own list does not change what was saved."""
+
+    class Listing(Indices):
+        def __init__(self) -> None:
+            super().__init__(8)
+            self.seen: list[int] = []
+
+        def __getitem__(self, index: int) -> int:
+            self.seen.append(index)
+            return index
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.seen = state_dict["seen"]
+
+    loader = StatefulGPULoader(Listing(), batch_size=2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    next(batches)
+    assert state["user"]["workers"][0]["dataset"] == {"seen": [0, 1]}
+    resumed = StatefulGPULoader(Listing(), batch_size=2)
+    resumed.load_state_dict(state)
+    state["user"]["workers"][0]["dataset"]["seen"].append(99)
+    next(iter(resumed))
+    assert resumed.state_dict()["user"]["workers"][0]["dataset"] == {"seen": [0, 1, 2, 3]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_state_that_cannot_be_copied_is_an_error_with_its_owner(num_workers: int) -> None:
+    class Functional(Indices):
+        def state_dict(self) -> dict[str, Any]:
+            return {"function": lambda: 0}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            pass
+
+    loader = StatefulGPULoader(Functional(4), num_workers=num_workers)
+    wanted = r"state_dict\(\) of Functional returned dict that cannot be copied"
+    with pytest.raises(LoaderError, match=wanted):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_states_of_earlier_batches_are_kept(num_workers: int) -> None:
+    """Trainers that fetch ahead ask for them, and resume from them."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return make(sampler=StatefulSampler(N), num_workers=num_workers)
+
+    expected = list(build())
+    loader = build()
+    batches, states = iter(loader), []
+    for _ in range(4):
+        states.append(loader.state_dict())
+        next(batches)
+    assert [loader.state_dict(batches_ago=k) for k in (1, 2, 3)] == states[:0:-1]
+    resumed = build()
+    resumed.load_state_dict(loader.state_dict(batches_ago=4))
+    assert same(list(resumed), expected)
+
+
+def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
+    """B7."""
+    loader = make(num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    good = loader.state_dict()
+    other = make(num_workers=2)
+    before = other.state_dict()
+    for damage in (
+        {"user": {}},
+        {"user": 7},
+        {"user": {**good["user"], "workers": [1, 2]}},
+        {"user": {**good["user"], "workers": good["user"]["workers"][:1]}},
+        {"user": {**good["user"], "next_worker": 5}},
+        {"user": {**good["user"], "steps": -1}},
+        {"user": {**good["user"], "steps": True}},
+        {"user": {**good["user"], "sampler": {"kind": "state"}}},
+        {"index_digest": "ab"},
+        {"ahead": "[1"},
+        {"ahead": "[-1]"},
+        {"bad_samples": "{}"},
+    ):
+        with pytest.raises(StateMismatch):
+            other.load_state_dict({**good, **damage})
+        assert other.state_dict() == before
+    plain = StatefulGPULoader(Indices(N), batch_size=4, num_workers=2)
+    with pytest.raises(StateMismatch, match="Indices, which has no state"):
+        plain.load_state_dict(good)

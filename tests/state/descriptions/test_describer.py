@@ -1,0 +1,258 @@
+"""Callables as text: equal where the stream is equal, in every process (A13, law 4)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate, default_convert
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from stateful_gpu_loader.state.descriptions import Describer, describe, describe_dataset
+from stateful_gpu_loader.transforms import CenterCrop
+from tests.map_datasets import Indices, mix_batch
+
+
+class Named:
+    """A callable that says what it is."""
+
+    def __init__(self, text: str = "me, 3 files") -> None:
+        self.text = text
+
+    def fingerprint(self) -> str:
+        return self.text
+
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+class MyCrop(v2.CenterCrop):
+    """A user's own kind of a torchvision transform."""
+
+
+def unknown(thing: Any) -> tuple[str, ...]:
+    return Describer().description(thing).unknown
+
+
+def test_things_are_described_by_their_fingerprint_or_their_name() -> None:
+    assert describe(Named()) == "me, 3 files"
+    assert describe(mix_batch) == "tests.map_datasets.mix_batch"
+    assert describe(Indices(3)) == "tests.map_datasets.Indices"
+    assert describe(default_collate) == "torch.utils.data.default_collate"
+    assert describe(default_convert) == "torch.utils.data.default_convert"
+    assert describe(v2.functional.hflip) == "torchvision.transforms.v2.functional.horizontal_flip"
+    assert "0x" not in describe(lambda sample: sample)
+
+
+def test_a_partial_is_known_by_its_function_and_plain_arguments() -> None:
+    """A13: another ``functools.partial`` of the same collate function is another one."""
+    assert describe(functools.partial(mix_batch, 1, length=512)) == (
+        "functools.partial(tests.map_datasets.mix_batch, 1, length=512)"
+    )
+    assert unknown(functools.partial(json.dumps, indent=2)) == ()
+    assert unknown(functools.partial(json.dumps, cls=Indices(3))) == (
+        "what a tests.map_datasets.Indices does",
+    )
+
+
+TRANSFORMS = [
+    (lambda: v1.RandomCrop(8), lambda: v1.RandomCrop(9)),
+    (lambda: v1.RandomHorizontalFlip(0.5), lambda: v1.RandomHorizontalFlip(0.4)),
+    (lambda: v1.Normalize([0.5], [0.5]), lambda: v1.Normalize([0.5], [0.25])),
+    (lambda: v1.Compose([v1.ToTensor()]), lambda: v1.Compose([v1.PILToTensor()])),
+    (
+        lambda: v1.Compose([v1.RandomApply([v1.ColorJitter(0.1)], p=0.3)]),
+        lambda: v1.Compose([v1.RandomApply([v1.ColorJitter(0.2)], p=0.3)]),
+    ),
+    (
+        lambda: v1.RandomApply(torch.nn.ModuleList([v1.Pad(1)])),
+        lambda: v1.RandomApply(torch.nn.ModuleList([v1.Pad(2)])),
+    ),
+    (lambda: torch.nn.Sequential(v1.Resize(8)), lambda: torch.nn.Sequential(v1.Resize(9))),
+    (
+        lambda: v1.LinearTransformation(torch.eye(2), torch.zeros(2)),
+        lambda: v1.LinearTransformation(torch.eye(2) * 2, torch.zeros(2)),
+    ),
+    (lambda: v1.AutoAugment(), lambda: v1.AutoAugment(v1.AutoAugmentPolicy.SVHN)),
+    (lambda: v2.RandomResizedCrop(8), lambda: v2.RandomResizedCrop(8, scale=(0.5, 1.0))),
+    (
+        lambda: v2.Resize(8),
+        lambda: v2.Resize(8, interpolation=v2.InterpolationMode.NEAREST),
+    ),
+    (
+        lambda: v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}),
+        lambda: v2.ToDtype({tv_tensors.Image: torch.float64, "others": None}),
+    ),
+    (
+        lambda: v2.Compose([v2.RandomChoice([v2.Identity(), v2.GaussianBlur(3)])]),
+        lambda: v2.Compose([v2.RandomChoice([v2.Identity(), v2.GaussianBlur(5)])]),
+    ),
+    (lambda: v2.Resize(8).forward, lambda: v2.Resize(9).forward),
+    (
+        lambda: v2.Compose([v2.ToImage(), v2.RandomCrop(8)]),
+        lambda: v2.Compose([v2.RandomCrop(8), v2.ToImage()]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), TRANSFORMS)
+def test_torchvision_transforms_are_known_by_class_and_settings(one: Any, other: Any) -> None:
+    """A13: both generations of them, nested, and wholly: nothing of them stays unverified."""
+    assert describe(one()) == describe(one())
+    assert describe(one()) != describe(other())
+    assert unknown(one()) == ()
+
+
+def test_what_is_the_same_under_two_spellings_is_the_same() -> None:
+    """Settings are those that the transform keeps, not those that were typed."""
+    mode = v2.InterpolationMode.BILINEAR
+    assert describe(v2.Resize(8)) == describe(v2.Resize([8], interpolation=mode))
+
+
+def test_the_text_shows_the_settings() -> None:
+    """B7: a mismatch shows both values, and somebody has to see what differs."""
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(0.25), mix_batch])
+    assert describe(pipeline) == (
+        "torchvision.transforms.v2.Compose(transforms=[torchvision.transforms.v2."
+        "RandomHorizontalFlip(p=0.25), tests.map_datasets.mix_batch])"
+    )
+
+
+def test_code_of_the_users_is_known_by_name_and_noted() -> None:
+    """A13: what a function does may change under its name, so its name proves nothing."""
+    assert unknown(mix_batch) == ("the code of tests.map_datasets.mix_batch",)
+    assert len(unknown(lambda sample: sample)) == 1
+    assert len(unknown(Indices(3).__getitem__)) == 1
+    assert unknown(v2.Compose([v2.CenterCrop(3), mix_batch])) == unknown(mix_batch)
+    assert unknown(v1.Lambda(mix_batch)) == unknown(mix_batch)
+    assert len(unknown(MyCrop(3))) == 1
+    assert len(unknown(torch.nn.Sequential(torch.nn.Linear(2, 2)))) == 1
+    for known in (Named(), default_collate, float, np.add, torch.relu, CenterCrop(3)):
+        assert unknown(known) == ()
+
+
+def test_a_function_may_be_given_a_fingerprint() -> None:
+    """A13: how a collate function of the user's is verified."""
+
+    def collate(samples: list[Any]) -> list[Any]:
+        return samples
+
+    collate.fingerprint = lambda: "pad to 512, 2"  # type: ignore[attr-defined]
+    assert describe(collate) == "pad to 512, 2"
+    assert unknown(collate) == ()
+
+
+def test_a_thing_that_holds_itself_has_an_end() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert len(unknown(endless)) == 1
+
+
+def test_a_long_description_is_shortened_and_stays_distinct() -> None:
+    one, other = describe(Named("x" * 5000 + "a")), describe(Named("x" * 5000 + "b"))
+    assert one != other
+    assert len(one) <= 400
+    many = [v2.Resize(size) for size in range(1, 60)]
+    assert len({describe(v2.Compose(many)), describe(v2.Compose(many[::-1]))}) == 2
+    assert len(describe(v2.Compose(many))) <= 1000
+
+
+class _Albumentation:
+    """Stands for ``albumentations.BasicTransform``, which writes itself as a dictionary."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.settings.get("serializable") is False:
+            raise ValueError("give the Lambda a name")
+        return {"__version__": self.settings.pop("version", "2.0"), "transform": self.settings}
+
+
+_Albumentation.__module__ = "albumentations.core.composition"
+
+
+def test_albumentations_are_known_by_their_own_dictionary() -> None:
+    """A13: without importing the package; its version is none of the settings."""
+    one = describe(_Albumentation(p=0.5, limit=(1, 2)))
+    assert one == describe(_Albumentation(p=0.5, limit=(1, 2), version="2.1"))
+    assert one != describe(_Albumentation(p=0.5, limit=(1, 3)))
+    assert unknown(_Albumentation(p=0.5)) == ()
+    assert len(unknown(_Albumentation(__name__="mine"))) == 1
+    assert len(unknown(_Albumentation(serializable=False))) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_real_albumentations_are_known() -> None:
+    """A13, with the package itself."""
+    import albumentations
+
+    def make(p: float) -> Any:
+        blur = albumentations.OneOf([albumentations.Blur(p=p), albumentations.CLAHE()], p=0.2)
+        return albumentations.Compose([albumentations.RandomCrop(8, 8), blur])
+
+    assert describe(make(0.5)) == describe(make(0.5))
+    assert describe(make(0.5)) != describe(make(0.6))
+    assert unknown(make(0.5)) == ()
+    lambdas = [albumentations.Lambda(image=mix_batch, name="mine")]
+    assert unknown(albumentations.Compose(lambdas)) != ()
+    assert unknown(albumentations.Compose([albumentations.Lambda(image=mix_batch)])) != ()
+
+
+def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() -> None:
+    """A13: sets, of which dicts are made, have another order in every process."""
+    assert (
+        describe_dataset(Held({"a": 1, "b": 2})).text
+        == describe_dataset(Held({"b": 2, "a": 1})).text
+    )
+
+
+def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
+    """A13: as Hugging Face's and others' lists of records have them."""
+    texts = {
+        describe_dataset(Held([{"image": f"{root}/{i}.jpg", "label": i} for i in range(3)])).text
+        for root in ("/scratch/job1", "/scratch/job2")
+    }
+    assert len(texts) == 1
+
+
+def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> None:
+    """A13: there the script's module is called __mp_main__."""
+
+    def collate() -> None: ...
+
+    texts = []
+    for module in ("__main__", "__mp_main__"):
+        collate.__module__ = module
+        texts.append(describe(collate))
+    assert len(set(texts)) == 1
+
+
+def test_a_fingerprint_that_a_wrapper_only_passes_on_is_not_its_own() -> None:
+    """A13: it speaks of what is wrapped."""
+
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    class Known:
+        def fingerprint(self) -> str:
+            return "known"
+
+    assert "known" not in describe(Wrapper(Known()))
+
+
+class Held:
+    """A dataset of the user's, with its content in an attribute."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data

@@ -1,0 +1,162 @@
+"""Which epoch an iterator takes, and what the state says meanwhile (DESIGN.md, Passes)."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateful_gpu_loader.state.epoch_progress import HISTORY, Address, Pass, Passes
+
+
+def deliver(passes: Passes, current: Pass, position: int) -> None:
+    passes.deliver(current, Address(current.start.epoch, position))
+
+
+def end(passes: Passes, current: Pass) -> None:
+    passes.end(current, Address(current.start.epoch + 1, 0))
+
+
+def test_a_pass_that_delivered_nothing_changes_nothing() -> None:
+    passes = Passes()
+    passes.begin()
+    assert passes.address() == Address(0, 0)
+    assert passes.begin().start == Address(0, 0)
+
+
+def test_a_broken_pass_counts() -> None:
+    passes = Passes()
+    broken = passes.begin()
+    deliver(passes, broken, 4)
+    assert passes.address() == Address(0, 4)
+    assert passes.begin().start == Address(1, 0)
+
+
+def test_the_state_after_the_end_is_the_next_epoch() -> None:
+    passes = Passes()
+    current = passes.begin()
+    deliver(passes, current, 10)
+    assert passes.address() == Address(0, 10)
+    end(passes, current)
+    assert passes.address() == Address(1, 0)
+
+
+def test_an_empty_resumed_pass_leads_to_the_next_epoch() -> None:
+    passes = Passes()
+    passes.load(Address(3, 10))
+    empty = passes.begin()
+    assert empty.start == Address(3, 10)
+    end(passes, empty)
+    assert passes.begin().start == Address(4, 0)
+
+
+def test_a_pass_resumed_at_the_end_can_be_one_of_the_next_epoch() -> None:
+    passes = Passes()
+    passes.load(Address(3, 10))
+    assert passes.begin(is_over=lambda place: place.position > 9).start == Address(4, 0)
+    passes.load(Address(3, 9))
+    assert passes.begin(is_over=lambda place: place.position > 9).start == Address(3, 9)
+
+
+def test_a_requested_epoch_is_taken_once() -> None:
+    passes = Passes()
+    passes.request_epoch(7)
+    assert passes.address() == Address(7, 0)
+    current = passes.begin()
+    deliver(passes, current, 2)
+    assert passes.address() == Address(7, 2)
+    end(passes, current)
+    assert passes.address() == Address(8, 0)
+
+
+def test_an_epoch_requested_during_a_pass_is_for_the_next() -> None:
+    passes = Passes()
+    current = passes.begin()
+    deliver(passes, current, 2)
+    passes.request_epoch(5)
+    deliver(passes, current, 4)
+    assert passes.address() == Address(0, 4)
+    assert passes.begin().start == Address(5, 0)
+    end(passes, current)
+    assert passes.address() == Address(5, 0)
+
+
+def test_a_resumed_pass_keeps_its_epoch_and_warns_of_another() -> None:
+    passes = Passes()
+    passes.load(Address(3, 4))
+    passes.request_epoch(0)
+    assert passes.address() == Address(3, 4)
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) after load_state_dict\(\) of epoch 3"):
+        current = passes.begin()
+    assert current.start == Address(3, 4)
+    end(passes, current)
+    assert passes.begin().start == Address(4, 0)
+
+
+def test_requesting_the_resumed_epoch_is_silent() -> None:
+    passes = Passes()
+    passes.load(Address(3, 4))
+    passes.request_epoch(3)
+    assert passes.begin().start == Address(3, 4)
+
+
+def test_a_load_leaves_older_passes_behind() -> None:
+    passes = Passes()
+    old = passes.begin()
+    deliver(passes, old, 4)
+    passes.load(Address(9, 8))
+    deliver(passes, old, 6)
+    assert passes.address() == Address(9, 8)
+    end(passes, old)
+    assert passes.address() == Address(9, 8)
+    assert passes.begin().start == Address(9, 8)
+
+
+def test_the_state_follows_the_pass_that_began_last() -> None:
+    passes = Passes()
+    first = passes.begin()
+    deliver(passes, first, 4)
+    second = passes.begin()
+    deliver(passes, second, 2)
+    deliver(passes, first, 6)
+    assert passes.address() == Address(1, 2)
+    end(passes, first)
+    assert passes.address() == Address(1, 2)
+
+
+def test_a_pass_that_began_earlier_does_not_take_the_state_back() -> None:
+    passes = Passes()
+    failed_at_first, later = passes.begin(), passes.begin()
+    deliver(passes, later, 12)
+    deliver(passes, failed_at_first, 8)
+    assert passes.address() == Address(0, 12)
+
+
+def test_history_reaches_over_epochs_and_not_beyond_what_was_delivered() -> None:
+    passes = Passes()
+    current = passes.begin()
+    deliver(passes, current, 4)
+    deliver(passes, current, 8)
+    end(passes, current)
+    following = passes.begin()
+    deliver(passes, following, 4)
+    assert [passes.address(k) for k in range(4)] == [
+        Address(1, 4),
+        Address(1, 0),
+        Address(0, 4),
+        Address(0, 0),
+    ]
+    for out_of_reach in (4, -1):
+        with pytest.raises(ValueError, match="out of reach: 3 of the last 16"):
+            passes.address(out_of_reach)
+
+
+def test_history_is_bounded_and_forgotten_by_a_load() -> None:
+    passes = Passes()
+    current = passes.begin()
+    for end in range(1, 40):
+        deliver(passes, current, end)
+    assert passes.address(HISTORY) == Address(0, 39 - HISTORY)
+    with pytest.raises(ValueError, match="17"):
+        passes.address(HISTORY + 1)
+    passes.load(Address(0, 5))
+    with pytest.raises(ValueError, match="0 of the last"):
+        passes.address(1)

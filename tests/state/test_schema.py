@@ -1,0 +1,265 @@
+"""The state's schema and the fingerprint in it (laws 3 and 4, A9, B7, B8)."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateful_gpu_loader import (
+    BadSample,
+    MissingDependency,
+    StatefulGPULoader,
+    StateMismatch,
+)
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+from stateful_gpu_loader.state.torchdata import is_torchdata_state
+
+STATE = LoaderState(
+    seed=42, epoch=3, position=128, fingerprint='{"shuffle": true}', global_batch_size=64
+)
+FINGERPRINT = Fingerprint(
+    dataset="abc",
+    length=100,
+    order="feistel-1",
+    shuffle=True,
+    drop_last=False,
+    transform="none",
+    decoder="torchcodec",
+    decoder_version="0.17",
+    dataset_transform="none",
+    collate_fn="torch.utils.data.default_collate",
+    batched=True,
+    on_bad_sample="replace",
+)
+
+
+def test_a_state_survives_json_and_restricted_pickle() -> None:
+    """A9."""
+    state = STATE.to_dict()
+    assert LoaderState.from_dict(json.loads(json.dumps(state))) == STATE
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+def test_the_state_of_version_1_is_golden() -> None:
+    """B8: this is what version 1 wrote; every later version must load it."""
+    golden = {
+        "format": "stateful_gpu_loader",
+        "version": 1,
+        "seed": 42,
+        "epoch": 3,
+        "position": 128,
+        "fingerprint": '{"shuffle": true}',
+        "global_batch_size": 64,
+        "index_digest": None,
+        "ahead": None,
+        "bad_samples": None,
+        "user": None,
+    }
+    assert LoaderState.from_dict(golden) == STATE
+    assert STATE.to_dict() == golden
+
+
+def test_the_fingerprint_of_version_1_is_golden() -> None:
+    """B8: texts that version 1 wrote load in every later one. The first is from before a dataset's
+    own transforms, ``collate_fn`` and the rest were in it: what a state does not say is not
+    compared."""
+    first = (
+        '{"dataset": null, "length": 12, "order": "sequential", "shuffle": false, '
+        '"drop_last": false, "transform": "none", "decoder": "none", "decoder_version": null, '
+        '"batch_transform": "none"}'
+    )
+    last = (
+        '{"dataset": "range(0, 12)", "length": 12, "order": "sequential", "shuffle": false, '
+        '"drop_last": false, "transform": "none", "decoder": "none", "decoder_version": null, '
+        '"batch_transform": "none", "dataset_transform": "none", '
+        '"collate_fn": "torch.utils.data.default_collate", "batched": true, '
+        '"on_bad_sample": null}'
+    )
+    present = Fingerprint.from_text(last)
+    assert present.to_text() == last
+    present.check(Fingerprint.from_text(first), accept=(), position=5)
+    loader = StatefulGPULoader(range(12))
+    assert loader.state_dict()["fingerprint"] == last
+    loader.load_state_dict({**loader.state_dict(), "fingerprint": first, "position": 5})
+    assert [batch.item() for batch in loader] == list(range(5, 12))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", "somebody_else"),
+        ("version", 2),
+        ("version", 0),
+        ("version", "1"),
+        ("version", True),
+        ("seed", None),
+        ("seed", 1.5),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("epoch", -1),
+        ("epoch", 2**32),
+        ("epoch", True),
+        ("position", -1),
+        ("position", 2**63),
+        ("position", "128"),
+        ("fingerprint", None),
+        ("fingerprint", {"shuffle": True}),
+        ("global_batch_size", 0),
+        ("global_batch_size", "64"),
+        ("index_digest", 5),
+        ("ahead", []),
+        ("bad_samples", []),
+    ],
+)
+def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value: Any) -> None:
+    """B7."""
+    with pytest.raises(StateMismatch, match="Remedy: ") as caught:
+        LoaderState.from_dict({**STATE.to_dict(), field: value})
+    assert caught.value.field == field
+    assert repr(value) in str(caught.value)
+
+
+def test_missing_and_additional_keys_are_named() -> None:
+    """B7: a truncated state, and one of somebody who added to it."""
+    for key in set(STATE.to_dict()) - {"format", "version"}:
+        truncated = STATE.to_dict()
+        del truncated[key]
+        with pytest.raises(StateMismatch, match="keys differs"):
+            LoaderState.from_dict(truncated)
+    with pytest.raises(StateMismatch, match=r"unknown keys \['surprise'\]"):
+        LoaderState.from_dict({**STATE.to_dict(), "surprise": 1})
+
+
+def test_the_key_that_accelerate_adds_is_let_alone() -> None:
+    """And a state of this package is never taken for torchdata's, which has that key, too."""
+    added = {**STATE.to_dict(), "_iterator_finished": True}
+    assert LoaderState.from_dict(added) == STATE
+    assert not is_torchdata_state(added)
+
+
+@pytest.mark.parametrize(
+    "garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}, {"format": np.zeros(2)}]
+)
+def test_garbage_is_refused(garbage: Any) -> None:
+    """B7."""
+    with pytest.raises(StateMismatch, match="format differs"):
+        LoaderState.from_dict(garbage)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(STATE.to_dict())),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
+    )
+)
+def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> None:
+    """G6."""
+    try:
+        state = LoaderState.from_dict({**STATE.to_dict(), **changes})
+    except StateMismatch:
+        return
+    assert LoaderState.from_dict(state.to_dict()).to_dict() == state.to_dict()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"length": 3}', "[" * 100_000])
+def test_a_broken_fingerprint_is_refused(text: str) -> None:
+    """B7, G6."""
+    with pytest.raises(StateMismatch, match="fingerprint differs"):
+        Fingerprint.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("order", None),
+        ("shuffle", None),
+        ("drop_last", 0),
+        ("transform", None),
+        ("decoder", None),
+        ("length", True),
+        ("dataset", 5),
+        ("decoder_version", [1]),
+        ("dataset_transform", 1),
+        ("collate_fn", False),
+        ("batched", 1),
+        ("on_bad_sample", ["drop"]),
+    ],
+)
+def test_a_fingerprint_of_wrong_types_switches_no_comparison_off(field: str, value: Any) -> None:
+    """B7."""
+    text = json.dumps({**vars(FINGERPRINT), field: value})
+    with pytest.raises(StateMismatch, match=f"fingerprint's {field} differs"):
+        Fingerprint.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "saved"),
+    [
+        ("dataset", "another"),
+        ("length", 99),
+        ("order", "feistel-2"),
+        ("shuffle", False),
+        ("drop_last", True),
+        ("transform", "Resize(size=(8, 8))"),
+        ("decoder", "torchvision"),
+        ("dataset_transform", "transform=mine.crop"),
+        ("collate_fn", "mine.pad"),
+        ("batched", False),
+        ("on_bad_sample", "drop"),
+    ],
+)
+def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved: Any) -> None:
+    """B7, law 4."""
+    other = Fingerprint(**{**vars(FINGERPRINT), field: saved})
+    with pytest.raises(StateMismatch) as caught:
+        FINGERPRINT.check(other, accept=(), position=0)
+    assert (caught.value.field, caught.value.saved) == (field, saved)
+    assert caught.value.present == getattr(FINGERPRINT, field)
+    accepted = "dataset" if field == "length" else field
+    FINGERPRINT.check(other, accept={accepted}, position=0)
+
+
+def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
+    """Law 4: a place in an epoch means nothing in another one. In a dataset of equal length it
+    does, if somebody says that it is the same, described otherwise."""
+    other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
+    with pytest.raises(StateMismatch, match="known to be the same, and as long"):
+        FINGERPRINT.check(other, accept=(), position=64)
+    FINGERPRINT.check(other, accept={"dataset"}, position=64)
+    for length in (99, None):
+        shorter = Fingerprint(**{**vars(other), "length": length})
+        with pytest.raises(StateMismatch, match="at position 0 only, this state is at 64"):
+            FINGERPRINT.check(shorter, accept={"dataset"}, position=64)
+        FINGERPRINT.check(shorter, accept={"dataset"}, position=0)
+
+
+def test_what_is_unknown_is_not_compared() -> None:
+    unknown = Fingerprint(**{**vars(FINGERPRINT), "dataset": None, "decoder_version": "9"})
+    FINGERPRINT.check(unknown, accept=(), position=5)
+    unknown.check(FINGERPRINT, accept=(), position=5)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StateMismatch("seed", saved=1, present=2, remedy="none"),
+        BadSample("a.jpg", index=1, position=2, epoch=3, reason="cut off"),
+        MissingDependency("torchcodec", needed_for="decoder='torchcodec'", extra="codec"),
+    ],
+)
+def test_errors_travel_between_processes(error: Exception) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert str(again) == str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -17,48 +17,21 @@ from stateful_gpu_loader.engine.arguments import (
     check_bad_sample_mode,
     check_calls,
     check_dataset,
-    check_division,
     sampling_of,
 )
-from stateful_gpu_loader.engine.attributes import FIXED, OF_WORKERS, own_sampler_of, workers_of
-from stateful_gpu_loader.engine.choice import Work, check_worker_type, drawn_for
-from stateful_gpu_loader.engine.delivery import Delivery
-from stateful_gpu_loader.engine.fingerprint import (
-    Identity,
-    check_fits,
-    check_proven,
-    report_batch_size,
-    report_changes,
-    report_unverified,
-    unsaid,
-)
-from stateful_gpu_loader.engine.iterator import Begun, Conduct, Run
+from stateful_gpu_loader.engine.config import ARGUMENTS, FIXED, LoaderConfig
+from stateful_gpu_loader.engine.engine import Engine
+from stateful_gpu_loader.engine.iterator import Run
 from stateful_gpu_loader.engine.peek import twin_of
-from stateful_gpu_loader.engine.pipeline import Pipeline
-from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.progress import batches_of, present_place
 from stateful_gpu_loader.engine.reflection import Rebuildable
-from stateful_gpu_loader.engine.resume.lanes import lane_place, lane_texts
-from stateful_gpu_loader.engine.resume.places import (
-    place_of,
-    put_sampler,
-    states_between_passes,
-    with_dataset_state,
-)
-from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
-from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
-from stateful_gpu_loader.engine.user_objects import DatasetMemory
-from stateful_gpu_loader.engine.workers.worker_pool import Crew
-from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.randomness.philox import caller_generators_restored
-from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import is_map
-from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
-from stateful_gpu_loader.state.descriptions import own_fingerprint
-from stateful_gpu_loader.state.epoch_progress import Address, Passes
-from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, as_epoch, as_int
+from stateful_gpu_loader.state.bad_samples import BadSamples
+from stateful_gpu_loader.state.schema import as_epoch, as_int
 from stateful_gpu_loader.state.text_state import TextState
-from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -222,40 +195,38 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.on_epoch_boundary = on_epoch_boundary
         self.strict = strict
 
-        self._parts = Parts.of(self, has_batch_sampler=batch_sampler is not None)
-        check_division(bool(self._parts.order or self._parts.lanes), num_replicas)
-        self._image_decoder = self._parts.make_decoder(self)
-        self._seed = SettledSeed(
-            seed_of(self.sampler) if seed is None else seed,
-            generator,
-            sharded=num_replicas is not None,
+        config = LoaderConfig(
+            has_batch_sampler=batch_sampler is not None,
+            **{name: getattr(self, name) for name in ARGUMENTS},
         )
-        self._dataset_memory = DatasetMemory(dataset)
-        self._passes = Passes()
-        self._bad_samples = BadSamples()
-        self._worker_restarts = 0
-        self._delivered: tuple[Any, tuple[FoundBad, ...]] | None = None
-        self._identity: tuple[int | None, Identity] | None = None
-        self._crew = Crew(self._parts.device)
+        self._engine = Engine(Plan.of(config), seed, generator)
         if num_workers > 0:
-            check_worker_type(self._work(), workers_of(self))
-        self._is_built = True
+            runs_in_threads(self._engine.plan)  # which refuses threads that cannot do the work
 
     def __setattr__(self, name: str, value: Any) -> None:
         """As torch's DataLoader refuses another ``batch_size``, this one refuses whatever makes
         other batches. Other workers serve the next pass."""
-        if "_is_built" in self.__dict__:
-            if name in FIXED and value is not getattr(self, name):
-                raise ValueError(
-                    f"{name} cannot be set after {type(self).__name__} is built. Remedy: build a "
-                    f"new loader with {name}=, and let it go on with "
-                    "load_state_dict(loader.state_dict()), with accept= where it asks for that"
-                )
-            if name == "num_workers" and value != self.num_workers:
-                self._check_free_workers()
-            if name in OF_WORKERS:
-                self._crew = self._crew.successor()
+        engine: Engine | None = self.__dict__.get("_engine")
+        if engine is None or name not in FIXED | ARGUMENTS:
+            super().__setattr__(name, value)
+            return
+        if name in FIXED and value is not getattr(self, name):
+            raise ValueError(
+                f"{name} cannot be set after {type(self).__name__} is built. Remedy: build a "
+                f"new loader with {name}=, and let it go on with "
+                "load_state_dict(loader.state_dict()), with accept= where it asks for that"
+            )
+        if name == "num_workers" and value != self.num_workers:
+            self._check_free_workers()
         super().__setattr__(name, value)
+        if name in ARGUMENTS - FIXED:
+            engine.change(name, getattr(self, name))
+
+    def __copy__(self) -> StatefulGPULoader[_T_co]:
+        """Goes on with the same passes; what either is told of its workers later is its own."""
+        twin: StatefulGPULoader[_T_co] = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__, _engine=copy.copy(self._engine))
+        return twin
 
     def __iter__(self) -> Any:
         """A new pass; it begins at its first ``next()``."""
@@ -265,32 +236,17 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 "then device pinned memory won't be used.",
                 stacklevel=2,
             )
-        return Run(
-            self._passes,
-            Conduct(
-                begin=self._begin_pass,
-                rebuild=self._new_workers,
-                release=self._release,
-                finish=Delivery(
-                    batch_transform=self._parts.batch_transform,
-                    pins=self.pin_memory and self._parts.device is None,
-                    device=lambda: self._crew.device,
-                ),
-                note_bad=self._note_bad,
-                note_delivered=self._note_delivered,
-                note_restart=self._note_restart,
-                length=self.__len__,
-                max_worker_restarts=self.max_worker_restarts,
-                in_flight=workers_of(self).in_flight,
-                skips_empty_rest=self.on_epoch_boundary == "next_epoch",
-                is_endless=self._parts.is_endless,
-            ),
-        )
+        return Run(self._engine, self.__len__)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
-        num_steps = self._parts.num_steps(self, self._seed, self._passes)
-        return int(super().__len__()) if num_steps is None else num_steps
+        engine = self._engine
+        num_steps = engine.plan.num_steps(engine.seed.value, engine.passes.address().epoch)
+        if num_steps is not None:
+            return num_steps
+        length = int(super().__len__())
+        engine.promised_length = self._IterableDataset_len_called
+        return length
 
     @property
     def epoch(self) -> int:
@@ -299,7 +255,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         A pass is under way from its first batch until it ends or its iterator is dropped, as a
         ``break`` does with that of a ``for`` loop.
         """
-        return self._present().epoch
+        return present_place(self._engine).epoch
 
     @property
     def batches_done(self) -> int | None:
@@ -335,12 +291,12 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     @property
     def worker_restarts(self) -> int:
         """How often lost workers were replaced since the loader was built."""
-        return self._worker_restarts
+        return self._engine.worker_restarts
 
     @property
     def bad_samples(self) -> BadSamples:
         """The record of samples that could not be used."""
-        return self._bad_samples
+        return self._engine.bad_samples
 
     def draws(self) -> list[dict[str, Any]]:
         """What the recipes of ``transform`` drew for the last delivered batch, in their order.
@@ -381,13 +337,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         {'recipe': 'RandomHorizontalFlip', 'acts': array([0, 1, 0])}
         >>> folder.cleanup()
         """
-        work = self._work()
-        if self._delivered is None:
-            raise LoaderError(
-                "draws() tells what was drawn for the last delivered batch, and this loader has "
-                "delivered none. Remedy: call it after a batch has come out of iter(loader)"
-            )
-        return drawn_for(work, *self._delivered)
+        return self._engine.draws()
 
     @property
     def _iterator(self) -> Any:
@@ -395,15 +345,15 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         those that wait for the next pass, or what the program has put here; None is neither."""
         if self._placed_iterator is not None:
             return self._placed_iterator
-        return getattr(self._crew.idle, "team", None)
+        return getattr(self._engine.workers.idle, "team", None)
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         """None, as Lightning sets it at the end of a fit, ends what waits for the next pass: as in
         torch, an iterator that somebody holds goes on, and its workers end with it."""
         self._placed_iterator = iterator
-        if iterator is None and hasattr(self, "_crew"):
-            self._crew = self._crew.successor()
+        if iterator is None and "_engine" in vars(self):
+            self._engine.dismiss_workers()
 
     def _get_iterator(self) -> Any:
         """What torch's class makes its iterators by, and programs, too."""
@@ -419,7 +369,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         >>> StatefulGPULoader(range(10), collate_fn=lambda samples: samples).unverified
         ('collate_fn',)
         """
-        return tuple(self._known().unverified)
+        return tuple(self._engine.identity.unverified)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
@@ -428,12 +378,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             ValueError: the epoch is no int from 0 to 2**32 - 2.
         """
         epoch = as_epoch(epoch)
-        for sampler in {
-            id(each): each for each in (self.sampler, own_sampler_of(self)[0])
-        }.values():
+        own_sampler = self._engine.plan.config.own_sampler
+        for sampler in {id(each): each for each in (self.sampler, own_sampler)}.values():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        self._passes.request_epoch(epoch)
+        self._engine.passes.request_epoch(epoch)
 
     def peek(self) -> Any:
         """The batch that ``next()`` gives next, made apart and without a trace.
@@ -455,18 +404,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         >>> loader.peek(), loader.epoch, loader.batches_done
         (tensor([0, 1, 2, 3]), 0, 0)
         """
-        self._take_requested_epoch()
-        twin = twin_of(
-            self,
-            parts=self._parts,
-            work=self._work(),
-            passes=self._passes,
-            seed=self._seed,
-            bad=self._bad_samples,
-        )
+        self._engine.take_requested_epoch()
+        twin = twin_of(self._engine)
         with caller_generators_restored(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*iterable dataset are read again")
-            return next(iter(twin))
+            return next(Run(twin, self.__len__))
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
         """The state after the last delivered batch, or after one of the 16 before it.
@@ -480,25 +422,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Raises:
             ValueError: ``batches_ago`` reaches further back than the loader remembers.
         """
-        batches_ago = as_int("batches_ago", batches_ago)
-        self._take_requested_epoch()
-        address = self._passes.address(batches_ago)
-        user = address.user
-        if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
-            memory = self._parts.memory
-            user = states_between_passes(self, memory, self._dataset_memory, self._seed)
-        return LoaderState(
-            seed=self._seed.value,
-            epoch=address.epoch,
-            position=address.position,
-            fingerprint=self._known().text,
-            global_batch_size=self._parts.global_batch_size(self),
-            index_digest=address.index_digest,
-            ahead=json.dumps(address.ahead) if address.ahead else None,
-            bad_samples=self._bad_samples.to_text(),
-            user=None if user is None else user.to_dict(),
-            lanes=lane_texts(self, self._parts, address),
-        ).to_dict()
+        return self._engine.state(as_int("batches_ago", batches_ago)).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
         """Go on from a state, on any number of workers and ranks, with any batch size.
@@ -519,117 +443,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             ValueError: ``accept`` names no such field.
         """
         check_accept(accept)
-        if is_torchdata_state(state_dict):
-            state = from_torchdata(
-                self,
-                state_dict,
-                seed=self._seed.value,
-                fingerprint=unsaid(self._known().fingerprint),
-                num_positions=self._parts.num_positions,
-                global_batch_size=self._parts.global_batch_size(self),
-            )
-        else:
-            state = LoaderState.from_dict(state_dict)
-        saved = Fingerprint.from_text(state.fingerprint)
-        decoder = self._parts.decoder_for(self, saved.decoder, present=self._image_decoder)
-        is_same = decoder is self._image_decoder
-        identity = self._known() if is_same else self._parts.identity(self, decoder)
-        present = identity.fingerprint
-        present.check(saved, accept=accept, position=state.position)
-        if self.strict:
-            check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
-        num_positions, batch = self._parts.num_positions, self._parts.global_batch_size(self)
-        check_fits(state, seed=self._seed.given, num_positions=num_positions, accept=accept)
-        place = place_of(
-            self,
-            state,
-            self._parts.memory,
-            self._dataset_memory,
-            global_batch_size=batch,
-            accept=accept,
-        )
-        place = lane_place(self, self._parts, state, place)
-        bad_samples = BadSamples.from_text(state.bad_samples)
-
-        report_changes(saved, present)
-        report_unverified(identity.unverified)
-        report_batch_size(state, batch)
-        if decoder is not self._image_decoder:
-            self._image_decoder = decoder
-            self._identity = None
-            self._crew.keep(None)
-        if self._work().has_worker_states:
-            self._crew.keep(None)
-        if "seed" not in accept or self._seed.given is None:
-            self._seed.load(state.seed)
-        self._bad_samples = bad_samples
-        self._take_requested_epoch()
-        self._passes.load(place)
-        if self._parts.memory is not None:
-            put_sampler(self._parts.memory, place)
-
-    def _begin_pass(self) -> Begun:
-        self._take_requested_epoch()
-        seed = self._seed.draw()
-        current = self._parts.begin(self, self._passes)
-        work = self._work()
-        if work.source is None and own_fingerprint(self.dataset) is None:
-            self._known()  # before anything is read: a dataset may keep what it has read
-        if self.num_workers == 0 and work.has_worker_states:
-            current.start = with_dataset_state(
-                current.start, self._dataset_memory, resumed=current.resumed
-            )
-            self._passes.note_start(current, current.start)
-        pipeline, has_new_workers = self._crew.take(work, workers_of(self), seed, current.start)
-        stream = self._parts.stream(
-            self, current, seed=seed, work=work, has_new_workers=has_new_workers
-        )
-        return Begun(
-            current,
-            stream,
-            pipeline,
-            seed=seed,
-            decoder=self._image_decoder,
-            has_worker_states=work.has_worker_states,
-            crew=self._crew,
-        )
-
-    def _new_workers(self, begun: Begun) -> Pipeline:
-        place = begun.current.place
-        return self._crew.renew(self._work(), workers_of(self), self._seed.value, place)
-
-    def _release(self, begun: Begun) -> None:
-        """Keep persistent workers for the next pass, unless they are ahead of it, outdated, or
-        dismissed by ``_iterator = None``."""
-        is_current = begun.current.generation == self._passes.generation
-        is_of_use = (
-            begun.ended and is_current
-            if begun.has_worker_states
-            else begun.decoder is self._image_decoder
-        )
-        if self.persistent_workers and is_of_use and begun.crew is self._crew:
-            self._crew.keep(begun.pipeline)
-        else:
-            begun.pipeline.close()
-
-    def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
-        self._bad_samples.add(found)
-
-    def _note_delivered(self, request: Any, bad: tuple[FoundBad, ...]) -> None:
-        self._delivered = request, bad
-
-    def _note_restart(self) -> None:
-        self._worker_restarts += 1
-
-    def _work(self) -> Work:
-        return self._parts.work(self, self._image_decoder, self._bad_samples.known)
-
-    def _present(self) -> Address:
-        self._take_requested_epoch()
-        return present_place(self, self._parts, self._passes, self._seed.value)
+        self._engine.load(state_dict, accept=accept, strict=self.strict)
 
     def _batches(self) -> tuple[int | None, int | None]:
-        return batches_of(self, self._parts, self._present(), self._seed.value)
+        engine = self._engine
+        return batches_of(engine.plan, present_place(engine), engine.seed.value)
 
     def _check_free_workers(self) -> None:
         """Refuse another number of workers where each has a state of its own.
@@ -637,21 +455,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         Raises:
             ValueError: the passes to come go on from the states of as many workers.
         """
-        if self._work().has_worker_states:
+        if self._engine.plan.has_worker_states:
             raise ValueError(
                 f"num_workers cannot be set once {type(self).__name__} is built over "
                 f"{type(self.dataset).__name__}, which is iterated, or has a state, in each worker "
                 "by itself. Remedy: build a new loader with num_workers="
             )
-
-    def _take_requested_epoch(self) -> None:
-        requested = take_requested_epoch(self.sampler)
-        if requested is not None:
-            self._passes.request_epoch(requested)
-
-    def _known(self) -> Identity:
-        """What the loader is known by, described once for each length of the dataset."""
-        length = self._parts.length(self)
-        if self._identity is None or self._identity[0] != length:
-            self._identity = length, self._parts.identity(self, self._image_decoder)
-        return self._identity[1]

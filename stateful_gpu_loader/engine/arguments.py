@@ -13,7 +13,6 @@ from torchvision.datasets import DatasetFolder
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.decoders import DECODER_NAMES
-from stateful_gpu_loader.engine.choice import WORKER_TYPES
 from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.samplers import (
@@ -26,6 +25,9 @@ from stateful_gpu_loader.state.descriptions import describe
 from stateful_gpu_loader.state.schema import ACCEPTABLE, as_int
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.foreign import remedy_for
+
+WORKER_TYPES = ("auto", "thread", "process")
+"""What ``worker_type`` can be."""
 
 BOUNDARIES = ("empty", "next_epoch")
 """What ``on_epoch_boundary`` can be."""
@@ -184,7 +186,7 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
     """What torchvision's datasets and transforms were told otherwise.
 
     Args:
-        transform: as :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it.
+        transform: as :func:`~stateful_gpu_loader.engine.plan.as_transform` gives it.
         is_source: whether the transform gets images, as tensors.
         recipes: the transform, if it is recipes alone.
 

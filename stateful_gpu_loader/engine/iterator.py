@@ -6,11 +6,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from stateful_gpu_loader.engine.delivery import Delivery
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory
+from stateful_gpu_loader.engine.engine import Begun, Engine
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
@@ -19,81 +18,11 @@ from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
     Failure,
     NoBatch,
-    Pipeline,
     WorkersDied,
 )
-from stateful_gpu_loader.engine.schedules.schedule import Stream
 from stateful_gpu_loader.errors import BadSample, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
-from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
-
-
-@dataclass
-class Begun:
-    """A pass that has begun."""
-
-    current: Pass
-    stream: Stream
-    pipeline: Pipeline
-    """Started on the requests of the stream."""
-    seed: int
-    """Of the pass."""
-    losses: int = 0
-    """How often workers were lost since a batch was delivered."""
-    is_running: bool = False
-    """Whether the pipeline was started."""
-    is_alone: bool = False
-    """Whether it makes one batch at a time."""
-    alone: int = 0
-    """Batches that are still to be made so."""
-    ended_workers: set[int] = field(default_factory=set)
-    """Whose iterators have ended."""
-    bad_in_a_row: int = 0
-    """Samples that could not be used since a batch was delivered."""
-    ended: bool = False
-    """Whether all its requests were answered."""
-    has_failed: bool = False
-    """Whether a batch of it has raised."""
-    decoder: Any = None
-    """Of the images that its workers make."""
-    has_worker_states: bool = False
-    """Whether what they do depends on what they did before."""
-    crew: Any = None
-    """Whose the pipeline is."""
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether a batch was delivered or has raised: where the pass began is known in full."""
-        return self.current.delivered or self.has_failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conduct:
-    """What a run asks of its loader."""
-
-    begin: Callable[[], Begun]
-    """A new pass, its pipeline not started: at the first ``next()``, and again if a state is loaded
-    before the first batch is delivered."""
-    rebuild: Callable[[Begun], Pipeline]
-    """A pipeline with new workers, not started, for a pass that has lost its own."""
-    release: Callable[[Begun], None]
-    """Takes the pipeline back."""
-    finish: Delivery
-    """The last step on a batch, in the user's thread."""
-    note_bad: Callable[[tuple[FoundBad, ...]], None]
-    """Samples of a delivered batch that could not be used."""
-    note_delivered: Callable[[Any, tuple[FoundBad, ...]], None]
-    """The request of a batch that is being handed over, and the samples that it could not use."""
-    note_restart: Callable[[], None]
-    length: Callable[[], int]
-    """Of the iterator."""
-    max_worker_restarts: int
-    in_flight: int
-    """Batches that the workers may be ahead of the user."""
-    skips_empty_rest: bool
-    """Whether a pass that was resumed behind its last batch goes over into the next one."""
-    is_endless: bool
-    """Whether nobody but the samples themselves tells where an epoch ends."""
+from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Run:
@@ -104,9 +33,10 @@ class Run:
     delivered place (law 5). Several threads may share a run.
     """
 
-    def __init__(self, passes: Passes, conduct: Conduct) -> None:
-        self._passes = passes
-        self._conduct = conduct
+    def __init__(self, engine: Engine, length: Callable[[], int]) -> None:
+        self._engine = engine
+        self._passes = engine.passes
+        self._length = length
         self._begun: Begun | None = None
         self._former_workers: list[Any] = []
         self._ended = False
@@ -123,7 +53,7 @@ class Run:
         return self
 
     def __len__(self) -> int:
-        return self._conduct.length()
+        return self._length()
 
     def __next__(self) -> Any:
         with self._lock:
@@ -144,7 +74,7 @@ class Run:
                 except Exception:
                     raise
                 except BaseException:
-                    if begun.has_worker_states and not self._conduct.in_flight:
+                    if begun.plan.has_worker_states and not begun.plan.config.in_flight:
                         self._put_back(begun)
                     raise
                 said = answer if isinstance(answer, Answer) else None
@@ -167,7 +97,7 @@ class Run:
                 batch = self._finished(begun, request, said, payload)
                 bad = () if said is None else said.bad
                 self._note_bad(begun, bad)
-                self._conduct.note_delivered(begun.stream.by_itself(request), bad)
+                self._engine.last = begun.stream.by_itself(request), bad
                 self._deliver(begun, begun.stream.deliver(request, said))
                 return batch
             raise StopIteration
@@ -196,12 +126,12 @@ class Run:
     def _started(self) -> Begun:
         begun = self._begun
         if begun is None:
-            self._begun = begun = self._conduct.begin()
+            self._begun = begun = self._engine.begin()
         elif not begun.is_running or (begun.is_alone and begun.alone == 0):
             # Whoever were to start before have failed, or may be ahead again.
             begun.is_running = False
             begun.pipeline.close()
-            begun.pipeline = self._conduct.rebuild(begun)
+            begun.pipeline = self._engine.rebuild(begun)
         if not begun.is_running:
             self._start(begun)
         return begun
@@ -218,10 +148,9 @@ class Run:
             begun.is_running = True
 
     def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
-        epoch = begun.current.place.epoch
         position = begun.stream.key_position(request, said)
         try:
-            return self._conduct.finish(payload, seed=begun.seed, epoch=epoch, position=position)
+            return self._engine.finish(begun, payload, position=position)
         except Exception as error:
             if is_out_of_memory(error):
                 begun.is_running = False
@@ -272,7 +201,7 @@ class Run:
             BadSample: none of many samples in a row could be used.
         """
         begun.bad_in_a_row += len(found)
-        if not self._conduct.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
+        if not begun.plan.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
             return
         count, begun.bad_in_a_row = begun.bad_in_a_row, 0
         last = found[-1]
@@ -293,13 +222,14 @@ class Run:
     def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """What an iterator from before a load meets is not of the stream that was loaded."""
         if found and begun.current.generation == self._passes.generation:
-            self._conduct.note_bad(found)
+            self._engine.bad_samples.add(found)
 
     def _end(self, begun: Begun) -> None:
         begun.ended = True
         current = begun.current
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
-        self._ended = not (is_empty_rest and self._conduct.skips_empty_rest)
+        skips_empty_rest = begun.plan.config.on_epoch_boundary == "next_epoch"
+        self._ended = not (is_empty_rest and skips_empty_rest)
         following = begun.stream.end()
         self._former_workers = self._workers
         self._stop()
@@ -313,12 +243,12 @@ class Run:
         """
         begun.losses += 1
         begun.is_running = False
-        self._conduct.note_restart()
+        self._engine.worker_restarts += 1
         begun.pipeline.close()
         place = begun.current.place
         where = f"epoch {place.epoch}, position {place.position}"
         at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
-        limit = self._conduct.max_worker_restarts
+        limit = begun.plan.config.max_worker_restarts
         if begun.losses > limit:
             self._begun = None
             if not begun.has_answered:
@@ -336,15 +266,15 @@ class Run:
             stacklevel=3,
         )
         if begun.losses > 1:
-            begun.alone = self._conduct.in_flight
-        begun.pipeline = self._conduct.rebuild(begun)
+            begun.alone = begun.plan.config.in_flight
+        begun.pipeline = self._engine.rebuild(begun)
         self._start(begun)
 
     def _stop(self) -> None:
         begun, self._begun = getattr(self, "_begun", None), None
         if begun is not None:
             begun.current.is_left = True
-            self._conduct.release(begun)
+            self._engine.release(begun)
 
 
 def _described(request: Any) -> str:

@@ -1,4 +1,4 @@
-"""A copy of a loader, to make the batch that comes next without moving anything of the original."""
+"""A copy of an engine, which makes the next batch without moving anything of the original."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.datasets import as_source
-from stateful_gpu_loader.engine.attributes import workers_of
-from stateful_gpu_loader.engine.choice import Work, runs_in_processes
-from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.resume.places import put_sampler
+from stateful_gpu_loader.engine.workers.choice import runs_in_processes
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.randomness.seed import SettledSeed
-from stateful_gpu_loader.state.bad_samples import BadSamples
-from stateful_gpu_loader.state.epoch_progress import Passes
 
 
-def twin_of(
-    loader: Any, *, parts: Parts, work: Work, passes: Passes, seed: SettledSeed, bad: BadSamples
-) -> Any:
-    """A loader whose first batch is the one that comes next.
+def twin_of(engine: Engine) -> Engine:
+    """An engine whose next pass begins with the batch that comes next.
 
     What making that batch would move is its own: the sampler, the passes, the record of bad
     samples, the workers; and a dataset that is iterated or has a state, unless worker processes
@@ -29,40 +23,47 @@ def twin_of(
     Raises:
         LoaderError: the sampler or the dataset cannot be copied.
     """
-    twin = copy.copy(loader)
-    own = vars(twin)
-    has_processes = runs_in_processes(work, workers_of(loader))
-    own["num_workers"] = 0
+    twin, plan, passes = copy.copy(engine), engine.plan, engine.passes
+    config = plan.config
+    has_processes = runs_in_processes(plan)
+    num_workers = 0
     if has_processes:
         # States are those of as many workers; otherwise one makes the batch as well as several.
-        own["num_workers"] = loader.num_workers if work.has_worker_states else 1
-    own["prefetch_factor"] = 1 if has_processes else None
-    own["persistent_workers"] = False
-    own["_crew"] = loader._crew.twin()
-    own["_bad_samples"] = copy.deepcopy(bad)
-    own["_passes"] = twins = passes.twin()
+        num_workers = config.num_workers if plan.has_worker_states else 1
+    changes: dict[str, Any] = {
+        "num_workers": num_workers,
+        "prefetch_factor": 1 if has_processes else None,
+        "persistent_workers": False,
+    }
     if passes.is_under_way:
-        own["on_epoch_boundary"] = "empty"  # the pass under way ends, and goes over into no other
-    moved = {"_seed": seed, "sampler": loader.sampler, "batch_sampler": loader.batch_sampler}
-    if parts.memory is None:
-        own |= {"_seed": copy.deepcopy(seed), "sampler": copy.copy(loader.sampler)}
-        moved = {}
-    moves_dataset = work.has_worker_states and not has_processes
+        # The pass under way ends, and goes over into no other.
+        changes["on_epoch_boundary"] = "empty"
+    moved: dict[str, Any] = {"seed": engine.seed}
+    if plan.memory is None:
+        moved, changes["sampler"] = {}, copy.copy(config.sampler)
+        twin.seed = copy.deepcopy(engine.seed)
+    else:
+        moved |= {"sampler": config.sampler, "batch_sampler": config.batch_sampler}
+    moves_dataset = plan.has_worker_states and not has_processes
     if moves_dataset:
-        moved["dataset"] = loader.dataset
-    memory = parts.memory
+        moved["dataset"] = config.dataset
     # In one go, so that a generator that two of them share is one in the copies, too.
-    copies, memory = _copied((moved, memory), None if moves_dataset else loader.dataset)
-    own |= copies
-    own["_dataset_memory"] = loader._dataset_memory.twin(twin.dataset)
-    has_source = moves_dataset and parts.source is not None
-    own["_parts"] = replace(
-        parts, memory=memory, source=as_source(twin.dataset) if has_source else parts.source
-    )
-    if parts.finishes_images:
-        own["_image_decoder"] = parts.make_decoder(loader, prefer=loader._image_decoder.family)
+    shared = None if moves_dataset else config.dataset
+    copies, memory = _copied((moved, plan.memory), shared)
+    twin.seed = copies.pop("seed", twin.seed)
+    config = replace(config, **changes, **copies)
+    source, decoder = plan.source, plan.decoder
+    if moves_dataset and source is not None:
+        source = as_source(config.dataset)
+    if plan.finishes_images and decoder is not None:
+        decoder = plan.new_decoder(prefer=decoder.family)  # a decoder serves one thread
+    twin.plan = replace(plan, config=config, memory=memory, source=source, decoder=decoder)
+    twin.dataset_memory = engine.dataset_memory.twin(config.dataset)
+    twin.workers = engine.workers.twin()
+    twin.bad_samples = copy.deepcopy(engine.bad_samples)
+    twin.passes = passes.twin()
     if memory is not None and passes.is_under_way:
-        put_sampler(memory, twins.address())
+        put_sampler(memory, twin.passes.address())
     return twin
 
 

@@ -1,56 +1,42 @@
-"""The pieces of a pass, put together from a loader's arguments."""
+"""Plan: what a loader's configuration amounts to, compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
-from stateful_gpu_loader.decoders import (
-    BatchDecoder,
-    Decoder,
-    make_batch_decoder,
-    make_decoder,
-)
+from stateful_gpu_loader.decoders import BatchDecoder, Decoder, make_batch_decoder, make_decoder
 from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.engine.arguments import (
     as_device,
+    check_division,
     check_image_transform,
     check_targets_move,
 )
-from stateful_gpu_loader.engine.attributes import (
-    batching_of,
-    called,
-    collation_of,
-    key_ranks,
-    own_sampler_of,
-    sampler_use,
-    workers_of,
-)
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
-from stateful_gpu_loader.engine.choice import Work, as_transform, recipes_of
+from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
 from stateful_gpu_loader.engine.fingerprint import Identity, identity_of
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.collate import STACKS_IMAGES
 from stateful_gpu_loader.engine.makers.handed import HandedImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneStream
 from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapStream
 from stateful_gpu_loader.engine.schedules.positions import Division, Requests
-from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed
+from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, SamplerUse
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
 from stateful_gpu_loader.engine.schedules.schedule import Stream
 from stateful_gpu_loader.engine.schedules.worker_schedule import TurnStream
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
-from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import (
     CallOrder,
     EpochOrder,
@@ -59,18 +45,20 @@ from stateful_gpu_loader.samplers import (
     is_map,
     order_of,
 )
-from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
+from stateful_gpu_loader.state.epoch_progress import Address, Pass
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.torchdata import shuffled_indices
+from stateful_gpu_loader.transforms import Compose, Recipe
 
 AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
 """One by one in the workers, in batches on the device, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a loader's arguments amount to; the loader itself is looked at when it is needed."""
+class Plan:
+    """What is done to make a loader's batches."""
 
+    config: LoaderConfig
     order: PositionOrder | None
     """The loader's own; None where a user's sampler or an iterable dataset decides."""
     memory: SamplerMemory | None
@@ -78,11 +66,13 @@ class Parts:
     source: Source | None
     """The dataset, or what stands for it, if it holds encoded images."""
     transform: Any
-    """As :func:`~stateful_gpu_loader.engine.choice.as_transform` gives it."""
+    """None, a Compose, or one callable; see :func:`as_transform`."""
     device: torch.device | None
     """Where batches are delivered; None is the CPU."""
     finishes_images: bool
     """Whether the device decodes and augments, and not only receives what the workers made."""
+    decoder: AnyDecoder
+    """Of the source's images."""
     batch_transform: BatchTransform | None
     lanes: LanePlan | None
     """How the dataset is read, if it is sharded."""
@@ -90,54 +80,77 @@ class Parts:
     """The dataset, if a function makes its samples."""
 
     @classmethod
-    def of(cls, loader: Any, *, has_batch_sampler: bool) -> Parts:
-        """Of a loader whose public attributes are set.
+    def of(cls, config: LoaderConfig) -> Plan:
+        """The plan of a configuration.
 
-        Args:
-            has_batch_sampler: whether the user gave one.
+        Raises:
+            ValueError, TypeError: two arguments exclude each other.
         """
         lanes = None
-        if isinstance(loader.dataset, ShardedDataset):
-            lanes = LanePlan(loader.dataset, shuffle=bool(loader.shuffle))
-            if isinstance(loader.num_replicas, int):
-                lanes.check_ranks(loader.num_replicas)
-        is_mapped = is_map(loader.dataset)
-        order = order_of(loader.sampler) if is_mapped and not has_batch_sampler else None
-        calls = called(loader)
+        if isinstance(config.dataset, ShardedDataset):
+            lanes = LanePlan(config.dataset, shuffle=bool(config.shuffle))
+            if isinstance(config.num_replicas, int):
+                lanes.check_ranks(config.num_replicas)
+        is_mapped = is_map(config.dataset)
+        order = order_of(config.sampler) if is_mapped and not config.has_batch_sampler else None
+        calls = config.calls
         if calls is not None:
             order = CallOrder(calls.length)
+        check_division(bool(order or lanes), config.num_replicas)
         has_sampler = is_mapped and order is None
-        source, transform = as_source(loader.dataset), as_transform(loader.transform)
+        source, transform = as_source(config.dataset), as_transform(config.transform)
         has_images = calls is not None and calls.image is not None
-        if has_images or isinstance(loader.dataset, EncodedShards):
+        if has_images or isinstance(config.dataset, EncodedShards):
             source = HandedImages()
+        recipes = recipes_of(transform)
         check_image_transform(
-            loader.dataset,
-            transform,
-            is_source=source is not None,
-            recipes=recipes_of(transform),
+            config.dataset, transform, is_source=source is not None, recipes=recipes
         )
-        device = as_device(loader.device)
-        collate_fn, batched = collation_of(loader)
+        device = as_device(config.device)
+        collate_fn, batched = config.collation
         stacks = batched and collate_fn in STACKS_IMAGES
-        recipes_only = recipes_of(transform) is not None
         if source is not None and source.has_spatial_targets:
-            check_targets_move(loader.dataset, transform, recipes_of(transform))
-        given = loader.batch_transform
-        parts = cls(
+            check_targets_move(config.dataset, transform, recipes)
+        given = config.batch_transform
+        finishes_images = (
+            device is not None and source is not None and stacks and recipes is not None
+        )
+        plan = cls(
+            config=config,
             order=order,
-            memory=SamplerMemory(own_sampler_of(loader)[0]) if has_sampler else None,
+            memory=SamplerMemory(config.own_sampler) if has_sampler else None,
             source=source,
             transform=transform,
             device=device,
-            finishes_images=device is not None and source is not None and stacks and recipes_only,
+            finishes_images=finishes_images,
+            decoder=decoder_of(config, source, device if finishes_images else None),
             batch_transform=None if given is None else BatchTransform(given),
             lanes=lanes,
             calls=calls,
         )
-        if isinstance(loader.num_replicas, int):
-            parts.division(loader)
-        return parts
+        if isinstance(config.num_replicas, int):
+            _ = plan.division
+        return plan
+
+    @property
+    def recipes(self) -> Compose | None:
+        """What happens to a source's images, where it is recipes alone."""
+        return recipes_of(self.transform)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the dataset is read as torch reads any."""
+        return self.lanes is None and self.calls is None
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether each worker iterates the dataset by itself."""
+        return isinstance(self.config.dataset, IterableDataset) and self.is_read
+
+    @property
+    def has_worker_states(self) -> bool:
+        """Whether what the workers do depends on what they did before."""
+        return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
 
     @property
     def num_positions(self) -> int | None:
@@ -149,7 +162,8 @@ class Parts:
         """Whether a function tells where an epoch ends, and nothing else."""
         return self.calls is not None and self.calls.length is None
 
-    def division(self, loader: Any) -> Division | None:
+    @property
+    def division(self) -> Division | None:
         """How an epoch is divided, where the loader has the order.
 
         Raises:
@@ -157,13 +171,7 @@ class Parts:
         """
         if self.order is None:
             return None
-        division = division_of(
-            loader.sampler,
-            batch_size=loader.batch_size,
-            drop_last=loader.drop_last,
-            num_replicas=loader.num_replicas,
-            rank=loader.rank,
-        )
+        division = division_of(self.config)
         if division.num_replicas > 1 and self.is_endless:
             raise ValueError(
                 f"{division.num_replicas} ranks need to know where an epoch ends, so that all end "
@@ -171,197 +179,248 @@ class Parts:
             )
         return division
 
-    def lane_division(self, loader: Any) -> LaneDivision:
+    @property
+    def lane_division(self) -> LaneDivision:
         """What this rank serves of a sharded dataset.
 
         Raises:
             ValueError: the lanes cannot be shared by so many ranks.
         """
-        given = loader.num_replicas
-        ranks = (1, 0) if given is None else (given, loader.rank)
-        num_replicas, rank = size_and_rank() if given == "auto" else ranks
+        config, given = self.config, self.config.num_replicas
+        if given == "auto":
+            num_replicas, rank = size_and_rank()
+        else:
+            num_replicas, rank = int(given or 1), config.rank or 0
         if self.lanes is not None:
             self.lanes.check_ranks(num_replicas)
         return LaneDivision(
-            batch_size=loader.batch_size or 1,
-            drop_last=loader.drop_last,
+            batch_size=config.batch_size or 1,
+            drop_last=config.drop_last,
             rank=rank,
             num_replicas=num_replicas,
         )
 
-    def num_steps(self, loader: Any, seed: SettledSeed, passes: Passes) -> int | None:
-        """Batches of a whole epoch, where that is known: of the present one, if epochs differ."""
+    @property
+    def sampler_use(self) -> SamplerUse | None:
+        """How a user's sampler is iterated."""
+        if self.memory is None:
+            return None
+        config = self.config
+        num_replicas, rank = key_ranks(config.own_sampler)
+        return SamplerUse(
+            sampler=config.own_sampler,
+            yields_batches=config.yields_batches,
+            batch_size=config.samples_a_batch or 1,
+            drop_last=config.drops_last,
+            memory=self.memory,
+            rank=rank,
+            num_replicas=num_replicas,
+        )
+
+    def num_steps(self, seed: int, epoch: int) -> int | None:
+        """Batches of a whole epoch, where that is known."""
         if self.lanes is not None:
-            epoch = passes.address().epoch
-            return self.lanes.num_steps(seed.value, epoch, self.lane_division(loader))
-        division, num_positions = self.division(loader), self.num_positions
+            return self.lanes.num_steps(seed, epoch, self.lane_division)
+        division, num_positions = self.division, self.num_positions
         if division is None or num_positions is None:
             return None
         return division.num_steps(num_positions)
 
-    def global_batch_size(self, loader: Any) -> int | None:
+    @property
+    def global_batch_size(self) -> int | None:
         """Samples of all ranks in one step; None where nobody knows."""
         if self.lanes is not None:
-            lanes = self.lane_division(loader)
+            lanes = self.lane_division
             return lanes.batch_size * lanes.num_replicas
-        division = self.division(loader)
-        if division is not None:
-            return division.global_batch_size
-        size: int | None = batching_of(loader).batch_size
-        return size
+        division = self.division
+        return self.config.samples_a_batch if division is None else division.global_batch_size
 
-    def make_decoder(self, loader: Any, prefer: str | None = None) -> AnyDecoder:
-        """The decoder of the loader's images; None where it has none.
+    @property
+    def length(self) -> int | None:
+        """Samples of a map-style dataset, or of an epoch of the loader's own order."""
+        if self.order is not None or not is_map(self.config.dataset):
+            return self.num_positions
+        try:
+            return len(self.config.dataset)
+        except (TypeError, NotImplementedError):
+            return None  # read by the indices of the user's sampler alone
+
+    @property
+    def identity(self) -> Identity:
+        """What must not change between saving and loading."""
+        config = self.config
+        # A dataset is known as a source, unless images are only handed to one.
+        is_source = self.is_read and self.source is not None
+        return identity_of(
+            dataset=self.source if is_source else config.dataset,
+            order=self.lanes or self.order,
+            sampler=None if self.memory is None else config.own_sampler,
+            length=self.length,
+            drop_last=config.drops_last,
+            batched=config.collation[1],
+            transform=self.transform,
+            batch_transform=self.batch_transform,
+            collate_fn=config.collate_fn,
+            on_bad_sample=config.on_bad_sample,
+            decoder=self.decoder,
+            on_device=self.finishes_images,
+        )
+
+    def decoder_like(self, saved: str) -> AnyDecoder:
+        """``decoder="auto"`` takes the family that the state was saved with, where it can."""
+        if self.decoder is None or saved == self.decoder.family:
+            return self.decoder
+        return self.new_decoder(prefer=saved)
+
+    def new_decoder(self, prefer: str) -> AnyDecoder:
+        """Another one of the source's images.
 
         Args:
             prefer: a family that ``decoder="auto"`` takes where it is available.
         """
-        share = loader.cpu_share
-        if self.source is not None and self.device is not None and self.finishes_images:
-            decoder = make_batch_decoder(loader.decoder, self.device, prefer)
-            return SharedOut(decoder, share) if share else decoder
-        if share:
-            raise ValueError(
-                f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
-                "device is None, or the dataset is no source of images, or transform is a "
-                "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
-                "leave cpu_share at 0"
-            )
-        return None if self.source is None else make_decoder(loader.decoder, prefer)
-
-    def decoder_for(self, loader: Any, saved: str, *, present: AnyDecoder) -> AnyDecoder:
-        """``decoder="auto"`` takes the family that the state was saved with, where it can."""
-        if present is None or saved == present.family:
-            return present
-        return self.make_decoder(loader, prefer=saved)
-
-    def length(self, loader: Any) -> int | None:
-        """Samples of a map-style dataset, or of an epoch of the loader's own order."""
-        if self.order is not None or not is_map(loader.dataset):
-            return self.num_positions
-        try:
-            return len(loader.dataset)
-        except (TypeError, NotImplementedError):
-            return None  # read by the indices of the user's sampler alone
-
-    def identity(self, loader: Any, decoder: AnyDecoder) -> Identity:
-        """What must not change between saving and loading."""
-        return identity_of(
-            dataset=self._known_dataset(loader),
-            order=self.lanes or self.order,
-            sampler=None if self.memory is None else own_sampler_of(loader)[0],
-            length=self.length(loader),
-            drop_last=batching_of(loader).drop_last,
-            batched=collation_of(loader)[1],
-            transform=self.transform,
-            batch_transform=self.batch_transform,
-            collate_fn=loader.collate_fn,
-            on_bad_sample=loader.on_bad_sample,
-            decoder=decoder,
-            on_device=self.finishes_images,
+        return decoder_of(
+            self.config, self.source, self.device if self.finishes_images else None, prefer
         )
 
-    def _known_dataset(self, loader: Any) -> Any:
-        """What the dataset is known by: as a source, unless images are only handed to one."""
-        is_handed = self.lanes is not None or self.calls is not None
-        return loader.dataset if is_handed or self.source is None else self.source
+    def is_over(self, place: Address) -> bool:
+        """Whether nothing is left of an epoch of the loader's own order.
 
-    def work(self, loader: Any, decoder: AnyDecoder, known_bad: Mapping[int, str]) -> Work:
-        """What the loader's workers do."""
-        collate_fn, batched = collation_of(loader)
-        return Work(
-            dataset=loader.dataset,
-            transform=self.transform,
-            collate_fn=collate_fn,
-            batch_size=loader.batch_size,
-            batched=batched,
-            drop_last=loader.drop_last,
-            source=self.source,
-            decoder=None if self.finishes_images else cast("Decoder | None", decoder),
-            batch_decoder=cast("BatchDecoder", decoder) if self.finishes_images else None,
-            bad_samples=BadSamplePolicy(
-                mode=loader.on_bad_sample,
-                order=None if self.calls is not None else self.order,
-                known=known_bad,
-                reads_again=isinstance(loader.dataset, Stateful),
-            ),
-            lanes=self.lanes,
-            calls=self.calls,
-        )
+        With states of the user's objects the empty rest is gone through, to carry them over.
+        """
+        division = self.division
+        if self.order is None or division is None or place.user is not None:
+            return False
+        n = self.order.of_epoch(0, place.epoch).n  # which no seed changes
+        return not division.num_steps(n - place.position)
 
-    def begin(self, loader: Any, passes: Passes) -> Pass:
-        """The next pass of the loader."""
-        division, order = self.division(loader), self.order
-        if division is None or order is None:
-            return passes.begin()
-        orders, divided = order, division
-
-        def is_over(place: Address) -> bool:
-            # With states of the user's the empty rest is gone through, to carry them over.
-            n = orders.of_epoch(0, place.epoch).n  # which no seed changes
-            return place.user is None and not divided.num_steps(n - place.position)
-
-        skips = loader.on_epoch_boundary == "next_epoch"
-        return passes.begin(is_over=is_over, skips_empty_rest=skips)
-
-    def stream(
-        self, loader: Any, current: Pass, *, seed: int, work: Work, has_new_workers: bool
+    def schedule(
+        self,
+        current: Pass,
+        *,
+        seed: int,
+        has_new_workers: bool,
+        promised_length: Callable[[], int | None],
     ) -> Stream:
         """The requests of a pass.
 
         Args:
             current: the pass.
             seed: of the loader.
-            work: what its workers do.
             has_new_workers: whether none of them has served a pass before.
+            promised_length: what ``len()`` of an iterable dataset said, if somebody asked.
         """
-        division, place = self.division(loader), current.start
-        interval = loader.snapshot_every_n_steps or 0
-        keeps_workers = loader.persistent_workers or loader.num_workers == 0
-        loads = current.resumed or (has_new_workers and loader.num_workers > 0)
+        config, division, place = self.config, self.division, current.start
+        interval = config.snapshot_every_n_steps or 0
+        keeps_workers = config.persistent_workers or config.num_workers == 0
+        loads = current.resumed or (has_new_workers and config.num_workers > 0)
         feed: Feed
         if self.lanes is not None:
-            lane_division = self.lane_division(loader)
+            lane_division = self.lane_division
             return LaneStream(
                 place,
                 plan=self.lanes,
                 division=lane_division,
                 seed=seed,
-                num_workers=loader.num_workers,
+                num_workers=config.num_workers,
                 num_steps=self.lanes.num_steps(seed, place.epoch, lane_division),
             )
+        use = self.sampler_use
         if self.order is not None and division is not None:
-            follow_pass(loader.sampler, seed=seed, epoch=place.epoch, division=division)
+            follow_pass(config.sampler, seed=seed, epoch=place.epoch, division=division)
             indices = _indices(self.order, place, seed)
             feed = Requests(place, seed=seed, indices=indices, division=division)
-        elif self.memory is not None:
-            use = sampler_use(loader, self.memory)
+        elif use is not None:
             feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
         else:
-            num_replicas, rank = key_ranks(loader.dataset)
+            num_replicas, rank = key_ranks(config.dataset)
             return TurnStream(
                 place,
                 loads=loads,
                 seed=seed,
-                num_workers=loader.num_workers,
+                num_workers=config.num_workers,
                 rank=rank,
                 num_replicas=num_replicas,
                 interval=interval,
-                in_order=loader.in_order,
+                in_order=config.in_order,
                 keeps_workers=keeps_workers,
-                length=lambda: loader._IterableDataset_len_called,
+                length=promised_length,
             )
         return MapStream(
             place,
             loads=loads,
             feed=feed,
             seed=seed,
-            num_workers=loader.num_workers,
-            in_order=workers_of(loader).in_order,
+            num_workers=config.num_workers,
+            in_order=config.keeps_order,
             interval=interval,
-            worker_states=work.has_worker_states,
+            worker_states=self.has_worker_states,
             keeps_workers=keeps_workers,
         )
+
+
+class Chain:
+    """Callables one after the other."""
+
+    def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Any) -> Any:
+        for step in self.transforms:
+            sample = step(sample)
+        return sample
+
+
+def as_transform(transform: Any) -> Any:
+    """None, one callable, or a list: of recipes only it becomes a Compose, else one callable.
+
+    Raises:
+        TypeError: something in it cannot be called.
+    """
+    if transform is None or isinstance(transform, Compose):
+        return transform
+    steps = list(transform) if isinstance(transform, (list, tuple)) else [transform]
+    for step in steps:
+        if not callable(step):
+            raise TypeError(
+                f"transform has {step!r} of type {type(step).__name__}, which is not callable. "
+                "Remedy: pass recipes of stateful_gpu_loader.transforms, or callables"
+            )
+    if all(isinstance(step, (Recipe, Compose)) for step in steps):
+        return Compose(steps)
+    return steps[0] if len(steps) == 1 else Chain(steps)
+
+
+def recipes_of(transform: Any) -> Compose | None:
+    """The recipes, if a transform of :func:`as_transform` is that alone, or nothing."""
+    if transform is None:
+        return Compose([])
+    return transform if isinstance(transform, Compose) else None
+
+
+def decoder_of(
+    config: LoaderConfig,
+    source: Source | None,
+    device: torch.device | None,
+    prefer: str | None = None,
+) -> AnyDecoder:
+    """The decoder of a source's images; None where there are none.
+
+    Args:
+        device: that decodes them; None leaves them to the workers.
+        prefer: a family that ``decoder="auto"`` takes where it is available.
+    """
+    share = config.cpu_share
+    if device is not None:
+        decoder = make_batch_decoder(config.decoder, device, prefer)
+        return SharedOut(decoder, share) if share else decoder
+    if share:
+        raise ValueError(
+            f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
+            "device is None, or the dataset is no source of images, or transform is a "
+            "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
+            "leave cpu_share at 0"
+        )
+    return None if source is None else make_decoder(config.decoder, prefer)
 
 
 def _indices(order: PositionOrder, place: Address, seed: int) -> EpochOrder:

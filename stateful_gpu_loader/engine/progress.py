@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateful_gpu_loader.engine.attributes import sampler_use
-from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.datasets.lanes import LanePlan
+from stateful_gpu_loader.engine.engine import Engine
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.resume.lanes import num_left
 from stateful_gpu_loader.engine.schedules.positions import Division
-from stateful_gpu_loader.state.epoch_progress import Address, Passes
+from stateful_gpu_loader.state.epoch_progress import Address
 
 
-def present_place(loader: Any, parts: Parts, passes: Passes, seed: int) -> Address:
+def present_place(engine: Engine) -> Address:
     """Where the pass under way stands, or where the next one begins."""
-    skips = loader.on_epoch_boundary == "next_epoch"
+    engine.take_requested_epoch()
+    plan, seed = engine.plan, engine.seed.value
+    skips = plan.config.on_epoch_boundary == "next_epoch"
 
     def is_over(place: Address) -> bool:
-        # An empty rest is left out as the pass begins (Parts.begin), or gone through in silence.
-        asks = skips or (parts.order is not None and place.user is None)
-        return asks and batches_of(loader, parts, place, seed)[1] == 0
+        # An empty rest is left out as the pass begins (Plan.is_over), or gone through in silence.
+        asks = skips or (plan.order is not None and place.user is None)
+        return asks and batches_of(plan, place, seed)[1] == 0
 
-    return passes.present(is_over=is_over, skips_empty_rest=skips)
+    return engine.passes.present(is_over=is_over, skips_empty_rest=skips)
 
 
-def batches_of(
-    loader: Any, parts: Parts, place: Address, seed: int
-) -> tuple[int | None, int | None]:
+def batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:
     """Batches of the place's epoch that are behind this rank, and those that are left.
 
     Where the samples of the epoch are counted, what is left is cut into batches of the present
@@ -35,13 +36,13 @@ def batches_of(
     Returns:
         None for what nobody knows.
     """
-    if parts.lanes is not None:
-        return _of_lanes(loader, parts, place, seed)
-    division, position, num_samples = parts.division(loader), place.position, None
-    if parts.order is not None and not parts.is_endless:
-        num_samples = parts.order.of_epoch(seed, place.epoch).n
-    elif parts.memory is not None:
-        use = sampler_use(loader, parts.memory)
+    if plan.lanes is not None:
+        return _of_lanes(plan, plan.lanes, place, seed)
+    division, position, num_samples = plan.division, place.position, None
+    use = plan.sampler_use
+    if plan.order is not None and not plan.is_endless:
+        num_samples = plan.order.of_epoch(seed, place.epoch).n
+    elif use is not None:
         num_samples = _length_of(use.sampler)
         if use.yields_batches:
             done = _counted(place)
@@ -62,15 +63,15 @@ def batches_of(
     return division.num_steps(num_samples) - left, left
 
 
-def _of_lanes(loader: Any, parts: Parts, place: Address, seed: int) -> tuple[int, int | None]:
-    division, plan = parts.lane_division(loader), parts.lanes
-    whole = None if plan is None else plan.num_steps(seed, place.epoch, division)
-    if plan is None or whole is None:
+def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[int, int | None]:
+    division = plan.lane_division
+    whole = lanes.num_steps(seed, place.epoch, division)
+    if whole is None:
         return place.position, None
     if division.num_replicas > 1:
         return place.position, whole - place.position
     # A rank alone ends by itself, earlier where samples were left out as bad.
-    return place.position, num_left(plan, seed, place.epoch, division, place.lanes or {})
+    return place.position, num_left(lanes, seed, place.epoch, division, place.lanes or {})
 
 
 def _counted(place: Address) -> int | None:

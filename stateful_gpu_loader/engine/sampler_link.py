@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler
 
 
-def division_of(
-    sampler: Any,
-    *,
-    batch_size: int | None,
-    drop_last: bool,
-    num_replicas: int | str | None,
-    rank: int | None,
-) -> Division:
+def division_of(config: LoaderConfig) -> Division:
     """Steps, and ranks as the sampler or the loader has them; ``"auto"``: torch.distributed."""
+    sampler, given = config.sampler, config.num_replicas
     ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):
         ranks = sampler.num_replicas, sampler.rank
-    elif isinstance(num_replicas, int):
-        ranks = num_replicas, rank or 0
-    replicas, own_rank = size_and_rank(ranks) if num_replicas == "auto" else ranks
+    elif isinstance(given, int):
+        ranks = given, config.rank or 0
+    replicas, own_rank = size_and_rank(ranks) if given == "auto" else ranks
     return Division(
-        batch_size=batch_size or 1,
-        drop_last=drop_last,
+        batch_size=config.batch_size or 1,
+        drop_last=config.drop_last,
         rank=int(own_rank),
         num_replicas=int(replicas),
     )

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader.engine.attributes import workers_of
-from stateful_gpu_loader.engine.choice import runs_in_processes
+from stateful_gpu_loader.engine.workers.choice import runs_in_processes
 from stateful_gpu_loader.engine.workers.start_method import would_fork
 from stateful_gpu_loader.errors import LoaderError
 
@@ -52,15 +51,15 @@ def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
             "multiprocessing_context='forkserver' or 'spawn'"
         )
     for loader in ours:
-        place = loader._passes.address()
-        loader._crew.launch(loader._work(), workers_of(loader), loader._seed.value, place)
+        loader._engine.launch_workers()
     for other in loaders:
         if not isinstance(other, StatefulDataLoader):
             other.start_py_workers()
 
 
 def _would_fork(loader: StatefulDataLoader[Any]) -> bool:
-    waits = loader._crew.idle is not None
-    if waits or not runs_in_processes(loader._work(), workers_of(loader)):
+    engine = loader._engine
+    waits = engine.workers.idle is not None
+    if waits or not runs_in_processes(engine.plan):
         return False
     return would_fork(loader.multiprocessing_context)

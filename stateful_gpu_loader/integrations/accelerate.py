@@ -236,7 +236,7 @@ def _last_batch(loader: Any, position: int) -> tuple[int, int]:
     The ranks take turns in the order, and in the last turn those without a sample of their own
     repeat one.
     """
-    division, length = loader._parts.division(loader), loader._parts.num_positions
+    division, length = loader._engine.plan.division, loader._engine.plan.num_positions
     if division is None or length is None or division.drop_last:
         return 0, 0
     rest: int = (length - position) % division.global_batch_size

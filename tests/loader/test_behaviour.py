@@ -333,9 +333,9 @@ def test_other_workers_serve_the_next_pass() -> None:
         Indices(6), batch_size=2, num_workers=1, persistent_workers=True, timeout=seconds(60)
     )
     assert len(list(loader)) == 3
-    waiting = loader._crew.idle
+    waiting = loader._engine.workers.idle
     loader.num_workers = 0
-    assert loader._crew.idle is None is not waiting
+    assert loader._engine.workers.idle is None is not waiting
     assert len(list(loader)) == 3
 
 

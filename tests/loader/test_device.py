@@ -306,7 +306,7 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
     batches = iter(loader)
     next(batches)
     del batches
-    idle: Any = loader._crew.idle
+    idle: Any = loader._engine.workers.idle
     assert idle is not None
     assert not idle._turns
 

@@ -147,8 +147,8 @@ def test_persistent_workers_killed_between_two_epochs() -> None:
     expected = undisturbed(make_map, 2)
     loader = make_map(num_workers=2, persistent_workers=True)
     first = [copy_of(batch) for batch in loader]
-    assert loader._crew.idle is not None
-    for worker in loader._crew.idle.workers:  # type: ignore[attr-defined]
+    assert loader._engine.workers.idle is not None
+    for worker in loader._engine.workers.idle.workers:  # type: ignore[attr-defined]
         os.kill(worker.pid, signal.SIGKILL)
         worker.join()
     with pytest.warns(RuntimeWarning, match="killed"):

@@ -169,7 +169,7 @@ def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
     expected = [list(reference), list(reference)]
     loader = build()
     assert same(list(loader), expected[0])
-    (worker,) = loader._crew.idle.workers  # type: ignore[union-attr]
+    (worker,) = loader._engine.workers.idle.workers  # type: ignore[union-attr]
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     with pytest.raises(WorkerLost):

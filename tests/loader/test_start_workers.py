@@ -42,8 +42,8 @@ def stateful(**changes: Any) -> Loader:
 
 
 def pids(loader: Loader) -> list[int]:
-    assert loader._crew.idle is not None
-    return [worker.pid for worker in loader._crew.idle.workers]  # type: ignore[attr-defined]
+    assert loader._engine.workers.idle is not None
+    return [worker.pid for worker in loader._engine.workers.idle.workers]  # type: ignore[attr-defined]
 
 
 @pytest.mark.processes
@@ -70,7 +70,7 @@ def test_workers_that_wait_end_with_their_loader() -> None:
     """C9: a loader that is never iterated leaves none behind."""
     loader = make()
     start_workers(loader)
-    waiting = loader._crew.idle.workers  # type: ignore[union-attr]
+    waiting = loader._engine.workers.idle.workers  # type: ignore[union-attr]
     del loader
     gc.collect()
     for worker in waiting:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LanePlan
-from stateful_gpu_loader.engine.plan import Parts
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, epoch_and_cursor, lane_text
 from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_key
 
 
-def lane_texts(loader: Any, parts: Parts, address: Address) -> dict[int, str] | None:
+def lane_texts(plan: Plan, address: Address) -> dict[int, str] | None:
     """The cursors of the lanes that this rank serves, for its state; None without lanes."""
-    plan = parts.lanes
-    if plan is None:
+    if plan.lanes is None:
         return None
     known = address.lanes or {}
-    lanes = parts.lane_division(loader).lanes(plan.num_lanes)
+    lanes = plan.lane_division.lanes(plan.lanes.num_lanes)
     return {lane: lane_text(address.epoch, known.get(lane, LaneCursor())) for lane in lanes}
 
 
-def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) -> Address:
+def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
     """The place of a state, with the cursors of its lanes.
 
     A state of all lanes, merged over its ranks, goes on on any number of ranks that the lanes
@@ -34,29 +32,29 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
         StateMismatch: lanes of this rank are missing, or a cursor lies outside its lane; or only
             the states of all ranks tell how many batches are left.
     """
-    plan = parts.lanes
-    if plan is None:
+    lanes = plan.lanes
+    if lanes is None:
         if state.lanes:
             raise _unfit(state, "a loader of no ShardedDataset")
         return place
-    division = parts.lane_division(loader)
-    own = division.lanes(plan.num_lanes)
+    division = plan.lane_division
+    own = division.lanes(lanes.num_lanes)
     saved = state.lanes or {}
     missing = [lane for lane in own if lane not in saved]
-    foreign = [lane for lane in saved if lane >= plan.num_lanes]
+    foreign = [lane for lane in saved if lane >= lanes.num_lanes]
     if missing or foreign:
         raise _unfit(
             state,
             f"rank {division.rank} of {division.num_replicas}, which serves lanes "
-            f"{list(own)[:8]} of {plan.num_lanes}",
+            f"{list(own)[:8]} of {lanes.num_lanes}",
         )
-    cursors = {lane: _cursor(plan, lane, text, state.epoch) for lane, text in saved.items()}
-    whole = plan.num_steps(state.seed, state.epoch, division)
-    same_size = state.global_batch_size == parts.global_batch_size(loader)
+    cursors = {lane: _cursor(lanes, lane, text, state.epoch) for lane, text in saved.items()}
+    whole = lanes.num_steps(state.seed, state.epoch, division)
+    same_size = state.global_batch_size == plan.global_batch_size
     if whole is None or (division.num_replicas == 1 and same_size):
         return replace(place, lanes=cursors)
-    if len(cursors) == plan.num_lanes:
-        position = whole - num_left(plan, state.seed, state.epoch, division, cursors)
+    if len(cursors) == lanes.num_lanes:
+        position = whole - num_left(lanes, state.seed, state.epoch, division, cursors)
         if same_size:
             # Of as many ranks, which may be behind for samples that were left out.
             position = min(position, state.position)
@@ -65,7 +63,7 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
         raise StateMismatch(
             "global_batch_size",
             saved=f"{state.global_batch_size}, and the cursors of {len(cursors)} lanes",
-            present=f"{parts.global_batch_size(loader)}, and {len(own)} lanes",
+            present=f"{plan.global_batch_size}, and {len(own)} lanes",
             remedy="another number of ranks or another batch size needs the cursors of all lanes: "
             "load merge_state_dicts() of the states of all ranks",
         )
@@ -78,8 +76,8 @@ def lane_place(loader: Any, parts: Parts, state: LoaderState, place: Address) ->
         )
     # torch.distributed.checkpoint hands each rank of another number its lanes' cursors alone, and
     # a position that counts the batches of the saved number of ranks.
-    others = {lane: LaneCursor(shard=plan.num_shards(lane)) for lane in range(plan.num_lanes)}
-    left = num_left(plan, state.seed, state.epoch, division, {**others, **cursors})
+    others = {lane: LaneCursor(shard=lanes.num_shards(lane)) for lane in range(lanes.num_lanes)}
+    left = num_left(lanes, state.seed, state.epoch, division, {**others, **cursors})
     if left > whole - state.position:
         raise StateMismatch(
             "position",

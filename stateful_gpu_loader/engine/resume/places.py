@@ -7,7 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from stateful_gpu_loader.engine.attributes import own_sampler_of
+from stateful_gpu_loader.engine.config import LoaderConfig
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, state_between_passes
@@ -32,20 +33,21 @@ _MARKS = {
 
 
 def states_between_passes(
-    loader: Any, memory: SamplerMemory | None, dataset_memory: DatasetMemory, seed: SettledSeed
+    plan: Plan, dataset_memory: DatasetMemory, seed: SettledSeed
 ) -> UserStates | None:
     """The user's objects where no pass is under way, or None where they have no state."""
+    config, memory = plan.config, plan.memory
     sampler: dict[str, Any] | None = None
     if memory is not None:
         capture = memory.capture(owing=seed.owing)
-        own_sampler = own_sampler_of(loader)[0]
+        own_sampler = config.own_sampler
         sampler_state = state_between_passes(own_sampler) if has_own_state(own_sampler) else None
         if sampler_state is not None:
             sampler = state_mark(sampler_state, memory)
         elif any(capture.values()):
             sampler = {"kind": "replay", "passed": None, **capture}
-    dataset = dataset_memory.state() if loader.num_workers == 0 else None
-    batches = 0 if memory is not None and own_sampler_of(loader)[1] else None
+    dataset = dataset_memory.state() if config.num_workers == 0 else None
+    batches = 0 if memory is not None and config.yields_batches else None
     if sampler is None and dataset is None and batches is None:
         return None
     return UserStates(
@@ -78,12 +80,10 @@ def state_mark(sampler_state: Any, memory: SamplerMemory) -> dict[str, Any]:
 
 
 def place_of(
-    loader: Any,
+    plan: Plan,
     state: LoaderState,
-    memory: SamplerMemory | None,
     dataset_memory: DatasetMemory,
     *,
-    global_batch_size: int | None,
     accept: Collection[str],
 ) -> Address:
     """The place that a state describes.
@@ -94,23 +94,24 @@ def place_of(
     Raises:
         StateMismatch: it does not fit the loader's sampler, dataset or workers.
     """
+    config, memory = plan.config, plan.memory
     ahead = _positions_ahead(state)
     user = None if state.user is None else UserStates.from_dict(state.user)
     if memory is None:
         _refuse_unless(state.index_digest is None, "index_digest", state.index_digest, None)
     if user is not None:
         _check_sampler(user, memory)
-        _check_workers(user, loader)
+        _check_workers(user, config)
         if user.permutation is not None:
             generator_from_text(user.permutation)
         if "iterable" in accept:
             user = user.without_digests()
-    if loader.num_workers == 0 and (user is None or user.workers is None):
+    if config.num_workers == 0 and (user is None or user.workers is None):
         dataset_memory.check_goes_back()
     steps = 0 if user is None else user.steps
     if ahead or steps or (user is not None and _is_read_again(user)):
-        _check_same_batches(state, global_batch_size)
-    if steps and not loader.in_order and loader.num_workers:
+        _check_same_batches(state, plan.global_batch_size)
+    if steps and not config.in_order and config.num_workers:
         raise StateMismatch(
             "in_order",
             saved=f"{steps} batches behind the last snapshot",
@@ -191,22 +192,22 @@ def _is_read_again(user: UserStates) -> bool:
     )
 
 
-def _check_workers(user: UserStates, loader: Any) -> None:
+def _check_workers(user: UserStates, config: LoaderConfig) -> None:
     if user.workers is None:
         return
-    has_states = not is_map(loader.dataset) or isinstance(loader.dataset, Stateful)
-    name = type(loader.dataset).__name__
+    has_states = not is_map(config.dataset) or isinstance(config.dataset, Stateful)
+    name = type(config.dataset).__name__
     _refuse_unless(
         has_states, "user's workers", "states of a dataset's", f"{name}, which has no state"
     )
-    if user.num_workers != loader.num_workers:
+    if user.num_workers != config.num_workers:
         raise StateMismatch(
             "num_workers",
             saved=user.num_workers,
-            present=loader.num_workers,
+            present=config.num_workers,
             remedy=_REMEDY_WORKERS,
         )
-    expected = max(1, loader.num_workers)
+    expected = max(1, config.num_workers)
     _refuse_unless(
         len(user.workers) == expected and user.next_worker < expected,
         "user's workers",

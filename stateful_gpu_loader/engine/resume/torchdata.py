@@ -16,7 +16,8 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-from stateful_gpu_loader.engine.attributes import batching_of, own_sampler_of
+from stateful_gpu_loader.engine.config import LoaderConfig
+from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_to_text
@@ -30,51 +31,42 @@ from stateful_gpu_loader.state.user_states import UserStates, worker_state
 _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-def from_torchdata(
-    loader: Any,
-    state: Any,
-    *,
-    seed: int,
-    fingerprint: Fingerprint,
-    num_positions: int | None,
-    global_batch_size: int | None,
-) -> LoaderState:
+def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprint) -> LoaderState:
     """The state of ours that goes on where torchdata's stands.
 
     Args:
-        loader: that it is loaded into.
+        plan: of the loader that it is loaded into.
         state: what torchdata's ``state_dict()`` returned.
         seed: of the loader, for what torchdata's state does not decide.
-        fingerprint, global_batch_size: of the loader.
-        num_positions: of an epoch, where the loader has the order.
+        fingerprint: of the loader.
 
     Raises:
         StateMismatch: it is damaged, or does not say enough to go on from it exactly.
     """
-    saved = TorchdataState.from_dict(state)
+    config, saved = plan.config, TorchdataState.from_dict(state)
     kind = "iterable" if fingerprint.order == "iterable" else "map-style"
     if saved.iterable != (kind == "iterable"):
         raise _unlike("dataset", "iterable" if saved.iterable else "map-style", kind)
-    workers = _workers(loader, saved)
+    workers = _workers(config, saved)
     if saved.iterable:
         base, sampler, permutation, end = saved.batches - saved.steps, None, None, None
         position = saved.batches
     else:
         if saved.requests < saved.batches - saved.steps:
             raise _unlike("in_order", False, "an order that says which batches were delivered")
-        one_batch = batching_of(loader).batch_size or 1
-        end = num_positions
-        base = _indices_delivered(loader, saved, one_batch)
+        one_batch = config.samples_a_batch or 1
+        end = plan.num_positions
+        base = _indices_delivered(config, saved, one_batch)
         if saved.steps and saved.samples and -(-saved.samples // one_batch) != saved.requests:
             raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
-            sampler, permutation = _sampler(loader, saved), None
+            sampler, permutation = _sampler(config, saved), None
             position = base + saved.steps  # at least; see MapStream
         else:
             base = min(base, end)
-            sampler, permutation = None, _permutation(saved, fingerprint, loader.num_replicas)
+            sampler, permutation = None, _permutation(saved, fingerprint, config.num_replicas)
             position = min(base + saved.steps * one_batch, end)
-            if loader.drop_last and end - position < one_batch:
+            if config.drop_last and end - position < one_batch:
                 position = end
     user = UserStates(
         sampler=sampler,
@@ -84,23 +76,23 @@ def from_torchdata(
         next_worker=0 if saved.finished or workers is None else saved.next_worker,
         base=0 if saved.finished else base,
         steps=0 if saved.finished else saved.steps,
-        batches=_batches_counted(loader, saved),
+        batches=_batches_counted(config, saved),
     )
     return LoaderState(
         seed=seed,
         epoch=1 if saved.finished else 0,
         position=0 if saved.finished else position,
         fingerprint=fingerprint.to_text(),
-        global_batch_size=global_batch_size,
+        global_batch_size=plan.global_batch_size,
         user=user.to_dict(),
     )
 
 
-def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> int:
+def _indices_delivered(config: LoaderConfig, saved: TorchdataState, one_batch: int) -> int:
     """Of the sampler's, at the snapshot."""
     if saved.samples is not None:
         return saved.samples
-    sampler, yields_batches = own_sampler_of(loader)
+    sampler, yields_batches = config.own_sampler, config.yields_batches
     if yields_batches and saved.index_sampler is None and saved.index_iterator is None:
         name = type(sampler).__name__
         raise _unlike(
@@ -110,9 +102,9 @@ def _indices_delivered(loader: Any, saved: TorchdataState, one_batch: int) -> in
     return counted if yields_batches or length is None else min(counted, length)
 
 
-def _batches_counted(loader: Any, saved: TorchdataState) -> int | None:
+def _batches_counted(config: LoaderConfig, saved: TorchdataState) -> int | None:
     """Batches at the snapshot, of a batch sampler."""
-    if saved.iterable or not own_sampler_of(loader)[1]:
+    if saved.iterable or not config.yields_batches:
         return None
     return 0 if saved.finished else saved.batches - saved.steps
 
@@ -136,15 +128,15 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
     return None if saved.permutation is None else generator_to_text(saved.permutation)
 
 
-def _sampler(loader: Any, saved: TorchdataState) -> bytes | None:
+def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
     """The mark of a user's sampler; None for one that is iterated again from its start."""
-    is_inside = loader.batch_size is not None
+    is_inside = config.batch_size is not None
     state = saved.sampler if is_inside else saved.index_sampler
     iterator = saved.sampler_iterator if is_inside else saved.index_iterator
-    sampler = own_sampler_of(loader)[0]
+    sampler = config.own_sampler
     if type(sampler) is StatefulDistributedSampler:
         return None  # it tells less than the number of its indices, see has_own_state()
-    ended = _ended_with_a_short_batch(saved, sampler, loader.batch_size)
+    ended = _ended_with_a_short_batch(saved, sampler, config.batch_size)
     if saved.finished and saved.num_workers and state is not None and not ended:
         state = _at_its_end(sampler, state, iterator)
     if state is not None or iterator is not None:
@@ -214,39 +206,39 @@ def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
         ) from error
 
 
-def _workers(loader: Any, saved: TorchdataState) -> tuple[bytes | None, ...] | None:
+def _workers(config: LoaderConfig, saved: TorchdataState) -> tuple[bytes | None, ...] | None:
     """The states of the datasets and their iterators."""
-    name = type(loader.dataset).__name__
-    if saved.finished and saved.num_workers and not loader.persistent_workers:
+    name = type(config.dataset).__name__
+    if saved.finished and saved.num_workers and not config.persistent_workers:
         return None
     if saved.workers:
         states = [
             worker_state(
-                dataset=_dataset_state(loader, worker, saved.finished),
+                dataset=_dataset_state(config, worker, saved.finished),
                 iterator=None if worker.ended or saved.finished else worker.iterator,
                 ended=worker.ended and not saved.finished,
             )
             for worker in saved.workers
         ]
     elif saved.iterable and saved.batches and not saved.finished:
-        states = _read_again(loader, saved)
+        states = _read_again(config, saved)
     else:
         return None
     return tuple(freeze(state, name) for state in states)
 
 
-def _dataset_state(loader: Any, worker: TorchdataWorker, finished: bool) -> Any:
+def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool) -> Any:
     """torchdata keeps a dataset that is its own iterator as an iterator.
 
     Exhausted, or between passes, that is not iterated to take it, and the dataset has to.
     """
     is_over = worker.ended or finished
-    if worker.dataset is None and is_over and isinstance(loader.dataset, Stateful):
+    if worker.dataset is None and is_over and isinstance(config.dataset, Stateful):
         return worker.iterator
     return worker.dataset
 
 
-def _read_again(loader: Any, saved: TorchdataState) -> list[dict[str, Any]]:
+def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, Any]]:
     """Of an iterable without state: how much each worker has read."""
     count = max(1, saved.num_workers)
     batches = saved.batches - saved.steps
@@ -260,7 +252,7 @@ def _read_again(loader: Any, saved: TorchdataState) -> list[dict[str, Any]]:
             "an iterable without a state",
         )
     return [
-        worker_state(fetches=number, samples=number * (loader.batch_size or 1))
+        worker_state(fetches=number, samples=number * (config.batch_size or 1))
         for number in fetches
     ]
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.choice import Work, Workers, make_pipeline
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
 from stateful_gpu_loader.engine.device.place import open_place
 from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.own_generators import warn_of_own_generators
 from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
+from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.workers.choice import make_pipeline
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.state.epoch_progress import Address
 
@@ -47,7 +49,7 @@ class Crew:
         return self._device if self._stage is None else self._stage.place.device
 
     def take(
-        self, work: Work, workers: Workers, seed: int, start: Address
+        self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
     ) -> tuple[Pipeline, bool]:
         """The idle pipeline or a new one, and whether its workers are new."""
         idle, self.idle = self.idle, None
@@ -55,9 +57,9 @@ class Crew:
         team = getattr(idle, "team", None)
         if idle is not None and not (team is not None and team.has_ended):
             return idle, is_new
-        return self.renew(work, workers, seed, start), True
+        return self.renew(plan, policy, seed, start), True
 
-    def launch(self, work: Work, workers: Workers, seed: int, start: Address) -> None:
+    def launch(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> None:
         """Start the workers of the pass that begins next, unless they wait for it already.
 
         Raises:
@@ -65,7 +67,7 @@ class Crew:
         """
         if self.idle is not None:
             return
-        pipeline = self.renew(work, workers, seed, start)
+        pipeline = self.renew(plan, policy, seed, start)
         try:
             pipeline.launch()
         except WorkersDied as loss:
@@ -74,16 +76,16 @@ class Crew:
             ) from loss
         self.idle, self._is_new = pipeline, True
 
-    def renew(self, work: Work, workers: Workers, seed: int, start: Address) -> Pipeline:
+    def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
         """A pipeline with new workers, none of them started."""
-        if not self._has_looked and not work.is_iterable:
-            warn_of_own_generators(work.dataset, work.transform)
+        if not self._has_looked and not plan.is_iterable:
+            warn_of_own_generators(plan.config.dataset, plan.transform)
         self._has_looked = True
         if self._device is not None:
             self._stage = self._stage or self._former_stage()
             if self._stage is None or self._stage.is_abandoned:
                 self._stage = Stage(open_place(self._device))
-        return make_pipeline(work, workers, seed, start, self._stage)
+        return make_pipeline(plan, policy, seed, start, self._stage)
 
     def keep(self, pipeline: Pipeline | None) -> None:
         """Keep this one for the next pass; what was kept before is ended."""

@@ -156,7 +156,7 @@ class BatchFeed(Dataset[Any]):
         """Whether the next pass is of a later epoch than the state is."""
         if self._run is not None or not self._is_resumed:
             return self._run is not None
-        place = self.loader._passes.address()
+        place = self.loader._engine.passes.address()
         skips = self.loader.on_epoch_boundary == "next_epoch" or self._requested == place.epoch + 1
         return skips and _is_over(self.loader, place)
 
@@ -219,7 +219,7 @@ def batches_before(loader: StatefulGPULoader[Any]) -> int:
 
 def _is_over(loader: StatefulGPULoader[Any], place: Any) -> bool:
     """Whether nothing is left of an epoch, as the loader itself sees it when a pass begins."""
-    division, order = loader._parts.division(loader), loader._parts.order
+    division, order = loader._engine.plan.division, loader._engine.plan.order
     if division is None or order is None or place.user is not None or not place.position:
         return False
     return not division.num_steps(order.of_epoch(0, place.epoch).n - place.position)

@@ -74,7 +74,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
     >>> was_loaded(loader)
     True
     """
-    return loader._passes.generation > 0
+    return bool(loader._engine.passes.generation > 0)
 
 
 def check_divides_itself(loader: Any, num_replicas: int) -> None:
@@ -111,8 +111,8 @@ def _is_stand_in(loader: Any) -> bool:
 
 def _carry_over(loader: Any, rank_loader: Any) -> None:
     """What the loader was told of its next pass, without deciding a seed that is not decided."""
-    loader._take_requested_epoch()
-    epoch = loader._passes.address().epoch
+    loader._engine.take_requested_epoch()
+    epoch = loader._engine.passes.address().epoch
     if was_loaded(loader):
         rank_loader.load_state_dict(loader.state_dict())
     elif epoch:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
-from stateful_gpu_loader.engine.attributes import workers_of
 from stateful_gpu_loader.engine.resume.rank_states import comparable, gathered, merge_state_dicts
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import StateMismatch
@@ -120,7 +119,7 @@ def _divides(loader: Any) -> bool:
         return True
     is_ordered = is_map(loader.dataset) and order_of(loader.sampler) is not None
     has_own_batches = loader.batch_size is None and loader.batch_sampler is not None
-    return is_ordered and not has_own_batches and workers_of(loader).in_order
+    return is_ordered and not has_own_batches and loader._engine.plan.config.keeps_order
 
 
 def _place(loader: Any, rank: int) -> int:

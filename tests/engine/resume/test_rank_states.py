@@ -192,7 +192,7 @@ def shards(loader: StatefulGPULoader[Any]) -> set[int]:
     """Of a shard a lane: those that the rank has read in its epoch, which is over."""
     (key,) = [key for key in loader.state_dict() if key.startswith("lane_")]
     fresh = StatefulGPULoader(loader.dataset, batch_size=99, seed=1, shuffle=True)
-    lanes = fresh._parts.lanes
+    lanes = fresh._engine.plan.lanes
     assert lanes is not None
     return {int(name) for name in lanes.of_epoch(1, 0).shards_of(int(key[5:]))}
 

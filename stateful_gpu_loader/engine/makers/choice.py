@@ -1,0 +1,201 @@
+"""Which maker makes a loader's batches, and what the device does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader.decoders import BatchDecoder, Decoder
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.device.moving import move_tensors
+from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.calls import CallExecutor
+from stateful_gpu_loader.engine.makers.drawn import DrawnExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.makers.handed import HandedSamples
+from stateful_gpu_loader.engine.makers.handing import DeviceSteps, HandedBatches, HandedSteps
+from stateful_gpu_loader.engine.makers.images import Allocate, CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.engine.makers.iterables import IterableExecutor
+from stateful_gpu_loader.engine.makers.lanes import LaneExecutor
+from stateful_gpu_loader.engine.makers.samples import SampleExecutor
+from stateful_gpu_loader.engine.makers.stateful import DatasetStateExecutor
+from stateful_gpu_loader.engine.pipeline import Answer, Executor, Failure, NoBatch, never_stopped
+from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.schema import Stateful
+
+
+def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
+    """What is done about bad samples.
+
+    Args:
+        known: indices that need not be read, with the reasons.
+    """
+    return BadSamplePolicy(
+        mode=plan.config.on_bad_sample,
+        order=None if plan.calls is not None else plan.order,
+        known=known,
+        reads_again=isinstance(plan.config.dataset, Stateful),
+    )
+
+
+def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Executor:
+    """What makes a batch of a request.
+
+    Args:
+        allocate: memory for finished batches of images.
+    """
+    return _maker_of(plan, policy, partial(_map_maker, plan, policy, allocate))
+
+
+def _maker_of(
+    plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Executor]
+) -> Executor:
+    config = plan.config
+    if plan.is_iterable:
+        return IterableExecutor(
+            config.dataset,
+            batch_size=config.batch_size,
+            drop_last=config.drop_last,
+            transform=plan.transform,
+            collate_fn=config.collate_fn,
+            policy=policy,
+        )
+    if plan.lanes is not None:
+        handed = HandedBatches(map_maker(HandedSamples()), policy)
+        return LaneExecutor(plan.lanes, handed, policy=policy)
+    if plan.calls is not None:
+        return CallExecutor(
+            plan.calls,
+            HandedBatches(map_maker(HandedSamples()), policy),
+            policy=policy,
+            batch_size=config.batch_size or 1,
+            drop_last=config.drop_last,
+            stacks=plan.source is None
+            and plan.transform is None
+            and config.collate_fn is default_collate,
+        )
+    maker = map_maker(config.dataset)
+    if plan.has_worker_states:
+        return DatasetStateExecutor(config.dataset, maker)
+    return maker
+
+
+def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset: Any) -> Executor:
+    """Of a map-style dataset, or of what was read or made elsewhere and stands for one."""
+    collate_fn, batched = plan.config.collation
+    if plan.source is None:
+        return SampleExecutor(
+            dataset,
+            transform=plan.transform,
+            collate_fn=collate_fn,
+            batched=batched,
+            policy=policy,
+        )
+    if plan.finishes_images:
+        decoder = cast("BatchDecoder", plan.decoder)
+        return EncodedExecutor(
+            plan.source,
+            takes=decoder.takes,
+            decoder=decoder.cpu,
+            recipes=cast("Any", plan.recipes),
+            allocate=allocate,
+            policy=policy,
+        )
+    if plan.recipes is not None:
+        return RecipeExecutor(
+            plan.source,
+            decoder=cast("Decoder", plan.decoder),
+            recipes=plan.recipes,
+            collate_fn=collate_fn,
+            batched=batched,
+            policy=policy,
+            allocate=allocate,
+        )
+    return CallableExecutor(
+        plan.source,
+        decoder=cast("Decoder", plan.decoder),
+        transform=plan.transform,
+        collate_fn=collate_fn,
+        batched=batched,
+        policy=policy,
+    )
+
+
+def device_steps(
+    plan: Plan, policy: BadSamplePolicy, stage: Stage
+) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
+    """What the stage does with a batch: a first step, if there are two, and the last."""
+    if plan.source is None or plan.recipes is None or not plan.finishes_images:
+        return None, partial(move_tensors, place=stage.place)
+    steps: DeviceSteps = DeviceImages(
+        plan.source,
+        decoder=cast("BatchDecoder", plan.decoder),
+        recipes=plan.recipes,
+        collate_fn=plan.config.collation[0],
+        policy=policy,
+        place=stage.place,
+    )
+    if not plan.is_read:
+        steps = HandedSteps(steps, policy)
+    return steps.decode, steps.augment
+
+
+def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[str, Any]]:
+    """What the recipes drew for a batch that was delivered: see ``StatefulGPULoader.draws``.
+
+    Args:
+        request: that the batch was made from; a lane's with its cursor.
+        bad: all samples that could not be used for it.
+
+    Raises:
+        LoaderError: no recipes drew for it, or it cannot be read again.
+    """
+    source, recipes = plan.source, plan.recipes
+    obstacle = _obstacle_to_draws(plan)
+    if obstacle is not None or source is None or recipes is None:
+        raise LoaderError(
+            f"draws() has no numbers of this loader's batches: {obstacle}. Remedy: return what "
+            "was drawn with the sample; or give the images as a Source, and recipes of "
+            "stateful_gpu_loader.transforms as transform"
+        )
+    known: dict[Any, str] = {found.index: found.reason for found in bad}
+    policy = replace(policy_of(plan, known), reads_again=False)
+    draws = DrawnExecutor(source, recipes=recipes, policy=policy)
+    maker = _maker_of(plan, policy, lambda dataset: draws)
+    with workers_surroundings(draws=maker.uses_global_generators):
+        said = maker(request, never_stopped)
+    answer = said if isinstance(said, Answer) else Answer(said)
+    if isinstance(answer.payload, Failure):
+        answer.payload.reraise()
+    if isinstance(answer.payload, NoBatch) or _places(answer.bad) != _places(bad):
+        raise LoaderError(
+            f"the last batch does not come out again as it was: {len(_places(bad))} samples could "
+            f"not be used for it, and now it is {len(_places(answer.bad))}. Remedy: leave the "
+            "data unchanged while they are read, and let a sampler yield indices whose repr() "
+            "tells them apart"
+        )
+    drawn: list[dict[str, Any]] = answer.payload
+    return drawn
+
+
+def _places(bad: tuple[FoundBad, ...]) -> set[tuple[int | str, int]]:
+    return {(found.index, found.position) for found in bad}
+
+
+def _obstacle_to_draws(plan: Plan) -> str | None:
+    name = type(plan.config.dataset).__name__
+    if plan.source is None:
+        return f"{name} is no Source of encoded images, so only its own code knows what it drew"
+    if plan.recipes is None:
+        return "its transform is, or holds, a callable of your own, which draws unseen"
+    if plan.has_worker_states:
+        return f"{name} has a state, which reading the images' sizes again would move"
+    return None

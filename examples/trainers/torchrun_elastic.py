@@ -43,15 +43,8 @@ def train(folder: Path, die_at: int) -> None:
 def main(folder: Path) -> None:
     write_photographs(folder / "photos", files_per_class=8)
     for size, die_at in ((4, 2), (2, 4), (3, -1)):
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command = [
-            *torchrun,
-            f"--nproc-per-node={size}",
-            "-m",
-            "examples.trainers.torchrun_elastic",
-            str(folder),
-            str(die_at),
-        ]
+        run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        command = [sys.executable, "-m", *run, __file__, str(folder), str(die_at)]
         status = subprocess.run(command, stderr=subprocess.DEVNULL).returncode
         print(f"{size} processes", "killed" if status else "to the end")
     seen = [path.read_text() for path in sorted(folder.glob("*.txt"))]

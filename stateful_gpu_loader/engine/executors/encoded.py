@@ -109,8 +109,9 @@ class EncodedExecutor:
                 decoded.append(pixels)
             opened.append(image)
             lengths.append(arena.end - start)
-        # One batch of large images does not make all later arenas as large.
-        self._expected = max(arena.end, self._expected * 7 // 8)
+        # Batches differ by some percent, and an arena that has to grow is copied: an eighth is
+        # left free. One batch of large images does not make all later arenas as large.
+        self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
         drawn = self._draw(request, [image for image in opened if image is not None])
         pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
         if decoded:

@@ -15,6 +15,7 @@ import torch
 
 from stateful_gpu_loader.collating import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
+from stateful_gpu_loader.decoders.probe import probe_bytes
 from stateful_gpu_loader.engine.executors.badness import is_bad_encoding
 from stateful_gpu_loader.engine.executors.naming import FIXED_SIZE, name_of
 from stateful_gpu_loader.engine.executors.own_generators import seed_setters
@@ -316,10 +317,10 @@ def read(source: Source, key: SampleKey, memory: Memory | None = None) -> Encode
         raise bad_image(f"{type(source).__name__}[{key.index}]", key, error) from error
 
 
-def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
-    """What the bytes say of the image, before they are decoded."""
+def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = None) -> ImageHeader:
+    """What the bytes say of the image, before they are decoded; ``view`` is of the same bytes."""
     try:
-        header = probe(sample.data)
+        header = probe(sample.data) if view is None else probe_bytes(view)
         _check_size(sample, header)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error

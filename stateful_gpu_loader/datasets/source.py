@@ -99,9 +99,10 @@ def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
     They do where a source of this package has ``_read_into``, unless a subclass, a mixin or the
     object itself reads in another way: then that is asked alone.
     """
-    names = {"read", "_read_into"}
-    first = next(kind for kind in type(source).__mro__ if names & vars(kind).keys())
-    if "_read_into" in vars(first) and "read" not in vars(source):
-        sample: EncodedSample = source._read_into(index, memory)  # type: ignore[attr-defined]
-        return sample
+    for kind in type(source).__mro__:
+        if "_read_into" in vars(kind) and "read" not in vars(source):
+            sample: EncodedSample = source._read_into(index, memory)  # type: ignore[attr-defined]
+            return sample
+        if "read" in vars(kind):
+            break
     return source.read(index)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import unpack_from
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from stateful_gpu_loader.decoders.header import JpegHeader
 from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
 from stateful_gpu_loader.decoders.orientation import read_orientation
 
+Color = Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]
+
 SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 EOI, SOS, APP0, APP1, APP14 = 0xD9, 0xDA, 0xE0, 0xE1, 0xEE
 WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD8)})
+NO_SEGMENTS = WITHOUT_LENGTH | {EOI, 0xFF}
+READ = SOF_MARKERS | {SOS, APP0, APP1, APP14}
 ARITHMETIC = frozenset({0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 
 MAX_GARBAGE = 2**16
@@ -42,7 +47,7 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
     orientation = 0
     jfif = False
     adobe_transform: int | None = None
-    frame: _Frame | None = None
+    frame: tuple[int, int, int, int, bytes] | None = None
     exif_spans: list[tuple[int, int]] = []
     for marker, start, end in _segments(view):
         if marker == APP1:
@@ -60,41 +65,35 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
             frame = _read_frame(view, marker, start, end)
     if not frame:
         raise ValueError("JPEG without a frame header before its first scan")
+    process, precision, height, width, components = frame
     if end - start < 4:
         raise ValueError(f"JPEG scan header of {end - start} bytes, at least 4 are needed")
-    most_pixels = None if frame.process in ARITHMETIC else PIXELS_A_BYTE * len(view)
-    check_size("JPEG", frame.height, frame.width, most_pixels=most_pixels)
+    most_pixels = None if process in ARITHMETIC else PIXELS_A_BYTE * len(view)
+    check_size("JPEG", height, width, most_pixels=most_pixels)
     _check_end(view, end)
     orientation = orientation or 1
-    height, width = frame.height, frame.width
     if orientation >= 5:
         height, width = width, height
+    num_components = len(components) // 3
+    color, subsampling = _meaning(components, jfif, adobe_transform)
     return JpegHeader(
-        format="jpeg",
-        height=height,
-        width=width,
-        orientation=orientation,
-        components=len(frame.sampling),
-        color=_color(frame.identifiers, jfif, adobe_transform),
-        precision=frame.precision,
-        process=frame.process,
-        subsampling=_subsampling(frame.sampling),
-        single_scan=view[start] == len(frame.sampling),
-        exif_spans=tuple(exif_spans),
+        "jpeg",
+        height,
+        width,
+        orientation,
+        num_components,
+        color,
+        precision,
+        process,
+        subsampling,
+        view[start] == num_components,
+        tuple(exif_spans),
     )
 
 
-class _Frame(NamedTuple):
-    process: int
-    precision: int
-    height: int
-    width: int
-    identifiers: bytes
-    sampling: bytes
-
-
 def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end) of each segment's payload, up to the first scan's header."""
+    """(marker, start, end) of the payload of each segment that is read, up to the first scan's
+    header."""
     at, length = 2, len(view)
     for _ in range(MAX_SEGMENTS):
         if at + 4 > length:
@@ -102,22 +101,21 @@ def _segments(view: memoryview) -> Iterator[tuple[int, int, int]]:
         prefix, marker, size = unpack_from(">BBH", view, at)
         if prefix != 0xFF:
             at = _next_marker(view, at)
-        elif marker == 0xFF:
-            at += 1
-        elif marker in WITHOUT_LENGTH:
-            at += 2
-        elif marker == EOI:
-            raise ValueError("JPEG without image data: it ends before its first scan")
-        else:
+        elif marker not in NO_SEGMENTS:
             start, at = at, at + 2 + size
             if size < 2 or at > length:
                 raise ValueError(
                     f"truncated JPEG header: segment FF {marker:02X} at byte {start} claims "
                     f"{size} bytes, the file has {length}"
                 )
-            yield marker, start + 4, at
-            if marker == SOS:
-                return
+            if marker in READ:
+                yield marker, start + 4, at
+                if marker == SOS:
+                    return
+        elif marker == EOI:
+            raise ValueError("JPEG without image data: it ends before its first scan")
+        else:
+            at += 1 if marker == 0xFF else 2
     raise ValueError(f"JPEG with more than {MAX_SEGMENTS} segments before its first scan")
 
 
@@ -128,7 +126,10 @@ def _next_marker(view: memoryview, at: int) -> int:
     return at + found
 
 
-def _read_frame(view: memoryview, process: int, start: int, end: int) -> _Frame:
+def _read_frame(
+    view: memoryview, process: int, start: int, end: int
+) -> tuple[int, int, int, int, bytes]:
+    """Process, precision, height, width, and the three bytes of each component."""
     if end - start < 6:
         raise ValueError(f"JPEG frame header of {end - start} bytes, at least 6 are needed")
     precision, height, width, components = unpack_from(">BHHB", view, start)
@@ -136,8 +137,7 @@ def _read_frame(view: memoryview, process: int, start: int, end: int) -> _Frame:
         raise ValueError(f"JPEG frame header of {end - start} bytes for {components} components")
     if components not in (1, 3, 4):
         raise ValueError(f"JPEG with {components} components; 1, 3 and 4 can be made RGB")
-    identifiers, sampling = bytes(view[start + 6 : end : 3]), bytes(view[start + 7 : end : 3])
-    return _Frame(process, precision, height, width, identifiers, sampling)
+    return process, precision, height, width, bytes(view[start + 6 : end])
 
 
 def _check_end(view: memoryview, scan: int) -> None:
@@ -145,9 +145,13 @@ def _check_end(view: memoryview, scan: int) -> None:
         raise ValueError(f"truncated JPEG: {len(view)} bytes without an end-of-image marker")
 
 
-def _color(
-    identifiers: bytes, jfif: bool, adobe_transform: int | None
-) -> Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]:
+@lru_cache(maxsize=256)
+def _meaning(components: bytes, jfif: bool, adobe_transform: int | None) -> tuple[Color, str]:
+    """The colours and the subsampling: most files of a dataset have one of very few."""
+    return _color(components[::3], jfif, adobe_transform), _subsampling(components[1::3])
+
+
+def _color(identifiers: bytes, jfif: bool, adobe_transform: int | None) -> Color:
     """As default_decompress_parms of libjpeg's jdapimin.c decides it."""
     if len(identifiers) == 1:
         return "grey"

@@ -46,12 +46,21 @@ def probe(data: torch.Tensor) -> ImageHeader:
         ...
     ValueError: GIF is not supported. Remedy: convert it to JPEG, PNG or WebP
     """
-    if data.dtype != torch.uint8 or data.ndim != 1 or data.device.type != "cpu":
+    return probe_bytes(bytes_of(data))
+
+
+def bytes_of(data: torch.Tensor) -> memoryview:
+    """An encoded image's bytes, as :func:`probe` takes and refuses them."""
+    if data.dtype != torch.uint8 or data.ndim != 1 or not data.is_cpu:
         raise TypeError(
             f"encoded bytes are uint8 [num_bytes] on the CPU, got {data.dtype} "
             f"{list(data.shape)} on {data.device}"
         )
-    view = data.contiguous().numpy().data
+    return data.contiguous().numpy().data
+
+
+def probe_bytes(view: memoryview) -> ImageHeader:
+    """As :func:`probe`."""
     magic = bytes(view[:12])
     if magic[:3] == b"\xff\xd8\xff":
         return read_jpeg_header(view)

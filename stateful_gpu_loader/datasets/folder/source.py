@@ -169,6 +169,7 @@ class FolderSource(Source):
     ) -> None:
         targets.setflags(write=False)
         self.root = None if root is None else str(root)
+        self._parent = "" if root is None else os.path.join(root, "")
         self.classes = classes
         self.class_to_idx = {name: number for number, name in enumerate(classes)}
         self.targets = targets
@@ -182,7 +183,7 @@ class FolderSource(Source):
     def path(self, index: int) -> str:
         """Where the file at ``0 <= index < len(self)`` lies."""
         name = self._names[index]
-        return name if self.root is None else os.path.join(self.root, name)
+        return name if name.startswith(os.sep) else self._parent + name
 
     def read(self, index: int) -> EncodedSample:
         """The file's bytes (none, if it is empty), its class and its path.

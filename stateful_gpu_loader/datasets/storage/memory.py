@@ -62,6 +62,10 @@ class Arena:
             self.take(data.numel())[:] = data.numpy()
         self.cut(start + data.numel())
 
+    def view(self, start: int, num_bytes: int) -> memoryview:
+        """So many of the bytes that were taken, from ``start`` on."""
+        return self._bytes.data[start : start + num_bytes]
+
     def cut(self, end: int) -> None:
         """Take back what lies behind so many bytes."""
         self.end = end

@@ -28,11 +28,10 @@ def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = memory(os.fstat(descriptor).st_size)
-        done = 0
+        rest = data = memory(os.fstat(descriptor).st_size)
         # One read gives at most 2 GiB, and less on some network file systems.
-        while done < len(data) and (got := os.readv(descriptor, [data[done:].data])):
-            done += got
+        while len(rest) and (got := os.readv(descriptor, [rest.data])):
+            rest = rest[got:]
     finally:
         os.close(descriptor)
-    return torch.from_numpy(data[:done])
+    return torch.from_numpy(data[: len(data) - len(rest)])

@@ -16,6 +16,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source, read_into
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
+from stateful_gpu_loader.decoders.probe import probe_bytes
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
@@ -316,10 +317,10 @@ def read(source: Source, key: SampleKey, memory: Memory | None = None) -> Encode
         raise bad_image(f"{type(source).__name__}[{key.index}]", key, error) from error
 
 
-def header_of(sample: EncodedSample, key: SampleKey) -> ImageHeader:
-    """What the bytes say of the image, before they are decoded."""
+def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = None) -> ImageHeader:
+    """What the bytes say of the image, before they are decoded; ``view`` is of the same bytes."""
     try:
-        header = probe(sample.data)
+        header = probe(sample.data) if view is None else probe_bytes(view)
         _check_size(sample, header)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error

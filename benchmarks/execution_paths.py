@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import Decoder
 from stateful_gpu_loader.engine.makers.images import (
-    RecipeExecutor,
+    ImageMaker,
     decode,
     header_of,
     read,
@@ -28,7 +28,7 @@ Path = Callable[[Request], Any]
 
 def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
     """What the worker threads of a CPU loader do: each image goes all the way while it is warm."""
-    executor = RecipeExecutor(
+    maker = ImageMaker(
         source,
         decoder=decoder,
         recipes=recipes,
@@ -36,7 +36,7 @@ def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
         batched=True,
         allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype),
     )
-    return lambda request: executor(request, lambda: None)
+    return lambda request: maker(request, lambda: None)
 
 
 def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:

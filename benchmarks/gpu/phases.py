@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS
-from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Task
-from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.transforms import Compose
 
 PHASES: dict[str, list[tuple[Any, str]]] = {
-    "read and draw (each reader)": [(EncodedExecutor, "__call__")],
+    "read and draw (each reader)": [(EncodedMaker, "__call__")],
     "decode a batch (the stage's first thread)": [(DeviceImages, "decode")],
     "of it: the decoder": [(kind, "decode_batch") for kind in BATCH_DECODERS.values()],
     "augment a batch (its second thread, beside the first)": [(DeviceImages, "augment")],
     "of it: the recipes": [(Compose, "apply_batch")],
     "of both: wait for the device": [(CudaPlace, "settle")],
     "of both: copy to the device": [(CudaPlace, "copy_in")],
-    "next() (the user)": [(DevicePipeline, "__next__")],
+    "next() (the user)": [(DevicePrefetch, "__next__")],
     "of it: hand over": [(Task, "take")],
 }
 """What is measured, and the methods that do it."""

@@ -16,7 +16,7 @@ from benchmarks.photographs import PhotographFolder
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
 
@@ -50,7 +50,7 @@ class ReadingAlone:
         self.source = FolderSource.from_paths(
             [str(file) for file in folder.files], list(folder.targets), folder.root
         )
-        self._execute = EncodedExecutor(
+        self._execute = EncodedMaker(
             self.source,
             takes=lambda header, data: True,
             decoder=make_decoder("torchvision"),

@@ -31,10 +31,10 @@ from stateful_gpu_loader.engine.resume.places import (
 )
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
 from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
-from stateful_gpu_loader.engine.schedules.schedule import Stream
+from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.engine.workers.torch_workers import pin
-from stateful_gpu_loader.engine.workers.worker_pool import Crew
+from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
@@ -51,10 +51,10 @@ class Begun:
     current: Pass
     plan: Plan
     """Of the pass: what the loader is told later counts for later ones."""
-    stream: Stream
+    schedule: Schedule
     pipeline: Pipeline
-    """Started on the requests of the stream."""
-    workers: Crew
+    """Started on the requests of the schedule."""
+    workers: WorkerPool
     """Whose the pipeline is."""
     seed: int
     """Of the pass."""
@@ -99,7 +99,7 @@ class Engine:
             sharded=config.num_replicas is not None,
         )
         self.passes = Passes()
-        self.workers = Crew(plan.device)
+        self.workers = WorkerPool(plan.device)
         self.bad_samples = BadSamples()
         """The record of samples that could not be used."""
         self.worker_restarts = 0
@@ -138,13 +138,13 @@ class Engine:
             self.passes.note_start(current, current.start)
         policy = policy_of(plan, self.bad_samples.known)
         pipeline, has_new_workers = self.workers.take(plan, policy, seed, current.start)
-        stream = plan.schedule(
+        schedule = plan.schedule(
             current,
             seed=seed,
             has_new_workers=has_new_workers,
             promised_length=lambda: self.promised_length,
         )
-        return Begun(current, plan, stream, pipeline, self.workers, seed)
+        return Begun(current, plan, schedule, pipeline, self.workers, seed)
 
     def rebuild(self, begun: Begun) -> Pipeline:
         """A pipeline with new workers, not started, for a pass that has lost its own."""

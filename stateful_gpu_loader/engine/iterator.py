@@ -59,7 +59,7 @@ class Run:
         with self._lock:
             while not self._ended:
                 self._leave_if_superseded()
-                if self._begun is not None and self._begun.stream.has_met_end:
+                if self._begun is not None and self._begun.schedule.has_met_end:
                     self._end(self._begun)
                     continue
                 begun = self._started()
@@ -85,20 +85,20 @@ class Run:
                         payload.reraise()
                     finally:
                         del self, begun, answer, said, payload  # a traceback keeps no worker alive
-                is_replay = begun.stream.is_replay(request)
+                is_replay = begun.schedule.is_replay(request)
                 if payload is NOTHING:
                     self._note_end(begun, said)
                 elif payload is SKIPPED and said is not None and said.bad:
                     self._note_bad(begun, said.bad)
                     self._count_bad(begun, said.bad)
                 if is_replay or isinstance(payload, NoBatch):
-                    begun.stream.deliver(request, said)
+                    begun.schedule.deliver(request, said)
                     continue
                 batch = self._finished(begun, request, said, payload)
                 bad = () if said is None else said.bad
                 self._note_bad(begun, bad)
-                self._engine.last = begun.stream.by_itself(request), bad
-                self._deliver(begun, begun.stream.deliver(request, said))
+                self._engine.last = begun.schedule.by_itself(request), bad
+                self._deliver(begun, begun.schedule.deliver(request, said))
                 return batch
             raise StopIteration
 
@@ -140,7 +140,7 @@ class Run:
         begun.is_alone = begun.alone > 0
         try:
             begun.pipeline.start(
-                begun.stream.requests(), begun.stream.starts(), one_at_a_time=begun.is_alone
+                begun.schedule.requests(), begun.schedule.starts(), one_at_a_time=begun.is_alone
             )
         except WorkersDied as loss:
             self._recover(begun, loss)
@@ -148,7 +148,7 @@ class Run:
             begun.is_running = True
 
     def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
-        position = begun.stream.key_position(request, said)
+        position = begun.schedule.key_position(request, said)
         try:
             return self._engine.finish(begun, payload, position=position)
         except Exception as error:
@@ -167,7 +167,7 @@ class Run:
     def _deliver(self, begun: Begun, place: Address) -> None:
         if not begun.has_answered:
             # Known only now: the user's objects are asked when the first request is drawn.
-            begun.current.place = begun.stream.start_place()
+            begun.current.place = begun.schedule.start_place()
         self._passes.deliver(begun.current, place)
         begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
@@ -177,10 +177,10 @@ class Run:
             begun.is_running = False
             return
         if not begun.has_answered:
-            self._passes.note_start(begun.current, begun.stream.start_place())
+            self._passes.note_start(begun.current, begun.schedule.start_place())
         begun.has_failed = True
-        is_replay = begun.stream.is_replay(request)
-        place = begun.stream.fail(request, said)
+        is_replay = begun.schedule.is_replay(request)
+        place = begun.schedule.fail(request, said)
         if place is not None and not is_replay:
             self._passes.skip(begun.current, place)
             begun.alone = max(0, begun.alone - 1)
@@ -191,7 +191,7 @@ class Run:
         moved on: they go back to the delivered place (law 5)."""
         begun.is_running = False
         if not begun.has_answered:
-            begun.current.place = begun.stream.start_place()
+            begun.current.place = begun.schedule.start_place()
             self._passes.go_back(begun.current)
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
@@ -230,7 +230,7 @@ class Run:
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
         skips_empty_rest = begun.plan.config.on_epoch_boundary == "next_epoch"
         self._ended = not (is_empty_rest and skips_empty_rest)
-        following = begun.stream.end()
+        following = begun.schedule.end()
         self._former_workers = self._workers
         self._stop()
         self._passes.end(begun.current, following)
@@ -252,7 +252,7 @@ class Run:
         if begun.losses > limit:
             self._begun = None
             if not begun.has_answered:
-                begun.current.place = begun.stream.start_place()
+                begun.current.place = begun.schedule.start_place()
             self._passes.go_back(begun.current)
             raise WorkerLost(
                 f"{loss.what}. Workers were lost {begun.losses} times at {where}{at}, and "

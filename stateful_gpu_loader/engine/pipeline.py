@@ -1,4 +1,4 @@
-"""The contracts between the rooms of the engine: executor, answer, pipeline."""
+"""The contracts between the rooms of the engine: maker, answer, pipeline."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WorkersDied(Exception):
         super().__init__(what)
 
 
-class Executor(Protocol):
+class Maker(Protocol):
     """Makes one batch of one request: a pure function (law 1), in any worker, at any time."""
 
     uses_global_generators: bool
@@ -44,8 +44,8 @@ class Executor(Protocol):
         ...
 
 
-class StatefulExecutor(Executor, Protocol):
-    """An executor over a user's object that carries state: one in each worker, in its order."""
+class StatefulMaker(Maker, Protocol):
+    """A maker over a user's object that carries state: one in each worker, in its order."""
 
     def begin(self, start: WorkerStart) -> None:
         """A pass begins for this worker."""
@@ -110,8 +110,8 @@ class Pipeline(Protocol):
 
         Args:
             requests: an exception of theirs is raised at its turn, and they are asked again.
-            starts: for each worker what :meth:`StatefulExecutor.begin` is called with before its
-                first request; None for executors without state.
+            starts: for each worker what :meth:`StatefulMaker.begin` is called with before its
+                first request; None for makers without state.
             one_at_a_time: never have more than one request under way (and so find out which one
                 kills its worker).
 
@@ -138,7 +138,7 @@ class Pipeline(Protocol):
 
 
 def execute(
-    executor: Executor,
+    maker: Maker,
     request: Any,
     check: Callable[[], None],
     failed: Callable[[Any], Any],
@@ -147,7 +147,7 @@ def execute(
 ) -> Any:
     """Answer one request, its exception and the worker's state included; the one way to do it."""
     try:
-        answer = executor(request, check)
+        answer = maker(request, check)
     except Stopped:
         raise
     except Exception as error:
@@ -157,7 +157,7 @@ def execute(
     has_snapshot = isinstance(answer, Answer) and answer.snapshot is not None
     if has_snapshot or not request.snapshot:
         return answer
-    stateful: Any = executor
+    stateful: Any = maker
     if not isinstance(answer, Answer):
         answer = Answer(answer)
     try:

@@ -26,15 +26,15 @@ from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
 from stateful_gpu_loader.engine.fingerprint import Identity, identity_of
 from stateful_gpu_loader.engine.makers.collate import STACKS_IMAGES
-from stateful_gpu_loader.engine.makers.handed import HandedImages
+from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
-from stateful_gpu_loader.engine.schedules.lane_schedule import LaneStream
-from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapStream
+from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
+from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapSchedule
 from stateful_gpu_loader.engine.schedules.positions import Division, Requests
 from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, SamplerUse
-from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
-from stateful_gpu_loader.engine.schedules.schedule import Stream
-from stateful_gpu_loader.engine.schedules.worker_schedule import TurnStream
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
+from stateful_gpu_loader.engine.schedules.schedule import Schedule
+from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
 from stateful_gpu_loader.samplers import (
@@ -61,7 +61,7 @@ class Plan:
     config: LoaderConfig
     order: PositionOrder | None
     """The loader's own; None where a user's sampler or an iterable dataset decides."""
-    memory: SamplerMemory | None
+    memory: SamplerSnapshot | None
     """Of a user's sampler."""
     source: Source | None
     """The dataset, or what stands for it, if it holds encoded images."""
@@ -101,7 +101,7 @@ class Plan:
         source, transform = as_source(config.dataset), as_transform(config.transform)
         has_images = calls is not None and calls.image is not None
         if has_images or isinstance(config.dataset, EncodedShards):
-            source = HandedImages()
+            source = ReadyImages()
         recipes = recipes_of(transform)
         check_image_transform(
             config.dataset, transform, is_source=source is not None, recipes=recipes
@@ -118,7 +118,7 @@ class Plan:
         plan = cls(
             config=config,
             order=order,
-            memory=SamplerMemory(config.own_sampler) if has_sampler else None,
+            memory=SamplerSnapshot(config.own_sampler) if has_sampler else None,
             source=source,
             transform=transform,
             device=device,
@@ -300,7 +300,7 @@ class Plan:
         seed: int,
         has_new_workers: bool,
         promised_length: Callable[[], int | None],
-    ) -> Stream:
+    ) -> Schedule:
         """The requests of a pass.
 
         Args:
@@ -316,7 +316,7 @@ class Plan:
         feed: Feed
         if self.lanes is not None:
             lane_division = self.lane_division
-            return LaneStream(
+            return LaneSchedule(
                 place,
                 plan=self.lanes,
                 division=lane_division,
@@ -333,7 +333,7 @@ class Plan:
             feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
         else:
             num_replicas, rank = key_ranks(config.dataset)
-            return TurnStream(
+            return WorkerSchedule(
                 place,
                 loads=loads,
                 seed=seed,
@@ -345,7 +345,7 @@ class Plan:
                 keeps_workers=keeps_workers,
                 length=promised_length,
             )
-        return MapStream(
+        return MapSchedule(
             place,
             loads=loads,
             feed=feed,

@@ -18,7 +18,7 @@ from stateful_gpu_loader.datasets.storage.memory import Arena, Bytes, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.records import EncodedSample, Request
 from stateful_gpu_loader.transforms import Compose, Resize
 from tests.images import write_photo_folder
@@ -102,7 +102,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
     write_photo_folder(tmp_path, 3)
     source = FolderSource(tmp_path)
     request = Request(0, 42, 0, 0, 1, np.arange(3), 3)
-    execute = EncodedExecutor(
+    execute = EncodedMaker(
         source,
         takes=lambda header, data: True,
         decoder=make_decoder("torchvision"),

@@ -247,9 +247,9 @@ def test_persistent_workers_take_the_decoder_of_a_loaded_state(
     following = iter(loader)
     next(following)
     assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
-    executor = following._begun.pipeline
-    executor = getattr(executor, "_executor", None) or executor._loader.dataset._executor
-    assert executor._decoder.family == "torchvision"
+    maker = following._begun.pipeline
+    maker = getattr(maker, "_maker", None) or maker._loader.dataset._maker
+    assert maker._decoder.family == "torchvision"
 
 
 def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None:

@@ -1,4 +1,4 @@
-"""DevicePipeline: what another pipeline reads is finished on a device, ahead of the user."""
+"""DevicePrefetch: what another pipeline reads is finished on a device, ahead of the user."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Turn:
         return not (self.is_finished or isinstance(self.payload, (Failure, NoBatch)))
 
 
-class DevicePipeline:
+class DevicePrefetch:
     """Answers of ``inner``, each finished by the stage; at most ``ahead`` of them at a time.
 
     The user's thread alone asks ``inner``, whose requests may run the user's own sampler: at each

@@ -31,7 +31,7 @@ from stateful_gpu_loader.engine.makers.images import (
     moved_targets,
     read,
 )
-from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
+from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -56,7 +56,7 @@ class DecodedBatch:
     images: list[_Decoded]
     """Of the same keys."""
     drawn: PipelineDraw
-    salvage: Salvage | None
+    replacer: BadSampleReplacer | None
     """What was done about bad samples, where there may be some."""
 
 
@@ -68,7 +68,7 @@ class DeviceImages:
         decoder: of what the GPU takes.
         recipes: what happens to the pixels; may be empty.
         collate_fn: one that stacks images.
-        policy: what is done about bad samples; None raises.
+        policy: what is done about bad samples.
         place: the device; a private stream of it is current whenever a step is called.
     """
 
@@ -79,14 +79,14 @@ class DeviceImages:
         decoder: BatchDecoder,
         recipes: Compose,
         collate_fn: Callable[[Any], Any],
-        policy: BadSamplePolicy | None,
+        policy: BadSamplePolicy,
         place: Place,
     ) -> None:
         self._source = source
         self._decoder = decoder
         self._recipes = recipes
         self._collate_fn = collate_fn
-        self._policy = policy if policy is not None and policy.is_active else None
+        self._policy = policy
         self._place = place
 
     def decode(self, batch: EncodedBatch) -> DecodedBatch:
@@ -104,8 +104,8 @@ class DeviceImages:
         ]
         if batch.drawn is not None and len(images) == len(keys):
             return DecodedBatch(keys, images, batch.drawn, None)
-        if self._policy is not None:
-            return self._salvaged(self._policy, batch.request, batch.images, pixels)
+        if self._policy.is_active:
+            return self._replaced(batch.request, batch.images, pixels)
         raise next(found for found in pixels if isinstance(found, BadSample))
 
     def augment(self, batch: DecodedBatch) -> Any:
@@ -121,7 +121,7 @@ class DeviceImages:
             batch.drawn,
         )
         finished = [images, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
-        return finished if batch.salvage is None else batch.salvage.answer(finished)
+        return finished if batch.replacer is None else batch.replacer.answer(finished)
 
     def _decoded(
         self, batch: EncodedBatch, keys: list[SampleKey]
@@ -174,23 +174,24 @@ class DeviceImages:
         except ValueError as error:
             return error
 
-    def _salvaged(
+    def _replaced(
         self,
-        policy: BadSamplePolicy,
         request: Request,
         images: Sequence[OpenedImage | None],
         decoded: Sequence[torch.Tensor | BadSample | None],
     ) -> DecodedBatch:
         """As in the workers of a CPU loader, sample by sample: the bad ones are met again here."""
-        salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
-        for slot, image, pixels in zip(salvage.kept, images, decoded, strict=True):
+        replacer = BadSampleReplacer(
+            self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
+        )
+        for slot, image, pixels in zip(replacer.kept, images, decoded, strict=True):
             if isinstance(pixels, torch.Tensor) and image is not None:
                 slot.sample = _Decoded(image.header, image.target, pixels)
-        kept = salvage.settle(self._make)
+        kept = replacer.settle(self._make)
         positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
         drawn = draw(self._recipes, request, positions, [slot.sample.header for slot in kept])
         samples = [slot.sample for slot in kept]
-        return DecodedBatch([slot.key for slot in kept], samples, drawn, salvage)
+        return DecodedBatch([slot.key for slot in kept], samples, drawn, replacer)
 
     def _make(self, slot: Slot) -> None:
         """Read and decode one sample by itself; as in a batch, to the bit."""

@@ -28,7 +28,7 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class BadSamplePolicy:
-    """What executors do about bad samples; pickled to the workers.
+    """What makers do about bad samples; pickled to the workers.
 
     What is known of bad samples saves the reading of them and changes nothing else: one is treated
     as if it had been read again, and found as bad as before (law 1).

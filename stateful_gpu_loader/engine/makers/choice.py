@@ -15,18 +15,18 @@ from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import workers_surroundings
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.calls import CallExecutor
-from stateful_gpu_loader.engine.makers.drawn import DrawnExecutor
-from stateful_gpu_loader.engine.makers.encoded import EncodedExecutor
-from stateful_gpu_loader.engine.makers.handed import HandedSamples
-from stateful_gpu_loader.engine.makers.handing import DeviceSteps, HandedBatches, HandedSteps
-from stateful_gpu_loader.engine.makers.images import Allocate, CallableExecutor, RecipeExecutor
-from stateful_gpu_loader.engine.makers.iterables import IterableExecutor
-from stateful_gpu_loader.engine.makers.lanes import LaneExecutor
-from stateful_gpu_loader.engine.makers.samples import SampleExecutor
-from stateful_gpu_loader.engine.makers.stateful import DatasetStateExecutor
-from stateful_gpu_loader.engine.pipeline import Answer, Executor, Failure, NoBatch, never_stopped
+from stateful_gpu_loader.engine.makers.drawn import DrawnMaker
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
+from stateful_gpu_loader.engine.makers.iterables import IterableMaker
+from stateful_gpu_loader.engine.makers.ready_batches import DeviceSteps, ReadyBatches, ReadySteps
+from stateful_gpu_loader.engine.makers.samples import SampleMaker
+from stateful_gpu_loader.engine.makers.stateful import DatasetStateMaker
+from stateful_gpu_loader.engine.pipeline import Answer, Failure, Maker, NoBatch, never_stopped
 from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.readers.calls import CallReader
+from stateful_gpu_loader.engine.readers.reading import ReadySamples
+from stateful_gpu_loader.engine.readers.sharded import ShardedReader
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful
@@ -46,7 +46,7 @@ def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
     )
 
 
-def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Executor:
+def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Maker:
     """What makes a batch of a request.
 
     Args:
@@ -55,12 +55,10 @@ def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Executo
     return _maker_of(plan, policy, partial(_map_maker, plan, policy, allocate))
 
 
-def _maker_of(
-    plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Executor]
-) -> Executor:
+def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Maker]) -> Maker:
     config = plan.config
     if plan.is_iterable:
-        return IterableExecutor(
+        return IterableMaker(
             config.dataset,
             batch_size=config.batch_size,
             drop_last=config.drop_last,
@@ -69,30 +67,30 @@ def _maker_of(
             policy=policy,
         )
     if plan.lanes is not None:
-        handed = HandedBatches(map_maker(HandedSamples()), policy)
-        return LaneExecutor(plan.lanes, handed, policy=policy)
+        return ReadyBatches(
+            ShardedReader(plan.lanes, policy=policy), map_maker(ReadySamples()), policy
+        )
     if plan.calls is not None:
-        return CallExecutor(
+        stacks = plan.source is None and plan.transform is None
+        reader = CallReader(
             plan.calls,
-            HandedBatches(map_maker(HandedSamples()), policy),
             policy=policy,
             batch_size=config.batch_size or 1,
             drop_last=config.drop_last,
-            stacks=plan.source is None
-            and plan.transform is None
-            and config.collate_fn is default_collate,
+            stacks=stacks and config.collate_fn is default_collate,
         )
+        return ReadyBatches(reader, map_maker(ReadySamples()), policy)
     maker = map_maker(config.dataset)
     if plan.has_worker_states:
-        return DatasetStateExecutor(config.dataset, maker)
+        return DatasetStateMaker(config.dataset, maker)
     return maker
 
 
-def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset: Any) -> Executor:
+def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset: Any) -> Maker:
     """Of a map-style dataset, or of what was read or made elsewhere and stands for one."""
     collate_fn, batched = plan.config.collation
     if plan.source is None:
-        return SampleExecutor(
+        return SampleMaker(
             dataset,
             transform=plan.transform,
             collate_fn=collate_fn,
@@ -101,7 +99,7 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
         )
     if plan.finishes_images:
         decoder = cast("BatchDecoder", plan.decoder)
-        return EncodedExecutor(
+        return EncodedMaker(
             plan.source,
             takes=decoder.takes,
             decoder=decoder.cpu,
@@ -110,7 +108,7 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
             policy=policy,
         )
     if plan.recipes is not None:
-        return RecipeExecutor(
+        return ImageMaker(
             plan.source,
             decoder=cast("Decoder", plan.decoder),
             recipes=plan.recipes,
@@ -119,7 +117,7 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
             policy=policy,
             allocate=allocate,
         )
-    return CallableExecutor(
+    return CallableMaker(
         plan.source,
         decoder=cast("Decoder", plan.decoder),
         transform=plan.transform,
@@ -144,7 +142,7 @@ def device_steps(
         place=stage.place,
     )
     if not plan.is_read:
-        steps = HandedSteps(steps, policy)
+        steps = ReadySteps(steps, policy)
     return steps.decode, steps.augment
 
 
@@ -168,7 +166,7 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
         )
     known: dict[Any, str] = {found.index: found.reason for found in bad}
     policy = replace(policy_of(plan, known), reads_again=False)
-    draws = DrawnExecutor(source, recipes=recipes, policy=policy)
+    draws = DrawnMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
     with workers_surroundings(draws=maker.uses_global_generators):
         said = maker(request, never_stopped)

@@ -10,12 +10,12 @@ import numpy as np
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import draw, header_of, read
-from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
+from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
 
 
-class DrawnExecutor:
+class DrawnMaker:
     """In the place of what makes batches of images: reads them for their sizes, and draws.
 
     The numbers are functions of the samples' keys and sizes (law 1): they are those of the batch.
@@ -35,14 +35,14 @@ class DrawnExecutor:
         self._policy = policy
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        salvage = Salvage(
+        replacer = BadSampleReplacer(
             self._policy, request, is_bad=lambda error: False, has_drawn=lambda slot: False
         )
-        kept = salvage.settle(self._open)
+        kept = replacer.settle(self._open)
         positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
         drawn = draw(self._recipes, request, positions, [slot.sample for slot in kept])
         pairs = zip(self._recipes.recipes, drawn.draws, strict=True)
-        return salvage.answer([recipe.named(numbers) for recipe, numbers in pairs])
+        return replacer.answer([recipe.named(numbers) for recipe, numbers in pairs])
 
     def _open(self, slot: Slot) -> None:
         slot.sample = header_of(read(self._source, slot.key), slot.key)

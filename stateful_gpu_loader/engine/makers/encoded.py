@@ -61,7 +61,7 @@ class EncodedBatch:
         )
 
 
-class EncodedExecutor:
+class EncodedMaker:
     """Reads and opens; touches no global generator, so it runs in any thread.
 
     Args:

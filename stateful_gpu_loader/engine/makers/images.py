@@ -22,8 +22,8 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
 from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
 from stateful_gpu_loader.engine.makers.own_generators import seed_setters
-from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot
-from stateful_gpu_loader.engine.makers.samples import SampleExecutor, collate
+from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
+from stateful_gpu_loader.engine.makers.samples import SampleMaker, collate
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -33,7 +33,7 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """An uninitialised CPU tensor of a shape and dtype."""
 
 
-class RecipeExecutor:
+class ImageMaker:
     """Recipes with explicit draws: touches no global generator, so it runs in any thread.
 
     Args:
@@ -45,7 +45,7 @@ class RecipeExecutor:
             one by one.
         batched: False for ``batch_size=None``.
         allocate: where finished batches lie.
-        policy: what is done about bad samples; None raises.
+        policy: what is done about bad samples.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RecipeExecutor:
         collate_fn: Callable[[Any], Any],
         batched: bool,
         allocate: Allocate,
-        policy: BadSamplePolicy | None = None,
+        policy: BadSamplePolicy,
     ) -> None:
         self._source = source
         self._decoder = decoder
@@ -66,43 +66,27 @@ class RecipeExecutor:
         self._batched = batched
         self._allocate = allocate
         self._stacked = batched and collate_fn in STACKS_IMAGES
-        self._policy = policy if policy is not None and policy.is_active else None
+        self._policy = policy
         self.uses_global_generators = collate_fn not in DRAWS_NOTHING
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        if self._policy is not None:
-            return self._salvaged(self._policy, request, check)
-        keys = request.keys()
-        encoded = [read(self._source, key) for key in keys]
-        headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
-        drawn = draw(self._recipes, request, request.positions, headers)
-        targets = moved_targets(
-            self._source, self._recipes, keys, [sample.target for sample in encoded], headers, drawn
+        replacer = BadSampleReplacer(
+            self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
-        rows = self._rows(drawn.sizes, keys)
-        decoded = (
-            (self._decoded(sample, header, key, check), drawn.sample(i))
-            for i, (sample, header, key) in enumerate(zip(encoded, headers, keys, strict=True))
-        )
-        if rows is None:
-            images = [self._recipes.apply(image, row).contiguous() for image, row in decoded]
-            samples = list(zip(images, targets, strict=True))
-            return collate(request, samples, self._collate_fn, batched=self._batched)
-        # Nothing made in this mode is delivered: the batch was allocated outside.
-        with torch.inference_mode():
-            for out, (image, row) in zip(rows.unbind(0), decoded, strict=True):
-                self._recipes.apply_into(image, row, out)
-        return [rows, collate_targets(self._collate_fn, targets)]
-
-    def _decoded(
-        self,
-        sample: EncodedSample,
-        header: ImageHeader,
-        key: SampleKey,
-        check: Callable[[], None],
-    ) -> torch.Tensor:
-        check()
-        return decode(self._decoder, sample, header, key)
+        replacer.settle(self._open)
+        try:
+            images, targets = self._filled(replacer, request, check)
+        except ValueError as error:
+            if isinstance(error, BadSample) or not replacer.replaces:
+                raise
+            # The recipes refuse a size, and it may be what a damaged header says: what can be
+            # decoded at all is settled first. Elsewhere that happens on the way, image by image.
+            replacer.settle(partial(self._judge, check))
+            images, targets = self._filled(replacer, request, check)
+        if isinstance(images, torch.Tensor):
+            return replacer.answer([images, collate_targets(self._collate_fn, targets)])
+        samples = list(zip(images, targets, strict=True))
+        return replacer.answer(collate(request, samples, self._collate_fn, batched=self._batched))
 
     def _rows(self, sizes: IndexArray, keys: list[SampleKey]) -> torch.Tensor | None:
         if not self._stacked:
@@ -115,57 +99,39 @@ class RecipeExecutor:
             return interleaved.permute(0, 3, 1, 2)
         return self._allocate((len(keys), 3, height, width), recipes.output_dtype)
 
-    def _salvaged(
-        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
-    ) -> Any:
-        salvage = Salvage(policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False)
-        salvage.settle(self._open)
-        try:
-            images, targets = self._filled(salvage, request, check)
-        except BadSample:
-            raise
-        except ValueError:
-            # The recipes refuse a size, and it may be what a damaged header says: what can be
-            # decoded at all is settled first. Elsewhere that happens on the way, image by image.
-            salvage.settle(partial(self._judge, check))
-            images, targets = self._filled(salvage, request, check)
-        if isinstance(images, torch.Tensor):
-            return salvage.answer([images, collate_targets(self._collate_fn, targets)])
-        samples = list(zip(images, targets, strict=True))
-        return salvage.answer(collate(request, samples, self._collate_fn, batched=self._batched))
-
     def _filled(
-        self, salvage: Salvage, request: Request, check: Callable[[], None]
+        self, replacer: BadSampleReplacer, request: Request, check: Callable[[], None]
     ) -> tuple[torch.Tensor | list[torch.Tensor], list[Any]]:
         """The images and targets of all that can be decoded."""
-        kept = salvage.kept
+        kept = replacer.kept
         keys = [slot.key for slot in kept]
         drawn = self._draw(request, kept)
         moved = self._moved(kept, drawn)
         rows = self._rows(drawn.sizes, keys)
-        places = [] if rows is None else rows.unbind(0)
         images: list[torch.Tensor] = []
         targets: list[Any] = []
-        decode = partial(self._decode, check)
-        for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
-            if not salvage.fill(slot, decode):
-                continue
-            numbers = drawn.sample(i)
-            if slot.key is not key:
-                # Only its own numbers change: they depend on its position and size alone.
-                # If the recipes make another size of it, apply_into refuses.
-                own = self._draw(request, [slot])
-                numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
-            image, slot.sample.pixels = slot.sample.pixels, None
-            if rows is None:
-                images.append(self._recipes.apply(image, numbers).contiguous())
-            else:
-                with torch.inference_mode():
+        pixels_of = partial(self._decode, check)
+        # Nothing made in this mode is delivered: the batch was allocated outside.
+        with torch.inference_mode(rows is not None):
+            places = [] if rows is None else rows.unbind(0)
+            for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
+                if not replacer.fill(slot, pixels_of):
+                    continue
+                numbers = drawn.sample(i)
+                if slot.key is not key:
+                    # Only its own numbers change: they depend on its position and size alone.
+                    # If the recipes make another size of it, apply_into refuses.
+                    own = self._draw(request, [slot])
+                    numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
+                image, slot.sample.pixels = slot.sample.pixels, None
+                if rows is None:
+                    images.append(self._recipes.apply(image, numbers).contiguous())
+                else:
                     self._recipes.apply_into(image, numbers, places[len(targets)])
-            targets.append(moved[i])
+                targets.append(moved[i])
         if not targets:
-            salvage.settle(partial(self._judge, check))
-            return self._filled(salvage, request, check)
+            replacer.settle(partial(self._judge, check))
+            return self._filled(replacer, request, check)
         return images if rows is None else rows[: len(targets)], targets
 
     def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
@@ -189,8 +155,9 @@ class RecipeExecutor:
 
     def _decode(self, check: Callable[[], None], slot: Slot) -> None:
         self._open(slot)
+        check()
         opened = slot.sample
-        opened.pixels = self._decoded(opened.encoded, opened.header, slot.key, check)
+        opened.pixels = decode(self._decoder, opened.encoded, opened.header, slot.key)
 
     def _judge(self, check: Callable[[], None], slot: Slot) -> None:
         self._decode(check, slot)
@@ -273,7 +240,7 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> 
         )
 
 
-class CallableExecutor(SampleExecutor):
+class CallableMaker(SampleMaker):
     """A source whose images go through the user's own callable, one by one, keyed.
 
     ``transform`` sees the decoded image, uint8 [3, H, W], and not its target.
@@ -289,7 +256,7 @@ class CallableExecutor(SampleExecutor):
         transform: Callable[[torch.Tensor], Any],
         collate_fn: Callable[[Any], Any],
         batched: bool,
-        policy: BadSamplePolicy | None = None,
+        policy: BadSamplePolicy,
     ) -> None:
         super().__init__(
             source, transform=None, collate_fn=collate_fn, batched=batched, policy=policy

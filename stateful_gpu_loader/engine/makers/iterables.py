@@ -35,7 +35,7 @@ from stateful_gpu_loader.state.snapshot import freeze, thaw
 from stateful_gpu_loader.state.user_states import worker_state
 
 
-class IterableExecutor:
+class IterableMaker:
     """Fetches as torch's DataLoader does; the state is torchdata's, or the number of fetches.
 
     Args:
@@ -107,7 +107,7 @@ class IterableExecutor:
 
     def __call__(self, request: Turn, check: Callable[[], None]) -> Any:
         if self._start is None:
-            raise TypeError("an iterable's executor is told first where it begins")
+            raise TypeError("an iterable's maker is told first where it begins")
         self._found = []
         payload: Any = NOTHING
         if not self._ended:

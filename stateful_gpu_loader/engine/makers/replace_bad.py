@@ -1,4 +1,4 @@
-"""Salvage: one request's samples, each judged by itself, the bad ones replaced or left out."""
+"""One request's samples, each judged by itself, the bad ones replaced or left out."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ MAX_READS = 3
 class Slot:
     """One place of a batch: its key, and the sample that is tried for it."""
 
+    __slots__ = ("candidates", "found", "key", "left_out", "number", "origin", "sample")
+
     def __init__(self, number: int, key: SampleKey) -> None:
         self.number = number
         """Of the place in its request, counted from 0."""
@@ -33,12 +35,14 @@ class Slot:
         self.sample: Any = None
         """What was made of it so far; None again when it is replaced."""
         self.left_out = False
-        self.found: list[FoundBad] = []
+        self.found: tuple[FoundBad, ...] = ()
         self.candidates: Iterator[tuple[int, Any]] | None = None
 
 
-class Salvage:
-    """The samples of one request under "replace" or "drop".
+class BadSampleReplacer:
+    """The samples of one request, the bad ones among them replaced or left out.
+
+    Under "raise" a bad sample's exception is raised, and nothing is tried again.
 
     Law 1: what comes out is a function of the request and of the samples' content. It does not
     depend on what was known before, nor on the stage at which a sample turns out to be bad: each
@@ -65,6 +69,8 @@ class Salvage:
         self._has_drawn = has_drawn
         self._slots = [Slot(number, key) for number, key in enumerate(request.keys())]
         self._drops = policy.mode == "drop"
+        self.replaces = policy.is_active
+        """Whether anything is done about bad samples but raising."""
 
     @property
     def kept(self) -> list[Slot]:
@@ -95,6 +101,9 @@ class Salvage:
         Raises:
             BadSample: none of its replacements could be used.
         """
+        if not self.replaces:
+            make(slot)
+            return True
         while not self._is_made(slot, make):
             if self._drops:
                 slot.left_out = True
@@ -121,7 +130,7 @@ class Salvage:
                 return True
         key = slot.key
         bad = FoundBad(plain_index(key.index), slot.origin, key.epoch, reason, always)
-        slot.found.append(bad)
+        slot.found += (bad,)
         self._policy.remember(bad)
         return False
 

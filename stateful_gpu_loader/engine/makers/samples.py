@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,17 +11,17 @@ from torch.utils.data import StackDataset, Subset
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, next_draws
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES
-from stateful_gpu_loader.engine.makers.handed import HandedSamples
 from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
 from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
-from stateful_gpu_loader.engine.makers.replace_bad import Salvage, Slot, retried
+from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import noting_sample
+from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Request, SampleKey
 
 
-class SampleExecutor:
+class SampleMaker:
     """``dataset[index]``, transform and collate under generators seeded from the key.
 
     So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
@@ -36,7 +35,7 @@ class SampleExecutor:
         transform: a callable on one whole sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
         batched: False gives each request's only sample to ``collate_fn``, as ``batch_size=None``.
-        policy: what is done about bad samples; None raises.
+        policy: what is done about bad samples.
     """
 
     uses_global_generators = True
@@ -50,56 +49,60 @@ class SampleExecutor:
         transform: Callable[[Any], Any] | None,
         collate_fn: Callable[[Any], Any],
         batched: bool,
-        policy: BadSamplePolicy | None = None,
+        policy: BadSamplePolicy,
     ) -> None:
         self._dataset = dataset
         self._transform = transform
         # What was read from a shard was seeded there, and a sample is not seeded twice for nothing.
-        self._may_draw = transform is not None or not isinstance(dataset, HandedSamples)
+        self._may_draw = transform is not None or not isinstance(dataset, ReadySamples)
         self._collate_fn = collate_fn
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(seed_setters(dataset, transform))
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
-        self._policy = policy if policy is not None and policy.is_active else None
+        self._policy = policy
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        if self._policy is not None:
-            return self._salvaged(self._policy, request, check)
-        fetch = self._native_batch if self._native else self._items
-        samples = fetch(request, check)
-        return self._collated(request, request.keys(), samples)
+        seeds = self._seeds.of(request.seed, request.epoch, request.positions)
+        replacer = BadSampleReplacer(
+            self._policy,
+            request,
+            is_bad=self.is_bad,
+            has_drawn=lambda slot: self._has_drawn(
+                batch_seed(request, Stream.GETITEMS) if self._native else seeds[slot.number]
+            ),
+        )
 
-    def _collated(self, request: Request, keys: list[SampleKey], samples: Any) -> Any:
+        def read(slot: Slot) -> None:
+            check()
+            slot.sample = self._sample(slot.key, seeds[slot.number])
+
+        samples: Any
+        if self._native:
+            samples = self._native_batch(replacer, request, seeds, check)
+        else:
+            samples = [slot.sample for slot in replacer.settle(read)]
+        return replacer.answer(self._collated(request, replacer.kept, samples))
+
+    def _collated(self, request: Request, slots: list[Slot], samples: Any) -> Any:
         try:
             return collate(request, samples, self._collate_fn, batched=self._batched)
         except RuntimeError as error:
             if self._collate_fn not in STACKS_IMAGES or not isinstance(samples, list):
                 raise
             shapes = [_shape_of(sample) for sample in samples]
-            if len(set(shapes)) == 1 or len(shapes) != len(keys):
+            if len(set(shapes)) == 1 or len(shapes) != len(slots):
                 raise
             other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
             raise RuntimeError(
-                f"{error}. {name_of(self._dataset, keys[0].index)} gives {shapes[0]}, "
-                f"{name_of(self._dataset, keys[other].index)} gives {shapes[other]}. "
+                f"{error}. {name_of(self._dataset, slots[0].key.index)} gives {shapes[0]}, "
+                f"{name_of(self._dataset, slots[other].key.index)} gives {shapes[other]}. "
                 f"{FIXED_SIZE.format('transform')}"
             ) from error
 
     def fetch(self, key: SampleKey) -> Any:
         """One sample, before its transform."""
         return self._dataset[key.index]
-
-    def _items(self, request: Request, check: Callable[[], None]) -> list[Any]:
-        samples = []
-        for key, seed in zip(
-            request.keys(),
-            self._seeds.of(request.seed, request.epoch, request.positions),
-            strict=True,
-        ):
-            check()
-            samples.append(self._sample(key, seed))
-        return samples
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
@@ -112,70 +115,11 @@ class SampleExecutor:
             with noting_sample(key):
                 raise
 
-    def _native_batch(self, request: Request, check: Callable[[], None]) -> Any:
-        samples = self._native_samples(request, request.index_list())
-        if self._transform is None:
-            return samples
-        return self._transformed(
-            samples,
-            request.keys(),
-            self._seeds.of(request.seed, request.epoch, request.positions),
-            check,
-        )
-
-    def _native_samples(self, request: Request, indices: list[Any]) -> Any:
-        self._seed(batch_seed(request, Stream.GETITEMS))
-        return self._dataset.__getitems__(indices)
-
-    def _transformed(
-        self, samples: Any, keys: list[SampleKey], seeds: list[int], check: Callable[[], None]
-    ) -> Any:
-        if self._transform is None:
-            return samples
-        transformed = []
-        for key, seed, sample in zip(keys, seeds, samples, strict=True):
-            check()
-            with noting_sample(key):
-                self._seed(seed)
-                transformed.append(self._transform(sample))
-        return transformed
-
-    def _salvaged(
-        self, policy: BadSamplePolicy, request: Request, check: Callable[[], None]
-    ) -> Any:
-        seeds = self._seeds.of(request.seed, request.epoch, request.positions)
-        first_seeds = seeds
-        if self._native:
-            first_seeds = [batch_seed(request, Stream.GETITEMS)] * len(seeds)
-        salvage = Salvage(
-            policy,
-            request,
-            is_bad=self.is_bad,
-            has_drawn=lambda slot: self._has_drawn(first_seeds[slot.number]),
-        )
-
-        def alone(slot: Slot) -> None:
-            check()
-            if not self._native:
-                slot.sample = self._sample(slot.key, seeds[slot.number])
-                return
-            samples = self._native_samples(request, [slot.key.index])
-            self._transformed(samples, [slot.key], [seeds[slot.number]], check)
-
-        samples: Any
-        if self._native:
-            samples = self._salvaged_native(salvage, request, seeds, alone, check)
-        else:
-            samples = [slot.sample for slot in salvage.settle(alone)]
-        keys = [slot.key for slot in salvage.kept]
-        return salvage.answer(self._collated(request, keys, samples))
-
-    def _salvaged_native(
+    def _native_batch(
         self,
-        salvage: Salvage,
+        replacer: BadSampleReplacer,
         request: Request,
         seeds: list[int],
-        alone: Callable[[Slot], None],
         check: Callable[[], None],
     ) -> Any:
         """One call for the batch; if it fails, each sample alone, and one call for the sound ones.
@@ -183,20 +127,34 @@ class SampleExecutor:
         With a sample that is known to be bad the first call would fail, and so it is left out.
         The last one is made anew because a batch may draw for all of its samples together.
         """
-        if not salvage.knows_any():
+
+        def together(slots: list[Slot]) -> Any:
+            self._seed(batch_seed(request, Stream.GETITEMS))
+            samples = self._dataset.__getitems__([slot.key.index for slot in slots])
+            if self._transform is None:
+                return samples
+            transformed = []
+            for slot, sample in zip(slots, samples, strict=True):
+                check()
+                with noting_sample(slot.key):
+                    self._seed(seeds[slot.number])
+                    transformed.append(self._transform(sample))
+            return transformed
+
+        def alone(slot: Slot) -> None:
+            check()
+            together([slot])
+
+        if not replacer.replaces:
+            return together(replacer.kept)
+        if not replacer.knows_any():
             try:
-                return retried(partial(self._native_batch, request, check), is_bad=self.is_bad)
+                return retried(lambda: together(replacer.kept), is_bad=self.is_bad)
             except Exception as error:
                 if not self.is_bad(error):
                     raise
-        slots = salvage.settle(alone)
-
-        def together() -> Any:
-            samples = self._native_samples(request, [slot.key.index for slot in slots])
-            keys, own_seeds = [slot.key for slot in slots], [seeds[slot.number] for slot in slots]
-            return self._transformed(samples, keys, own_seeds, check)
-
-        return retried(together, is_bad=self.is_bad)
+        slots = replacer.settle(alone)
+        return retried(lambda: together(slots), is_bad=self.is_bad)
 
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
-from stateful_gpu_loader.engine.makers.handed import HandedSample
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress, LaneShards
+from stateful_gpu_loader.engine.readers.reading import ReadySample
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
@@ -21,7 +21,7 @@ from stateful_gpu_loader.state.lane_cursor import LaneCursor
 class Taken:
     """Consecutive samples of a lane."""
 
-    samples: list[HandedSample]
+    samples: list[ReadySample]
     positions: IndexArray
     """int64 [n]: their keys."""
     cursor: LaneCursor
@@ -66,12 +66,12 @@ class LaneReader:
         )
         self._begin = self._shards.place
         """Of the present window."""
-        self._reading: list[HandedSample] = []
+        self._reading: list[ReadySample] = []
         """Of the window that is being read."""
-        self._window: list[HandedSample] = []
+        self._window: list[ReadySample] = []
         self._left: list[int] = []
         """Numbers in the window that did not come yet, the next one last."""
-        self._held: list[HandedSample] = []
+        self._held: list[ReadySample] = []
         """Taken from windows, and not given out yet."""
         self._to_skip = cursor.taken
 

@@ -10,9 +10,9 @@ from typing import Any
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
-from stateful_gpu_loader.engine.makers.handed import HandedSample
 from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note
+from stateful_gpu_loader.engine.readers.reading import ReadySample
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
@@ -78,7 +78,7 @@ class LaneShards:
         """How many it has, as the dataset says."""
         self._found: list[FoundBad] = []
 
-    def read(self) -> HandedSample | None:
+    def read(self) -> ReadySample | None:
         """The next sample; None at the lane's end.
 
         Raises:
@@ -117,7 +117,7 @@ class LaneShards:
                     continue
                 self.ordinal += 1
                 if is_due:
-                    return HandedSample(name, sample)
+                    return ReadySample(name, sample)
         return None
 
     def found(self) -> tuple[FoundBad, ...]:

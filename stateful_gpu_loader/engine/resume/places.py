@@ -10,7 +10,7 @@ from typing import Any
 from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
-from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, state_between_passes
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
@@ -68,7 +68,7 @@ def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) 
     return replace(place, user=replace(user, num_workers=0, workers=(dataset,)))
 
 
-def state_mark(sampler_state: Any, memory: SamplerMemory) -> dict[str, Any]:
+def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:
     """A mark of a sampler with state that was not iterated yet."""
     return {
         "kind": "state",
@@ -121,7 +121,7 @@ def place_of(
     return Address(state.epoch, state.position, ahead, state.index_digest, user)
 
 
-def put_sampler(memory: SamplerMemory, place: Address) -> None:
+def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
     """Put a sampler where a pass begins; what it is told from now on counts for that pass.
 
     In the middle of a pass this waits until the pass goes on, and what is told does not count.
@@ -153,7 +153,7 @@ def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def _check_sampler(user: UserStates, memory: SamplerMemory | None) -> None:
+def _check_sampler(user: UserStates, memory: SamplerSnapshot | None) -> None:
     if user.sampler is None:
         return
     mark = thaw(user.sampler)

@@ -61,7 +61,7 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
             raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
             sampler, permutation = _sampler(config, saved), None
-            position = base + saved.steps  # at least; see MapStream
+            position = base + saved.steps  # at least; see MapSchedule
         else:
             base = min(base, end)
             sampler, permutation = None, _permutation(saved, fingerprint, config.num_replicas)

@@ -1,4 +1,4 @@
-"""LaneNews: what a worker says of lanes, with the batch that it made of them."""
+"""LaneProgress: what a worker says of lanes, with the batch that it made of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stateful_gpu_loader.state.lane_cursor import LaneCursor
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaneNews:
+class LaneProgress:
     """Where the lanes of one request stand behind it.
 
-    >>> news = LaneNews(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
-    >>> LaneNews.from_bytes(news.to_bytes()) == news
+    >>> news = LaneProgress(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
+    >>> LaneProgress.from_bytes(news.to_bytes()) == news
     True
     """
 
@@ -32,7 +32,7 @@ class LaneNews:
         return json.dumps([cursors, self.rest, [*map(astuple, self.bad)]]).encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> LaneNews:
+    def from_bytes(cls, content: bytes) -> LaneProgress:
         """Read back :meth:`to_bytes`."""
         cursors, rest, bad = json.loads(content)
         return cls(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
@@ -115,7 +115,7 @@ class LaneRequests:
         return lanes[request.lane]
 
     def note(
-        self, request: LaneTurn | RestTurn, news: LaneNews, *, is_batch: bool
+        self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
     ) -> dict[int, LaneCursor]:
         """A request was answered; the cursors that it has moved, of all lanes as a lap begins.
 

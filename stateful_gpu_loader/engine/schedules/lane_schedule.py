@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, LaneService
 from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 
 
-class LaneStream:
+class LaneSchedule:
     """Turns of one rank's lanes; :class:`LaneRequests` has their order.
 
     Args:
@@ -102,5 +102,5 @@ class LaneStream:
 
     def _note(self, request: LaneTurn | RestTurn, answer: Answer | None, *, is_batch: bool) -> None:
         snapshot = None if answer is None else answer.snapshot
-        news = LaneNews() if snapshot is None else LaneNews.from_bytes(snapshot)
+        news = LaneProgress() if snapshot is None else LaneProgress.from_bytes(snapshot)
         self._pending |= self._requests.note(request, news, is_batch=is_batch)

@@ -65,7 +65,7 @@ class _Issued:
     """Whether it was delivered."""
 
 
-class MapStream:
+class MapSchedule:
     """Requests of one pass, and the place behind each.
 
     Args:

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from stateful_gpu_loader.engine.schedules.rank_share import RankShare
-from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerMemory
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
@@ -50,7 +50,7 @@ _SETTLED_AT_THE_START = (
     range,
 )
 """Samplers, without subclasses, that draw from the global generators with their first index at the
-latest, and whose passes depend on nothing but those and what :class:`SamplerMemory` keeps."""
+latest, and whose passes depend on nothing but those and what :class:`SamplerSnapshot` keeps."""
 
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
@@ -74,7 +74,7 @@ class SamplerUse:
     batch_size: int
     """Of a sampler that yields indices; 1 where samples are not collated."""
     drop_last: bool
-    memory: SamplerMemory
+    memory: SamplerSnapshot
     rank: int
     num_replicas: int
     """Only keys differ between ranks: a user's sampler is never divided again."""

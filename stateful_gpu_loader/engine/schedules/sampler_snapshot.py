@@ -27,7 +27,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 3
 
 
-class SamplerMemory:
+class SamplerSnapshot:
     """Remembers a sampler, and those inside it, as they are now.
 
     >>> class Alternating:
@@ -37,7 +37,7 @@ class SamplerMemory:
     ...         self.turn += 1
     ...         return iter([0, 1] if self.turn % 2 else [1, 0])
     >>> sampler = Alternating()
-    >>> memory = SamplerMemory(sampler)
+    >>> memory = SamplerSnapshot(sampler)
     >>> list(sampler)
     [0, 1]
     >>> changed = memory.capture()

@@ -10,7 +10,7 @@ from stateful_gpu_loader.records import WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 
 
-class Stream(Protocol):
+class Schedule(Protocol):
     """One pass, in the main process; owns the state (laws 2 and 5)."""
 
     has_met_end: bool

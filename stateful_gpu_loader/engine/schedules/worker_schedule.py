@@ -18,7 +18,7 @@ from stateful_gpu_loader.state.snapshot import freeze, thaw
 from stateful_gpu_loader.state.user_states import UserStates, worker_state
 
 
-class TurnStream:
+class WorkerSchedule:
     """Turns of all workers until each has ended.
 
     Args:

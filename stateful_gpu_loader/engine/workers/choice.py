@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import device_steps, maker_of
@@ -64,7 +64,7 @@ def make_pipeline(
         memory = BatchMemory(config.in_flight + _BATCHES_WITH_THE_USER)
         return _workers_pipeline(plan, policy, seed, start, memory.empty)
     begin, finish = device_steps(plan, policy, stage)
-    return DevicePipeline(
+    return DevicePrefetch(
         _workers_pipeline(plan, policy, seed, start, stage.place.empty_host),
         stage=stage,
         begin=begin,

@@ -8,8 +8,8 @@ from typing import Any
 from stateful_gpu_loader.engine.isolation import workers_surroundings
 from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
-    Executor,
     Failure,
+    Maker,
     execute,
     never_stopped,
 )
@@ -19,8 +19,8 @@ from stateful_gpu_loader.records import WorkerStart
 class InlinePipeline:
     """``num_workers=0``: no prefetch, and the caller's generators are put back (law 7)."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
         self._requests: Iterator[Any] = iter(())
         self._start: WorkerStart | None = None
         self._interrupted: Any = None
@@ -43,7 +43,7 @@ class InlinePipeline:
         request = next(self._requests) if self._interrupted is None else self._interrupted
         # Offered again after a KeyboardInterrupt: nothing is lost by it.
         self._interrupted = request
-        with workers_surroundings(draws=self._executor.uses_global_generators):
+        with workers_surroundings(draws=self._maker.uses_global_generators):
             answer = self._answer(request)
         self._interrupted = None
         return request, answer
@@ -58,10 +58,10 @@ class InlinePipeline:
 
     def _answer(self, request: Any) -> Any:
         if self._start is not None:
-            stateful: Any = self._executor
+            stateful: Any = self._maker
             try:
                 stateful.begin(self._start)
             except Exception as error:
                 return BeginFailure(error)
             self._start = None
-        return execute(self._executor, request, never_stopped, Failure)
+        return execute(self._maker, request, never_stopped, Failure)

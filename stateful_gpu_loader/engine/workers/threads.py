@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, Stopped, WorkersDied, execute
+from stateful_gpu_loader.engine.pipeline import Failure, Maker, Stopped, WorkersDied, execute
 from stateful_gpu_loader.engine.workers.intraop import limit_this_thread
 from stateful_gpu_loader.records import WorkerStart
 
@@ -21,7 +21,7 @@ class ThreadPipeline:
     """A fixed number of daemon threads that keep a bounded number of batches ahead.
 
     Args:
-        executor: shared by the threads; has no state, and does not use the global generators.
+        maker: shared by the threads; has no state, and does not use the global generators.
         num_workers: threads.
         prefetch_factor: batches in flight for each thread.
         timeout: seconds that ``next()`` waits at most; 0 waits for ever.
@@ -30,14 +30,14 @@ class ThreadPipeline:
 
     def __init__(
         self,
-        executor: Executor,
+        maker: Maker,
         *,
         num_workers: int,
         prefetch_factor: int,
         timeout: float,
         in_order: bool = True,
     ) -> None:
-        self._executor = executor
+        self._maker = maker
         self._num_workers = num_workers
         self._limit = num_workers * prefetch_factor
         self._timeout = timeout
@@ -56,13 +56,13 @@ class ThreadPipeline:
         one_at_a_time: bool = False,
     ) -> None:
         if starts is not None:
-            raise ValueError("threads share one executor, which therefore cannot have state")
+            raise ValueError("threads share one maker, which therefore cannot have state")
         self.close()
         exchange = _Exchange(requests, 1 if one_at_a_time else self._limit, self._in_order)
         threads = [
             threading.Thread(
                 target=_work,
-                args=(self._executor, exchange),
+                args=(self._maker, exchange),
                 name=f"stateful_gpu_loader worker {number}",
                 daemon=True,
             )
@@ -212,11 +212,11 @@ class _Exchange:
         self._answered.notify_all()
 
 
-def _work(executor: Executor, exchange: _Exchange) -> None:
+def _work(maker: Maker, exchange: _Exchange) -> None:
     limit_this_thread()
     while (request := exchange.take()) is not None:
         try:
-            answer = execute(executor, request, exchange.check, Failure)
+            answer = execute(maker, request, exchange.check, Failure)
         except Stopped:
             return
         except BaseException as error:

@@ -30,7 +30,7 @@ from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
 
-from stateful_gpu_loader.engine.pipeline import Executor, Failure, WorkersDied
+from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
 from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
 from stateful_gpu_loader.engine.workers.packing import unpack
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
@@ -56,7 +56,7 @@ class InnerLoader(DataLoader[Any]):
     """Holds the arguments with which :class:`Team` starts torch's workers.
 
     Args:
-        executor: pickled to the workers; runs there.
+        maker: pickled to the workers; runs there.
         dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
         base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
@@ -65,7 +65,7 @@ class InnerLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        executor: Executor,
+        maker: Maker,
         *,
         dataset: Any,
         base_seed: int,
@@ -78,7 +78,7 @@ class InnerLoader(DataLoader[Any]):
         in_order: bool = True,
     ) -> None:
         self.context = _Context(multiprocessing_context)
-        self.side = WorkerSide(executor, dataset, _with_sharding(dataset, worker_init_fn))
+        self.side = WorkerSide(maker, dataset, _with_sharding(dataset, worker_init_fn))
         generator = torch.Generator()
         generator.manual_seed(base_seed)
         super().__init__(

@@ -1,4 +1,4 @@
-"""What runs in a worker process: the executor, behind the face of a dataset."""
+"""What runs in a worker process: the maker, behind the face of a dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
-from stateful_gpu_loader.engine.pipeline import Answer, Executor, execute, never_stopped
+from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
@@ -35,16 +35,16 @@ class WorkerSide(Dataset[Any]):
     """A dataset whose indices are errands and whose items are answers.
 
     Args:
-        executor: answers requests.
+        maker: answers requests.
         dataset: the user's, which ``get_worker_info().dataset`` shows.
         initialise: called with the worker's number before anything else. If it fails, every
             request of the worker fails with its exception.
     """
 
     def __init__(
-        self, executor: Executor, dataset: Any, initialise: Callable[[int], None] | None
+        self, maker: Maker, dataset: Any, initialise: Callable[[int], None] | None
     ) -> None:
-        self._executor = executor
+        self._maker = maker
         self._dataset = dataset
         self._initialise = initialise
         self._worker = 0
@@ -84,19 +84,19 @@ class WorkerSide(Dataset[Any]):
         if self._unusable is not None:
             return self._unusable
         if self._start is not None:
-            stateful: Any = self._executor
+            stateful: Any = self._maker
             try:
                 stateful.begin(self._start)
             except Exception as error:
                 return self._failed(error).at_the_beginning()
             self._start = None
-        return execute(self._executor, request, never_stopped, self._failed, worker=self._worker)
+        return execute(self._maker, request, never_stopped, self._failed, worker=self._worker)
 
     def _failed(self, error: Exception) -> RemoteFailure:
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self._executor, self._dataset, self._initialise
+        parts = self._maker, self._dataset, self._initialise
         if get_spawning_popen() is None:
             return WorkerSide, parts
         # In a file rather than in the message that starts the worker: multiprocessing writes that

@@ -1,4 +1,4 @@
-"""Crew: who makes a loader's batches, from one pass to the next."""
+"""WorkerPool: who makes a loader's batches, from one pass to the next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.place import open_place
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
@@ -20,7 +20,7 @@ from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.state.epoch_progress import Address
 
 
-class Crew:
+class WorkerPool:
     """Makes pipelines, keeps one that is idle, and the device stage for the loader's life.
 
     Args:
@@ -41,7 +41,7 @@ class Crew:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the loader, or its pickle, has a crew of its own."""
-        return Crew, (self._device,)
+        return WorkerPool, (self._device,)
 
     @property
     def device(self) -> torch.device | None:
@@ -89,20 +89,20 @@ class Crew:
 
     def keep(self, pipeline: Pipeline | None) -> None:
         """Keep this one for the next pass; what was kept before is ended."""
-        if isinstance(pipeline, DevicePipeline):
+        if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
         before, self.idle = self.idle, pipeline
         self._is_new = False
         if before is not None:
             before.close()
 
-    def twin(self) -> Crew:
+    def twin(self) -> WorkerPool:
         """One of its own for a copy of the loader."""
-        twin = Crew(self.device)
+        twin = WorkerPool(self.device)
         twin._has_looked = self._has_looked
         return twin
 
-    def successor(self) -> Crew:
+    def successor(self) -> WorkerPool:
         """The crew of the passes to come: what waits for them here is ended.
 
         What live iterators use of this one ends with them. The two share a device stage as long as

@@ -1,4 +1,4 @@
-"""DevicePipeline: ahead of the user, in turn, and nothing lost (D9, G3)."""
+"""DevicePrefetch: ahead of the user, in turn, and nothing lost (D9, G3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
+from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure, WorkersDied
 from stateful_gpu_loader.records import WorkerStart
@@ -59,9 +59,9 @@ class Scripted:
 
 def pipeline(
     inner: Scripted, finish: Any = None, *, ahead: int = 2, timeout: float = 0, forks: bool = False
-) -> DevicePipeline:
+) -> DevicePrefetch:
     inner.place = place = FakePlace()
-    made = DevicePipeline(
+    made = DevicePrefetch(
         inner,
         stage=Stage(place),
         finish=finish or (lambda payload: payload * 10),
@@ -73,7 +73,7 @@ def pipeline(
     return made
 
 
-def rest(pipeline: DevicePipeline) -> list[Any]:
+def rest(pipeline: DevicePrefetch) -> list[Any]:
     found = []
     while True:
         try:

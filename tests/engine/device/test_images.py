@@ -12,7 +12,7 @@ from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedExecutor
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
 from stateful_gpu_loader.engine.pipeline import never_stopped
 from stateful_gpu_loader.records import Request
 from tests.fake_gpu import FakeDecoder, FakePlace
@@ -26,7 +26,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
     place.open()
     place.late_by = 0.2  # longer than all else that is done to these few pictures
     decoder = FakeDecoder(place)
-    executor = EncodedExecutor(
+    maker = EncodedMaker(
         source,
         takes=decoder.takes,
         decoder=decoder.cpu,
@@ -44,7 +44,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
     )
     for _ in range(2):
         request = Request(0, 1, 0, 0, 1, np.arange(6), 6)
-        batch = executor(request, never_stopped)
+        batch = maker(request, never_stopped)
         images, _ = steps.augment(steps.decode(batch))
         assert images.shape == (6, 3, 8, 8)
         del batch

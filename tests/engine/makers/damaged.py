@@ -1,4 +1,4 @@
-"""Datasets with bad samples, and how their executors are run; what the tests of law 6 share."""
+"""Datasets with bad samples, and how their makers are run; what the tests of law 6 share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.samples import SampleExecutor
+from stateful_gpu_loader.engine.makers.samples import SampleMaker
 from stateful_gpu_loader.engine.pipeline import Answer, never_stopped
 from stateful_gpu_loader.engine.schedules.positions import Division, Requests
 from stateful_gpu_loader.records import Request
@@ -105,25 +105,25 @@ def policy_for(dataset: Any, mode: str, **known: Any) -> BadSamplePolicy:
     return BadSamplePolicy(mode=mode, order=ShuffledOrder(dataset), **known)
 
 
-def executor_of(
+def maker_of(
     dataset: Any,
-    policy: BadSamplePolicy | str | None = None,
+    policy: BadSamplePolicy | str = "raise",
     *,
     transform: Callable[[Any], Any] | None = None,
     collate_fn: Callable[[Any], Any] = default_collate,
     batched: bool = True,
-) -> SampleExecutor:
-    """An executor as a loader makes it."""
+) -> SampleMaker:
+    """A maker as a loader makes it."""
     if isinstance(policy, str):
         policy = policy_for(dataset, policy)
-    return SampleExecutor(
+    return SampleMaker(
         dataset, transform=transform, collate_fn=collate_fn, batched=batched, policy=policy
     )
 
 
-def run(executor: Any, request: Request) -> tuple[Any, tuple[FoundBad, ...]]:
+def run(maker: Any, request: Request) -> tuple[Any, tuple[FoundBad, ...]]:
     """A request's batch, and the bad samples met for it."""
-    answer = executor(request, never_stopped)
+    answer = maker(request, never_stopped)
     if isinstance(answer, Answer):
         assert answer.bad, "an Answer that has nothing to say"
         assert (answer.worker, answer.snapshot) == (0, None)

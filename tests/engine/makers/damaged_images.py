@@ -1,4 +1,4 @@
-"""Sources with damaged images, and how their executors are made; beside ``damaged``."""
+"""Sources with damaged images, and how their makers are made; beside ``damaged``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.images import CallableExecutor, RecipeExecutor
+from stateful_gpu_loader.engine.makers.images import CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.records import EncodedSample
 from tests.engine.makers.damaged import policy_for
@@ -107,19 +107,19 @@ class Counting(Decoder):
         return self.decoder.decode(data, header)
 
 
-def recipe_executor(
+def image_maker(
     source: Source,
-    policy: BadSamplePolicy | str | None = None,
+    policy: BadSamplePolicy | str = "raise",
     *,
     recipes: list[T.Recipe] = RECIPES,
     collate_fn: Callable[[Any], Any] = default_collate,
     batched: bool = True,
     decoder: Decoder | None = None,
-) -> RecipeExecutor:
-    """An executor as a loader makes it."""
+) -> ImageMaker:
+    """A maker as a loader makes it."""
     if isinstance(policy, str):
         policy = policy_for(source, policy)
-    return RecipeExecutor(
+    return ImageMaker(
         source,
         decoder=decoder or make_decoder("torchvision"),
         recipes=T.Compose(recipes),
@@ -130,11 +130,13 @@ def recipe_executor(
     )
 
 
-def callable_executor(
-    source: Source, policy: BadSamplePolicy | None = None, transform: Any = None
-) -> CallableExecutor:
+def callable_maker(
+    source: Source, policy: BadSamplePolicy | str = "raise", transform: Any = None
+) -> CallableMaker:
     """The same, with a callable of the user's that draws."""
-    return CallableExecutor(
+    if isinstance(policy, str):
+        policy = policy_for(source, policy)
+    return CallableMaker(
         source,
         decoder=make_decoder("torchvision"),
         transform=transform or noisy_corner,
@@ -153,7 +155,7 @@ def identity(samples: list[Any]) -> list[Any]:
 
 
 MAKERS: dict[str, Any] = {
-    "recipes": recipe_executor,
-    "recipes, own collate": partial(recipe_executor, collate_fn=identity),
-    "callable": callable_executor,
+    "recipes": image_maker,
+    "recipes, own collate": partial(image_maker, collate_fn=identity),
+    "callable": callable_maker,
 }

@@ -23,8 +23,8 @@ from tests.engine.makers.damaged_images import (
     Counting,
     InMemory,
     Redirected,
-    callable_executor,
-    recipe_executor,
+    callable_maker,
+    image_maker,
     write_damaged_photos,
 )
 
@@ -59,7 +59,7 @@ def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
     record = {index: f"{index}.jpg: undecodable" for index in known}
     (request,) = requests_of(7, 7)
     policy = policy_for(source, mode, known=record)
-    (images, targets), found = run(recipe_executor(source, policy, recipes=recipes), request)
+    (images, targets), found = run(image_maker(source, policy, recipes=recipes), request)
     indices = targets["index"].tolist()
     if mode == "drop":
         assert indices == [index for index in request.index_list() if index not in (1, 3)]
@@ -67,7 +67,7 @@ def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
     assert len(images) == len(indices) == (7 if mode == "replace" else 5)
     if mode == "replace":
         copies = dict(zip(request.index_list(), indices, strict=True))
-        redirected = recipe_executor(Redirected(source, copies), recipes=recipes)
+        redirected = image_maker(Redirected(source, copies), recipes=recipes)
         assert_same([images, targets], run(redirected, request)[0])
 
 
@@ -76,10 +76,10 @@ def test_sound_images_of_different_sizes_are_refused_as_ever(mode: str) -> None:
     source = InMemory([(32, 32), (32, 32), (32, 40), (32, 32)], broken={1})
     (request,) = requests_of(4, 4)
     with pytest.raises(ValueError, match="images of one batch differ in size") as caught:
-        recipe_executor(source, mode, recipes=[])(request, never_stopped)
+        image_maker(source, mode, recipes=[])(request, never_stopped)
     assert not isinstance(caught.value, BadSample)
     with pytest.raises(ValueError, match="RandomCrop needs 36x36 pixels"):
-        recipe_executor(source, mode, recipes=[T.RandomCrop(36)])(request, never_stopped)
+        image_maker(source, mode, recipes=[T.RandomCrop(36)])(request, never_stopped)
 
 
 def test_a_replacement_of_another_size_is_refused_by_name() -> None:
@@ -88,12 +88,12 @@ def test_a_replacement_of_another_size_is_refused_by_name() -> None:
     request = request_of([0, 1], start=0)
     order = ShuffledOrder(range(2))
     policy = BadSamplePolicy(mode="replace", order=order)
-    (images, _), _ = run(recipe_executor(source, policy, recipes=[]), request)
+    (images, _), _ = run(image_maker(source, policy, recipes=[]), request)
     assert images.shape == (2, 3, 40, 40)
     source = InMemory([(32, 32), (32, 32), (40, 40)], broken={0})
     own = BadSamplePolicy(mode="replace")
     with pytest.raises(ValueError, match="images of one batch differ in size"):
-        recipe_executor(source, own, recipes=[])(request_of([0, 1, 2]), never_stopped)
+        image_maker(source, own, recipes=[])(request_of([0, 1, 2]), never_stopped)
 
 
 class Weather(Redirected):
@@ -150,9 +150,7 @@ def test_what_the_transform_of_an_image_raises_is_raised(photos: Path, mode: str
 
     source = FolderSource(photos)
     with pytest.raises(ValueError, match="a bug"):
-        callable_executor(source, policy_for(source, mode), refuses)(
-            request_of([0, 1]), never_stopped
-        )
+        callable_maker(source, policy_for(source, mode), refuses)(request_of([0, 1]), never_stopped)
 
 
 def test_an_abandoned_request_is_left_at_once(photos: Path) -> None:
@@ -163,7 +161,7 @@ def test_an_abandoned_request_is_left_at_once(photos: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        recipe_executor(FolderSource(photos), "drop", decoder=decoder)(
+        image_maker(FolderSource(photos), "drop", decoder=decoder)(
             request_of([0, 1, 3, 4, 7]), check
         )
     assert decoder.calls == 2

@@ -26,7 +26,7 @@ from tests.engine.makers.damaged import (
     DamagedBatches,
     FailsByDraw,
     assert_same,
-    executor_of,
+    maker_of,
     policy_for,
     replacement_of,
     requests_of,
@@ -41,8 +41,8 @@ LENGTH = 23
 def test_what_draws_decided_is_read_again_in_every_epoch() -> None:
     """Law 1: the index is not to blame, and other draws may spare it."""
     dataset = FailsByDraw(LENGTH)
-    executor = executor_of(dataset, "replace")
-    found = [bad for r in requests_of(LENGTH, 5) for bad in run(executor, r)[1]]
+    maker = maker_of(dataset, "replace")
+    found = [bad for r in requests_of(LENGTH, 5) for bad in run(maker, r)[1]]
     assert found
     assert not any(bad.always for bad in found)
     record = BadSamples()
@@ -66,8 +66,8 @@ def test_draws_from_any_generator_count(index: int) -> None:
             return asked
 
     def kinds_of(draw: Callable[[], Any]) -> set[bool]:
-        executor = executor_of(Draws(draw), "replace")
-        return {bad.always for r in requests_of(9, 4) for bad in run(executor, r)[1]}
+        maker = maker_of(Draws(draw), "replace")
+        return {bad.always for r in requests_of(9, 4) for bad in run(maker, r)[1]}
 
     for draw in (random.random, np.random.rand, lambda: torch.rand(()), lambda: random.seed(5)):
         assert kinds_of(draw) == {False}, draw
@@ -84,9 +84,9 @@ def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
                 raise ValueError("the crop is empty")
             return sample
 
-    executor = executor_of(Unlucky(LENGTH), "replace")
+    maker = maker_of(Unlucky(LENGTH), "replace")
     with pytest.raises(BadSample, match="the crop is empty; and 8 other samples"):
-        executor(requests_of(LENGTH, LENGTH)[0], never_stopped)
+        maker(requests_of(LENGTH, LENGTH)[0], never_stopped)
 
 
 def test_of_a_private_generator_nothing_is_known() -> None:
@@ -97,9 +97,9 @@ def test_of_a_private_generator_nothing_is_known() -> None:
                 raise ValueError("unlucky")
             return drawn
 
-    executor = executor_of(Private(30), "replace")
-    fresh = [run(executor_of(Private(30), "replace"), r) for r in requests_of(30, 5)]
-    in_turn = [run(executor, request) for request in requests_of(30, 5)]
+    maker = maker_of(Private(30), "replace")
+    fresh = [run(maker_of(Private(30), "replace"), r) for r in requests_of(30, 5)]
+    in_turn = [run(maker, request) for request in requests_of(30, 5)]
     assert_same(in_turn, fresh)
     assert {bad.always for _, found in fresh for bad in found} == {False}
 
@@ -134,8 +134,8 @@ def test_an_error_of_the_system_is_tried_again_under_the_same_draws(
 ) -> None:
     dataset = Flaky(LENGTH, 2, error)
     for request in requests_of(LENGTH, 5):
-        wanted, _ = run(executor_of(Damaged(LENGTH)), request)
-        batch, found = run(executor_of(dataset, mode), request)
+        wanted, _ = run(maker_of(Damaged(LENGTH)), request)
+        batch, found = run(maker_of(dataset, mode), request)
         assert_same(batch, wanted)
         assert found == ()
     assert all(dataset.reads[index] == (3 if index % 4 == 0 else 1) for index in range(LENGTH))
@@ -145,15 +145,15 @@ def test_an_error_of_the_system_is_tried_again_under_the_same_draws(
 @pytest.mark.parametrize("mode", ["replace", "drop"])
 def test_an_error_of_the_system_that_stays_is_raised_as_it_is(mode: str, kind: Any) -> None:
     dataset = kind(4, 99, SYSTEM_ERRORS[0])
-    executor = executor_of(dataset, mode)
+    maker = maker_of(dataset, mode)
     (request,) = requests_of(4, 4)
     for attempts in (3, 6):
         with pytest.raises(OSError, match="Input/output error") as caught:
-            executor(request, never_stopped)
+            maker(request, never_stopped)
         assert type(caught.value) is OSError
         assert dataset.reads[0] == attempts
     dataset.failures = 0
-    assert run(executor, request)[1] == ()
+    assert run(maker, request)[1] == ()
 
 
 def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> None:
@@ -168,8 +168,8 @@ def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> N
 
     request = requests_of(9, 4)[0]
     errors = {request.index_list()[1]: ValueError}
-    batch, _ = run(executor_of(FlakyLater(9, errors), "drop"), request)
-    assert_same(batch, run(executor_of(DamagedBatches(9, errors), "drop"), request)[0])
+    batch, _ = run(maker_of(FlakyLater(9, errors), "drop"), request)
+    assert_same(batch, run(maker_of(DamagedBatches(9, errors), "drop"), request)[0])
 
 
 def test_a_replacement_that_the_system_fails_to_read_is_raised_too() -> None:
@@ -181,7 +181,7 @@ def test_a_replacement_that_the_system_fails_to_read_is_raised_too() -> None:
     _, candidate = replacement_of(policy, request, 0, set())
     dataset.errors = {first: ValueError, candidate: SYSTEM_ERRORS[0]}
     with pytest.raises(OSError, match="Input/output error"):
-        executor_of(dataset, policy)(request, never_stopped)
+        maker_of(dataset, policy)(request, never_stopped)
 
 
 @pytest.mark.parametrize("error", [TypeError, AttributeError, MemoryError, RecursionError, Stopped])
@@ -191,7 +191,7 @@ def test_bugs_are_raised(mode: str, kind: type[Damaged], error: type[Exception])
     dataset = kind(4, {2: error})
     (request,) = requests_of(4, 4)
     with pytest.raises(error) as caught:
-        executor_of(dataset, mode)(request, never_stopped)
+        maker_of(dataset, mode)(request, never_stopped)
     assert dataset.reads[2] == 1
     if kind is Damaged and error is not Stopped and sys.version_info >= (3, 11):
         assert f"in dataset index 2 (position {request.index_list().index(2)}" in str(
@@ -199,13 +199,12 @@ def test_bugs_are_raised(mode: str, kind: type[Damaged], error: type[Exception])
         )
 
 
-@pytest.mark.parametrize("policy", [None, "raise"])
-def test_without_a_policy_nothing_is_tried_again(policy: str | None) -> None:
+def test_under_raise_nothing_is_tried_again() -> None:
     for error in (SYSTEM_ERRORS[0], lambda: ValueError("no label")):
         dataset = Damaged(4, {2: error})
         (request,) = requests_of(4, 4)
         with pytest.raises((OSError, ValueError), match=r"error|label"):
-            executor_of(dataset, policy)(request, never_stopped)
+            maker_of(dataset, "raise")(request, never_stopped)
         assert dataset.reads[2] == 1
 
 
@@ -218,7 +217,7 @@ def test_an_abandoned_request_is_left_at_once() -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        executor_of(Damaged(LENGTH), "replace")(requests_of(LENGTH, 9)[0], check)
+        maker_of(Damaged(LENGTH), "replace")(requests_of(LENGTH, 9)[0], check)
     assert len(calls) == 3
 
 
@@ -245,7 +244,7 @@ def test_pillows_truncated_and_foreign_files_are_bad(tmp_path: Path) -> None:
         file.write_bytes(content)
     dataset = Photos(files)
     (request,) = requests_of(9, 9)
-    (_, indices), found = run(executor_of(dataset, "drop"), request)
+    (_, indices), found = run(maker_of(dataset, "drop"), request)
     assert sorted(indices.tolist()) == [0, 1, 3, 5, 6, 8]
     reasons = {bad.index: bad.reason for bad in found}
     assert set(reasons) == {2, 4, 7}
@@ -254,7 +253,7 @@ def test_pillows_truncated_and_foreign_files_are_bad(tmp_path: Path) -> None:
     assert all(bad.always for bad in found)
     files[5].unlink()
     with pytest.raises(FileNotFoundError):
-        executor_of(dataset, "drop")(request, never_stopped)
+        maker_of(dataset, "drop")(request, never_stopped)
 
 
 def test_truncated_gzip_of_a_dataset_is_bad() -> None:
@@ -271,7 +270,7 @@ def test_truncated_gzip_of_a_dataset_is_bad() -> None:
             return gzip.GzipFile(fileobj=io.BytesIO(data)).read()[0]
 
     (request,) = requests_of(4, 4)
-    batch, found = run(executor_of(Zipped(), "drop"), request)
+    batch, found = run(maker_of(Zipped(), "drop"), request)
     assert sorted(batch.tolist()) == [0, 3]
     assert {bad.reason.partition(":")[0] for bad in found} == {"EOFError", "BadGzipFile"}
 
@@ -284,9 +283,9 @@ def test_a_transform_that_fails_makes_its_sample_bad(kind: type[Damaged]) -> Non
         return sample
 
     dataset = kind(LENGTH)
-    executor = executor_of(dataset, "drop", transform=refuses)
+    maker = maker_of(dataset, "drop", transform=refuses)
     for request in requests_of(LENGTH, 5):
-        batch, found = run(executor, request)
+        batch, found = run(maker, request)
         kept = [index for index in request.index_list() if index not in (3, 8)]
         assert batch["index"].tolist() == kept
         assert {bad.index for bad in found} == set(request.index_list()) & {3, 8}
@@ -300,7 +299,7 @@ def test_a_native_batch_that_fails_for_no_sample_of_its_own_is_raised() -> None:
             return super().__getitems__(indices)
 
     with pytest.raises(ValueError, match="too much at once"):
-        executor_of(AllOrNothing(9), "replace")(requests_of(9, 4)[0], never_stopped)
+        maker_of(AllOrNothing(9), "replace")(requests_of(9, 4)[0], never_stopped)
 
 
 def test_a_collate_function_that_fails_is_raised() -> None:
@@ -308,6 +307,6 @@ def test_a_collate_function_that_fails_is_raised() -> None:
         raise ValueError("ragged")
 
     with pytest.raises(ValueError, match="ragged"):
-        executor_of(Damaged(9, {1: ValueError}), "replace", collate_fn=refuses)(
+        maker_of(Damaged(9, {1: ValueError}), "replace", collate_fn=refuses)(
             requests_of(9, 9)[0], never_stopped
         )

@@ -9,8 +9,8 @@ import pytest
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
-from stateful_gpu_loader.engine.schedules.lane_schedule import LaneStream
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
+from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.records import LaneTurn, RestTurn
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
@@ -28,9 +28,9 @@ def stream_of(
     num_steps: int | None = None,
     place: Address | None = None,
     drop_last: bool = False,
-) -> LaneStream:
+) -> LaneSchedule:
     """Lanes of one shard each, in batches of 2."""
-    return LaneStream(
+    return LaneSchedule(
         place or Address(0, 0),
         plan=LanePlan(
             Numbers(sizes, lanes=len(sizes), counted=num_steps is not None), shuffle=False
@@ -43,7 +43,7 @@ def stream_of(
 
 
 class Worker:
-    """Answers as the executor does, from the sizes of the lanes."""
+    """Answers as the maker does, from the sizes of the lanes."""
 
     def __init__(self, sizes: tuple[int, ...] = SIZES) -> None:
         self.sizes = sizes
@@ -59,13 +59,13 @@ class Worker:
                 before = LaneCursor.from_text(part.cursor)
                 count = before.count + part.skip + part.num_samples
                 cursors[part.lane] = LaneCursor(turns=before.turns, count=count, shard=part.lap)
-            return Answer("rest", snapshot=LaneNews(cursors=cursors).to_bytes())
+            return Answer("rest", snapshot=LaneProgress(cursors=cursors).to_bytes())
         lane = request.lane
         if request.cursor is not None:
             self.cursors[lane] = LaneCursor.from_text(request.cursor)
             self.left[lane] = self.sizes[lane] - self.cursors[lane].offset
         if self.left[lane] < 2:
-            return Answer(SKIPPED, snapshot=LaneNews(rest=self.left[lane]).to_bytes())
+            return Answer(SKIPPED, snapshot=LaneProgress(rest=self.left[lane]).to_bytes())
         self.left[lane] -= 2
         before = self.cursors[lane]
         self.cursors[lane] = LaneCursor(
@@ -74,12 +74,12 @@ class Worker:
             shard=request.lap,
             offset=before.offset + 2,
         )
-        news = LaneNews(cursors={lane: self.cursors[lane]})
+        news = LaneProgress(cursors={lane: self.cursors[lane]})
         return Answer("batch", snapshot=news.to_bytes())
 
 
 def run(
-    stream: LaneStream, ahead: int, sizes: tuple[int, ...] = SIZES
+    stream: LaneSchedule, ahead: int, sizes: tuple[int, ...] = SIZES
 ) -> tuple[list[Any], list[Address]]:
     """What is delivered, and the places behind it, with so many requests under way."""
     worker, requests = Worker(sizes), stream.requests()

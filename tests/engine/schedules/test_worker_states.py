@@ -8,7 +8,7 @@ import pytest
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger
-from stateful_gpu_loader.engine.schedules.worker_schedule import TurnStream
+from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.snapshot import freeze, thaw
 from stateful_gpu_loader.state.user_states import worker_state
@@ -35,7 +35,7 @@ def test_a_snapshot_holds_the_last_batch_of_each_worker_before_it(
             assert list(ledger.states) == [None if o is None else b"%d" % o for o in newest]
 
 
-def turns(num_workers: int, interval: int = 1, **arguments: Any) -> TurnStream:
+def turns(num_workers: int, interval: int = 1, **arguments: Any) -> WorkerSchedule:
     given: dict[str, Any] = {
         "loads": False,
         "seed": 1,
@@ -46,10 +46,10 @@ def turns(num_workers: int, interval: int = 1, **arguments: Any) -> TurnStream:
         "length": lambda: None,
         **arguments,
     }
-    return TurnStream(Address(0, 0), num_workers=num_workers, interval=interval, **given)
+    return WorkerSchedule(Address(0, 0), num_workers=num_workers, interval=interval, **given)
 
 
-def play(stream: TurnStream, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
+def play(stream: WorkerSchedule, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
     """Answer turns as workers with so many batches would; ``ahead`` are issued in advance."""
     requests, given = stream.requests(), [0] * len(lengths)
     for worker, start in enumerate(stream.starts()):

@@ -35,8 +35,8 @@ def make() -> Iterator[Callable[..., Any]]:
     before = children()
     made = []
 
-    def make(executor: Any = None, **changes: Any) -> Any:
-        made.append(processes(executor, **changes))
+    def make(maker: Any = None, **changes: Any) -> Any:
+        made.append(processes(maker, **changes))
         return made[-1]
 
     yield make

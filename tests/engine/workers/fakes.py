@@ -1,4 +1,4 @@
-"""An executor that does what each request says, and gates at which its workers wait."""
+"""A maker that does what each request says, and gates at which its workers wait."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def starts(count: int) -> list[WorkerStart]:
     return [WorkerStart(seed=0, epoch=0, place=w, stride=count, state=None) for w in range(count)]
 
 
-def processes(executor: Any = None, **changes: Any) -> ProcessPipeline:
+def processes(maker: Any = None, **changes: Any) -> ProcessPipeline:
     arguments: dict[str, Any] = {
         "dataset": "the user's dataset",
         "base_seed": 1,
@@ -94,7 +94,7 @@ def processes(executor: Any = None, **changes: Any) -> ProcessPipeline:
         "multiprocessing_context": "fork",
         "persistent_workers": False,
     }
-    return ProcessPipeline(InnerLoader(executor or Doing(), **{**arguments, **changes}))
+    return ProcessPipeline(InnerLoader(maker or Doing(), **{**arguments, **changes}))
 
 
 def answers(pipeline: Any) -> list[Any]:

@@ -54,11 +54,11 @@ def test_the_oldest_answer_alone_makes_it_ready(make: Any, tmp_path: Path, kind:
 
 
 def test_asking_starts_nothing_in_the_users_thread() -> None:
-    executor = Doing()
-    pipeline = InlinePipeline(executor)
+    maker = Doing()
+    pipeline = InlinePipeline(maker)
     pipeline.start(requests(fakes.returning(1)))
     assert not pipeline.is_ready()
-    assert executor.log == []
+    assert maker.log == []
 
 
 def test_dead_workers_are_reported_by_next_alone(make: Any, tmp_path: Path) -> None:

@@ -53,14 +53,14 @@ class Gated:
 
 
 def pipeline(
-    executor: Gated,
+    maker: Gated,
     workers: int = 2,
     factor: int = 2,
     timeout: float = 0,
     in_order: bool = True,
 ) -> ThreadPipeline:
     return ThreadPipeline(
-        executor,
+        maker,
         num_workers=workers,
         prefetch_factor=factor,
         timeout=timeout,
@@ -73,12 +73,12 @@ def live_threads() -> int:
 
 
 def test_answers_come_in_order_whatever_finishes_first() -> None:
-    executor = Gated(4)
-    work = pipeline(executor, workers=4, factor=1)
+    maker = Gated(4)
+    work = pipeline(maker, workers=4, factor=1)
     work.start(stream(4))
-    for begun in executor.begun:
+    for begun in maker.begun:
         assert begun.wait(10)
-    for gate in reversed(executor.gates):
+    for gate in reversed(maker.gates):
         gate.set()
     assert [next(work)[0].ordinal for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(StopIteration):
@@ -86,13 +86,13 @@ def test_answers_come_in_order_whatever_finishes_first() -> None:
 
 
 def test_no_more_batches_are_begun_than_prefetch_allows() -> None:
-    executor = Gated(20, opened=True)
-    work = pipeline(executor, workers=2, factor=2)
+    maker = Gated(20, opened=True)
+    work = pipeline(maker, workers=2, factor=2)
     work.start(stream(20))
-    assert executor.begun[3].wait(10)
-    assert not executor.begun[4].wait(0.05)
+    assert maker.begun[3].wait(10)
+    assert not maker.begun[4].wait(0.05)
     next(work)
-    assert executor.begun[4].wait(10)
+    assert maker.begun[4].wait(10)
     work.close()
 
 
@@ -154,17 +154,17 @@ def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
 def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
     """A8: waiting threads and threads at work alike."""
     before = live_threads()
-    executor = Gated(10)
-    work = pipeline(executor)
+    maker = Gated(10)
+    work = pipeline(maker)
     work.start(stream(10))
-    assert executor.begun[1].wait(10)
+    assert maker.begun[1].wait(10)
     if how == "close":
         work.close()
     elif how == "drop":
         del work
         gc.collect()
     else:
-        for gate in executor.gates:
+        for gate in maker.gates:
             gate.set()
         work.start(stream(3))
         assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
@@ -182,11 +182,11 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
                 self.gates[1].wait()
             return super().__call__(request, check)
 
-    executor = Stuck(4)
+    maker = Stuck(4)
     limit = seconds(0.05)
-    work = pipeline(executor, timeout=limit)
+    work = pipeline(maker, timeout=limit)
     work.start(stream(4))
-    executor.gates[0].set()
+    maker.gates[0].set()
     assert next(work)[1] == 0
     timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
     with pytest.raises(WorkersDied, match=f"^{timed_out}$") as died:
@@ -196,32 +196,32 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
     with pytest.raises(WorkersDied):
         next(work)
     work.close()
-    for gate in executor.gates:
+    for gate in maker.gates:
         gate.set()
 
 
 def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
     """A11."""
-    executor = Gated(8)
-    work = pipeline(executor, in_order=False)
+    maker = Gated(8)
+    work = pipeline(maker, in_order=False)
     work.start(stream(8))
-    for gate in executor.gates[1:]:
+    for gate in maker.gates[1:]:
         gate.set()
     early = [next(work)[0].ordinal for _ in range(7)]
     assert early == list(range(1, 8))
-    executor.gates[0].set()
+    maker.gates[0].set()
     assert next(work) == (next(stream(1)), 0)
     with pytest.raises(StopIteration):
         next(work)
 
 
 def test_one_at_a_time_means_one() -> None:
-    executor = Gated(3)
-    work = pipeline(executor, workers=2, factor=2)
+    maker = Gated(3)
+    work = pipeline(maker, workers=2, factor=2)
     work.start(stream(3), one_at_a_time=True)
-    assert executor.begun[0].wait(10)
-    assert not executor.begun[1].wait(0.05)
-    for gate in executor.gates:
+    assert maker.begun[0].wait(10)
+    assert not maker.begun[1].wait(0.05)
+    for gate in maker.gates:
         gate.set()
     assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
     work.close()

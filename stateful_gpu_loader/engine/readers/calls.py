@@ -1,8 +1,7 @@
-"""Batches of what a user's function makes, one sample or one batch at a call (C9)."""
+"""CallReader: what a user's function makes, one sample or one batch at a call (C9)."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,29 +11,27 @@ from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.callable_outputs import check_alike
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.handed import HandedSample
-from stateful_gpu_loader.engine.makers.handing import HandedBatches
 from stateful_gpu_loader.engine.makers.replace_bad import retried
-from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, add_note
+from stateful_gpu_loader.engine.pipeline import add_note
+from stateful_gpu_loader.engine.readers.reading import Reading, ReadySample
 from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
-from stateful_gpu_loader.records import BatchInfo, IndexArray, Request, SampleInfo, SampleKey
+from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKey
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
 _MOST_IMAGES = 2**20
 """Keys of the images of one call; batches are keyed so far apart."""
 
 
-class CallExecutor:
-    """Calls the function under generators keyed by the position, and hands on what it returned.
+class CallReader:
+    """Calls the function under generators keyed by the position.
 
     Law 1: a batch is made of calls alone, so any worker makes it, at any time. StopIteration is
     answered with the position at which the epoch ends.
 
     Args:
         source: with the function.
-        batches: puts samples together.
         policy: what is done about bad samples.
         batch_size: of a whole batch of this rank; 1 where a call makes one.
         drop_last: whether the samples before the end are left out if they fill no batch.
@@ -46,7 +43,6 @@ class CallExecutor:
     def __init__(
         self,
         source: CallableSource,
-        batches: HandedBatches,
         *,
         policy: BadSamplePolicy,
         batch_size: int,
@@ -54,15 +50,14 @@ class CallExecutor:
         stacks: bool,
     ) -> None:
         self._source = source
-        self._batches = batches
         self._policy = policy
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._stacks = stacks
         self._seeds = SeedBlock(Stream.ITERABLE)
 
-    def __call__(self, request: Request, check: Callable[[], None]) -> Answer:
-        samples: list[HandedSample] = []
+    def __call__(self, request: Request, check: Callable[[], None]) -> Reading:
+        samples: list[ReadySample] = []
         positions: list[int] = []
         found: list[FoundBad] = []
         ended_at = None
@@ -87,24 +82,24 @@ class CallExecutor:
                 positions += range(first, first + len(made))
             else:
                 positions.append(key.position)
-        said = Answer(SKIPPED)
-        if samples and (ended_at is None or not self._drop_last):
-            said = self._batch(request, samples, np.array(positions, dtype=np.int64), check)
-        return dataclasses.replace(said, bad=(*found, *said.bad), ended_at=ended_at)
+        if ended_at is not None and self._drop_last:
+            samples, positions = [], []
+        return Reading(
+            samples=samples,
+            positions=np.array(positions, dtype=np.int64),
+            error=self._misfit(samples),
+            bad=tuple(found),
+            ended_at=ended_at,
+        )
 
-    def _batch(
-        self,
-        request: Request,
-        samples: list[HandedSample],
-        positions: IndexArray,
-        check: Callable[[], None],
-    ) -> Answer:
-        if self._stacks:
+    def _misfit(self, samples: list[ReadySample]) -> TypeError | None:
+        """Why samples of one batch cannot be stacked."""
+        if self._stacks and samples:
             try:
                 check_alike([sample.sample for sample in samples], samples)
             except TypeError as error:
-                return Answer(Failure(error))
-        return self._batches(request, samples, positions, check)
+                return error
+        return None
 
     def _name(self, key: SampleKey) -> str:
         """The same in every epoch, as a place is in the record of bad samples."""
@@ -120,7 +115,7 @@ class CallExecutor:
             epoch_idx=key.epoch,
         )
 
-    def _made(self, info: SampleInfo | BatchInfo, key: SampleKey) -> list[HandedSample]:
+    def _made(self, info: SampleInfo | BatchInfo, key: SampleKey) -> list[ReadySample]:
         """What one call gives: a sample, a whole batch, or a batch's images one by one."""
         seed = self._seeds.at(key.seed, key.epoch, key.position)
 
@@ -130,13 +125,13 @@ class CallExecutor:
 
         output = retried(call, is_bad=is_bad) if self._policy.is_active else call()
         if self._source.image is None:
-            return [HandedSample(self._name(key), output)]
+            return [ReadySample(self._name(key), output)]
         images = self._source.images(output, info)
         if len(images) > _MOST_IMAGES:
             raise ValueError(f"{info} has {len(images)} images, more than {_MOST_IMAGES}")
         name = self._name(key)
         return [
-            HandedSample(f"{name}, image {i}" if self._source.batch else name, image)
+            ReadySample(f"{name}, image {i}" if self._source.batch else name, image)
             for i, image in enumerate(images)
         ]
 

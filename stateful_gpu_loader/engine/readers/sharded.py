@@ -1,8 +1,7 @@
-"""Batches of a sharded dataset: read from a lane, then made as any other batch of samples."""
+"""ShardedReader: the samples of a sharded dataset, each request's from one of its lanes."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,46 +12,39 @@ import numpy as np
 from stateful_gpu_loader.datasets.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.datasets.sharded import EncodedShards
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.handed import HandedSample
-from stateful_gpu_loader.engine.makers.handing import HandedBatches
-from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneNews
+from stateful_gpu_loader.engine.readers.reading import Reading
+from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.records import IndexArray, LanePart, LaneTurn, RestTurn
-from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 
 _SECONDS_BETWEEN_CHECKS = 0.1
 
 
-class LaneExecutor:
-    """Reads a lane's next samples and lets another executor make the batch.
+class ShardedReader:
+    """Reads a lane's next samples.
 
-    In threads, which share it, a lane's turns are read one after the other; what is made of them
-    is not.
+    In threads, which share it, a lane's turns are read one after the other.
 
     Args:
         plan: of the dataset.
-        batches: puts what was read together.
         policy: what is done about bad samples; a damaged shard's rest is left out with them.
     """
 
-    def __init__(self, plan: LanePlan, batches: HandedBatches, *, policy: BadSamplePolicy) -> None:
+    def __init__(self, plan: LanePlan, *, policy: BadSamplePolicy) -> None:
         self._plan = plan
         self._policy = policy
-        self._batches = batches
         self._served: dict[int, _ServedLane] = {}
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
-        is_encoded = isinstance(plan.dataset, EncodedShards)
-        self.uses_global_generators = batches.uses_global_generators or not is_encoded
+        self.uses_global_generators = not isinstance(plan.dataset, EncodedShards)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(LaneExecutor, self._plan, self._batches, policy=self._policy), ()
+        return partial(ShardedReader, self._plan, policy=self._policy), ()
 
-    def __call__(self, request: LaneTurn | RestTurn, check: Callable[[], None]) -> Answer:
+    def __call__(self, request: LaneTurn | RestTurn, check: Callable[[], None]) -> Reading:
         if isinstance(request, RestTurn):
             return self._rests(request, check)
         served = self._wait_for_turn(request, check)
@@ -62,26 +54,30 @@ class LaneExecutor:
             found = reader.found()
             if taken is None:
                 if reader.num_left:
-                    news = LaneNews(rest=reader.num_left, bad=found)
-                    return Answer(SKIPPED, snapshot=news.to_bytes())
-                news = LaneNews(cursors={request.lane: reader.end()}, rest=0)
-                return Answer(SKIPPED, snapshot=news.to_bytes(), bad=found)
+                    news = LaneProgress(rest=reader.num_left, bad=found)
+                    return Reading(snapshot=news.to_bytes())
+                news = LaneProgress(cursors={request.lane: reader.end()}, rest=0)
+                return Reading(snapshot=news.to_bytes(), bad=found)
         finally:
             with self._turns:
                 served.turn += 1
                 self._turns.notify_all()
-        news = LaneNews(cursors={request.lane: taken.cursor})
-        return self._batch(request, taken.samples, taken.positions, news, found, check)
+        news = LaneProgress(cursors={request.lane: taken.cursor})
+        return Reading(
+            samples=taken.samples, positions=taken.positions, bad=found, snapshot=news.to_bytes()
+        )
 
-    def _rests(self, request: RestTurn, check: Callable[[], None]) -> Answer:
+    def _rests(self, request: RestTurn, check: Callable[[], None]) -> Reading:
         if not request.parts:
-            return Answer(SKIPPED, bad=request.bad)
+            return Reading(bad=request.bad)
         taken = [self._rest(request, part, check) for part in request.parts]
         samples = [sample for rest in taken for sample in rest.samples]
         positions = np.concatenate([rest.positions for rest in taken])
         pairs = zip(request.parts, taken, strict=True)
-        news = LaneNews(cursors={part.lane: rest.cursor for part, rest in pairs})
-        return self._batch(request, samples, positions, news, request.bad, check)
+        news = LaneProgress(cursors={part.lane: rest.cursor for part, rest in pairs})
+        return Reading(
+            samples=samples, positions=positions, bad=request.bad, snapshot=news.to_bytes()
+        )
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
         """Whoever found that the lane has no whole batch left has read it before."""
@@ -100,18 +96,6 @@ class LaneExecutor:
                 "read"
             )
         return taken
-
-    def _batch(
-        self,
-        turn: LaneTurn | RestTurn,
-        samples: list[HandedSample],
-        positions: IndexArray,
-        news: LaneNews,
-        found: tuple[FoundBad, ...],
-        check: Callable[[], None],
-    ) -> Answer:
-        said = self._batches(turn, samples, positions, check)
-        return dataclasses.replace(said, snapshot=news.to_bytes(), bad=(*found, *said.bad))
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
         with self._turns:

@@ -9,48 +9,52 @@ from typing import Any, Protocol
 from stateful_gpu_loader.engine.makers.bad_sample_errors import reason_of
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
-from stateful_gpu_loader.engine.makers.handed import HandedSample
-from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Executor, Failure, Stopped
+from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, Maker, Stopped
+from stateful_gpu_loader.engine.readers.reading import Reader, Reading
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import IndexArray, Request
+from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
-class HandedBatches:
-    """Lets an executor make a batch of :class:`HandedSample`.
+class ReadyBatches:
+    """A reader, and the maker that puts together what it has read.
 
     Args:
-        make: reads its samples from :class:`HandedSamples` or :class:`HandedImages`.
+        reader: of the samples.
+        make: takes them from :class:`ReadySamples` or :class:`ReadyImages`.
         policy: what is done about bad samples; a batch of which none can be used is left out.
     """
 
-    def __init__(self, make: Executor, policy: BadSamplePolicy) -> None:
+    def __init__(self, reader: Reader, make: Maker, policy: BadSamplePolicy) -> None:
+        self._reader = reader
         self._make = make
         self._policy = policy
-        self.uses_global_generators = make.uses_global_generators
+        self.uses_global_generators = make.uses_global_generators or reader.uses_global_generators
 
-    def __call__(
-        self,
-        of: Any,
-        samples: list[HandedSample],
-        positions: IndexArray,
-        check: Callable[[], None],
-    ) -> Answer:
-        """The batch, or why there is none.
+    def __call__(self, request: Any, check: Callable[[], None]) -> Answer:
+        reading = self._reader(request, check)
+        said = Answer(SKIPPED)
+        if reading.error is not None:
+            said = Answer(Failure(reading.error))
+        elif reading.samples:
+            said = self._batch(request, reading, check)
+        return dataclasses.replace(
+            said,
+            bad=(*reading.bad, *said.bad),
+            snapshot=reading.snapshot,
+            ended_at=reading.ended_at,
+        )
 
-        Args:
-            of: the request that the samples are for.
-            positions: int64 [n]: the keys of the n samples.
-        """
+    def _batch(self, of: Any, reading: Reading, check: Callable[[], None]) -> Answer:
         request = Request(
             ordinal=of.ordinal,
             seed=of.seed,
             epoch=of.epoch,
-            start=int(positions[0]),
+            start=int(reading.positions[0]),
             step=1,
-            indices=list(samples),
+            indices=list(reading.samples),
             end=0,
-            listed=positions,
+            listed=reading.positions,
         )
         said = self._made(request, check)
         if isinstance(said.payload, EncodedBatch) and not self._policy.is_active:
@@ -77,7 +81,7 @@ class DeviceSteps(Protocol):
     def augment(self, batch: Any) -> Any: ...
 
 
-class HandedSteps:
+class ReadySteps:
     """The steps of such batches; one of which no image can be used is left out.
 
     Args:

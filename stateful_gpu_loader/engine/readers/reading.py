@@ -1,0 +1,76 @@
+"""What readers give to makers: samples that are ready, and datasets whose indices they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.records import EncodedSample, IndexArray
+from stateful_gpu_loader.state.bad_samples import FoundBad
+
+
+class ReadySample:
+    """A sample that was read or made elsewhere, and where; what stands for an index."""
+
+    __slots__ = ("name", "sample")
+
+    def __init__(self, name: str, sample: Any) -> None:
+        self.name = name
+        self.sample = sample
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class ReadySamples:
+    """A dataset whose indices are the samples themselves; it draws nothing."""
+
+    def __getitem__(self, index: ReadySample) -> Any:
+        return index.sample
+
+
+class ReadyImages(Source):
+    """A source whose indices are the encoded images themselves."""
+
+    def __len__(self) -> int:
+        raise TypeError("what is handed over one by one has no length")
+
+    def read(self, index: Any) -> EncodedSample:
+        sample: EncodedSample = index.sample
+        return sample
+
+    def fingerprint(self) -> str:
+        raise TypeError("what is handed over one by one has no fingerprint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What was read for one request."""
+
+    samples: list[ReadySample] = field(default_factory=list)
+    """Of the batch; none where it is left out."""
+    positions: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """int64 [n]: the keys of the n samples."""
+    error: Exception | None = None
+    """Why no batch can be made of them."""
+    bad: tuple[FoundBad, ...] = ()
+    """Samples that could not be used."""
+    snapshot: bytes | None = None
+    """What the reader tells of itself."""
+    ended_at: int | None = None
+    """The position at which the epoch was found to end."""
+
+
+class Reader(Protocol):
+    """Reads the samples of a request where that is not done by ``dataset[index]``."""
+
+    uses_global_generators: bool
+    """Whether it seeds and draws from the process's global generators."""
+
+    def __call__(self, request: Any, check: Callable[[], None]) -> Reading:
+        """The samples; ``check`` is called between them and may raise."""
+        ...

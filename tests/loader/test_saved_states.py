@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
 from tests.conformance import assert_same_rest, uninterrupted
 from tests.images import write_photo_folder
+from tests.map_datasets import Noisy, add_noise
 from tests.stream_kinds import KINDS
 
 SAVED = Path(__file__).with_name("saved_states.json")
@@ -41,10 +43,23 @@ def damaged_photographs(root: Path) -> StatefulGPULoader[Any]:
     return photographs(root, on_bad_sample="replace")
 
 
+def added(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "noise": torch.rand(())}
+
+
+def callables(root: Path) -> StatefulGPULoader[Any]:
+    """Two of them, which the loader calls one after the other."""
+    return StatefulGPULoader(
+        Noisy(23), batch_size=4, shuffle=True, seed=1, transform=[added, add_noise]
+    )
+
+
 OF_FOLDERS: dict[str, Callable[[Path], StatefulGPULoader[Any]]] = {
     "photographs": photographs,
     "photographs, MixUp": lambda root: photographs(root, batch_transform=T.MixUp(num_classes=3)),
     "photographs, a bad sample": damaged_photographs,
+    "photographs, a list of targets": lambda root: photographs(root, collate_fn=ragged_collate),
+    "several callables": callables,
 }
 
 

@@ -34,6 +34,14 @@ TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 NOTHING_KNOWN = "?"
 """Stands for an object of which not even the class is told."""
 
+_MOVED = {
+    "stateful_gpu_loader.engine.makers.collate.ragged_collate": (
+        "stateful_gpu_loader.collating.ragged_collate"
+    ),
+    "stateful_gpu_loader.engine.plan.Chain": "stateful_gpu_loader.engine.choice.Chain",
+}
+"""What has moved in this package keeps the name by which saved states know it."""
+
 _LONGEST_OWN = 400
 _LONGEST = 1000
 _LONGEST_STRING = 200
@@ -354,7 +362,8 @@ def _name(thing: Any, attribute: str = "") -> str:
     if _is_named(thing):
         module = ".".join(part for part in module.split(".") if not part.startswith("_"))
     name = getattr(thing, "__qualname__", None) or thing.__name__
-    return ".".join(part for part in (module, name, attribute) if part)
+    full = ".".join(part for part in (module, name, attribute) if part)
+    return _MOVED.get(full, full)
 
 
 def own_fingerprint(thing: Any) -> Any:

@@ -1,17 +1,20 @@
-"""The surroundings of a worker, in the user's own thread.
+"""What a batch must not depend on is kept from it: threads, autocast, default devices, generators.
 
-What the user's loop has switched on would change a batch, and no worker has it (law 1).
+What the user's loop has switched on would change a batch that is made inline, and no worker has it
+(law 1: a batch is a pure function of its request).
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 
-from stateful_gpu_loader.engine.workers.intraop import single_threaded
 from stateful_gpu_loader.randomness.philox import caller_generators_restored
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -36,3 +39,44 @@ def workers_surroundings(*, draws: bool) -> Iterator[None]:
         if draws:
             stack.enter_context(caller_generators_restored())
         yield
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Set the process to one intra-op thread and back; for the user's own thread only.
+
+    Sums over an image differ in their last bits between one thread and two, so that a batch made
+    inline would differ from one made in a worker.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def limit_this_thread() -> None:
+    """Give the calling thread one OpenMP thread and leave all others alone.
+
+    ``torch.set_num_threads`` would change the default of every thread that starts later
+    (ENGINE.md, pitfall 11); OpenMP's own call sets a value of the calling thread. Where torch
+    was built without OpenMP this does nothing: workers are then slower, and results are the
+    same because no recipe's depend on it.
+    """
+    openmp = _openmp()
+    if openmp is not None:
+        torch.get_num_threads()  # torch sets a new thread's default at its first use: have it over
+        openmp.omp_set_num_threads(1)
+
+
+@lru_cache(maxsize=1)
+def _openmp() -> ctypes.CDLL | None:
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        if hasattr(library, "omp_set_num_threads"):
+            return library
+    return None

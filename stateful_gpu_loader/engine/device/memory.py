@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.decoders.rule import OUT_OF_MEMORY
-from stateful_gpu_loader.engine.device.nested import tensors_of
+from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.device.nested import tensors_of
+from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.device.place import Place
-from stateful_gpu_loader.engine.workers.intraop import limit_this_thread
+from stateful_gpu_loader.engine.isolation import limit_this_thread
 
 _JOIN_SECONDS = 5.0
 

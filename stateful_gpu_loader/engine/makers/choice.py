@@ -20,8 +20,7 @@ from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
 from stateful_gpu_loader.engine.makers.ready_batches import DeviceSteps, ReadyBatches, ReadySteps
-from stateful_gpu_loader.engine.makers.samples import SampleMaker
-from stateful_gpu_loader.engine.makers.stateful import DatasetStateMaker
+from stateful_gpu_loader.engine.makers.samples import DatasetStateMaker, SampleMaker
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, Maker, NoBatch, never_stopped
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.readers.calls import CallReader

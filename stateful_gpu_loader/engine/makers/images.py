@@ -19,8 +19,13 @@ from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
 from stateful_gpu_loader.decoders.probe import probe_bytes
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES, collate_targets
-from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
+from stateful_gpu_loader.engine.makers.collate import (
+    DRAWS_NOTHING,
+    FIXED_SIZE,
+    STACKS_IMAGES,
+    collate_targets,
+    name_of,
+)
 from stateful_gpu_loader.engine.makers.own_generators import seed_setters
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.engine.makers.samples import SampleMaker, collate

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
-from stateful_gpu_loader.engine.makers.datapipes import prepare_datapipe
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.sample_digest import digest_with
 from stateful_gpu_loader.engine.seed_block import SeedBlock
@@ -26,8 +28,9 @@ from stateful_gpu_loader.engine.user_objects import (
     state_keeper,
     state_of,
 )
+from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import BadSample, StateMismatch
-from stateful_gpu_loader.randomness.philox import Stream, seed_global_generators
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful
@@ -279,3 +282,17 @@ class IterableMaker:
         if start is not None:
             place = start.place + start.stride * self._fetches
             seed_global_generators(self._seeds.at(start.seed, start.epoch, place))
+
+
+def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
+    """Give the graph the pass's seed, the same in all workers and ranks.
+
+    Worker processes have divided it when they started; in the user's own thread it is divided
+    among the ranks here.
+    """
+    (seed,) = sample_seeds(start.seed, start.epoch, np.zeros(1, np.int64), Stream.DATAPIPES)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    apply_random_seed(datapipe, generator)
+    if get_worker_info() is None:
+        apply_sharding(datapipe, *size_and_rank())

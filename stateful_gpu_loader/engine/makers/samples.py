@@ -10,15 +10,22 @@ from torch.utils.data import StackDataset, Subset
 
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, next_draws
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING, STACKS_IMAGES
-from stateful_gpu_loader.engine.makers.naming import FIXED_SIZE, name_of
+from stateful_gpu_loader.engine.makers.collate import (
+    DRAWS_NOTHING,
+    FIXED_SIZE,
+    STACKS_IMAGES,
+    name_of,
+)
 from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
-from stateful_gpu_loader.engine.pipeline import noting_sample
+from stateful_gpu_loader.engine.pipeline import Maker, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.seed_block import SeedBlock
+from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
-from stateful_gpu_loader.records import Request, SampleKey
+from stateful_gpu_loader.records import Request, SampleKey, WorkerStart
+from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import worker_state
 
 
 class SampleMaker:
@@ -205,3 +212,29 @@ def has_native_batches(dataset: Any) -> bool:
     if own in (Subset.__getitems__, StackDataset.__getitems__):
         return any(has_native_batches(part) for part in inner_datasets(dataset))
     return callable(getattr(dataset, "__getitems__", None))
+
+
+class DatasetStateMaker:
+    """Another maker, and the state of its dataset around it.
+
+    Generators stay keyed by the sample: a dataset whose state is that of a global generator is
+    exact with it and without it.
+    """
+
+    def __init__(self, dataset: Any, maker: Maker) -> None:
+        self._dataset = dataset
+        self._maker = maker
+        self.uses_global_generators = maker.uses_global_generators
+
+    def begin(self, start: WorkerStart) -> None:
+        """Load the dataset's state, if the pass goes on from one."""
+        if start.state is not None:
+            load_user_state("dataset", self._dataset, thaw(start.state)["dataset"])
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        return self._maker(request, check)
+
+    def snapshot(self) -> bytes:
+        """The dataset's frozen state."""
+        state = worker_state(dataset=state_of(self._dataset))
+        return freeze(state, type(self._dataset).__name__)

@@ -14,8 +14,8 @@ from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
+from stateful_gpu_loader.engine.workers.packing import empty_shared
 from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
-from stateful_gpu_loader.engine.workers.shared_memory import empty_shared
 from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
 from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds

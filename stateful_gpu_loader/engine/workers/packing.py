@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import pickle
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,3 +131,25 @@ def _tensor(
     strides: tuple[int, ...],
 ) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+
+
+_FILES = Path("/dev/shm")
+
+
+def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised tensor in shared memory, which a worker sends without a copy."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    storage = torch.UntypedStorage._new_shared(num_bytes, device="cpu")
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def remove_what_was_left_by(pid: int) -> None:
+    """Remove the shared memory of a process that was killed between naming it and using it.
+
+    torch removes the name as soon as it has the memory, unless its processes share it by name.
+    """
+    if torch.multiprocessing.get_sharing_strategy() != "file_descriptor":
+        return
+    for file in _FILES.glob(f"torch_{pid}_*"):
+        with suppress(OSError):
+            file.unlink()

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, Stopped, WorkersDied, execute
-from stateful_gpu_loader.engine.workers.intraop import limit_this_thread
 from stateful_gpu_loader.records import WorkerStart
 
 _JOIN_SECONDS = 5.0

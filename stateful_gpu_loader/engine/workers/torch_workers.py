@@ -32,9 +32,8 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _shardin
 
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
 from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
-from stateful_gpu_loader.engine.workers.packing import unpack
+from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
-from stateful_gpu_loader.engine.workers.shared_memory import remove_what_was_left_by
 from stateful_gpu_loader.engine.workers.start_method import (
     FORK_AVOIDED,
     NOT_FORKED,

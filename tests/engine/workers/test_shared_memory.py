@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.workers.shared_memory import (
+from stateful_gpu_loader.engine.workers.packing import (
     empty_shared,
     remove_what_was_left_by,
 )

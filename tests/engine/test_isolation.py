@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from stateful_gpu_loader.engine.workers.intraop import limit_this_thread, single_threaded
+from stateful_gpu_loader.engine.isolation import limit_this_thread, single_threaded
 
 
 def test_inline_requests_run_with_one_thread_and_the_setting_is_put_back() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from stateful_gpu_loader.engine.device.nested import map_tensors, tensors_of
+from stateful_gpu_loader.engine.device.moving import map_tensors, tensors_of
 
 Pair = namedtuple("Pair", ["image", "label"])
 

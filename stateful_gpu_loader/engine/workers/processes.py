@@ -124,7 +124,7 @@ class ProcessPipeline:
         dispatch = self._dispatch
         while True:
             number = next(self._numbers)
-            issued = dispatch.issue(number, spare=spare)
+            issued = dispatch.assign(number, spare=spare)
             if issued is None:
                 return
             self._is_torn = True

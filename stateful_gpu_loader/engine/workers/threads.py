@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, Stopped, WorkersDied, execute
+from stateful_gpu_loader.engine.workers.window import Window
 from stateful_gpu_loader.records import WorkerStart
 
 _JOIN_SECONDS = 5.0
@@ -58,7 +60,8 @@ class ThreadPipeline:
         if starts is not None:
             raise ValueError("threads share one maker, which therefore cannot have state")
         self.close()
-        exchange = _Exchange(requests, 1 if one_at_a_time else self._limit, self._in_order)
+        limit = 1 if one_at_a_time else self._limit
+        exchange = _Exchange(Window(requests, limit=limit, in_order=self._in_order))
         threads = [
             threading.Thread(
                 target=_work,
@@ -90,21 +93,14 @@ class ThreadPipeline:
 class _Exchange:
     """Where threads take requests and leave their answers; knows nothing of the pipeline."""
 
-    def __init__(self, requests: Iterator[Any], limit: int, in_order: bool) -> None:
-        self._requests = requests
-        self._limit = limit
-        self._in_order = in_order
-        self._issued: dict[int, Any] = {}
-        """By ordinal, as all below: requests that were not delivered, the oldest first."""
-        self._answers: dict[int, Any] = {}
-        """The oldest answer first."""
+    def __init__(self, window: Window) -> None:
+        self._window = window
         self._at_work: dict[int, threading.Thread] = {}
         self._hung: frozenset[threading.Thread] = frozenset()
         self._lost: WorkersDied | None = None
-        self._exhausted = False
-        self._order_failure: Exception | None = None
-        self._waiting: deque[Any] = deque()
+        self._waiting: deque[tuple[int, Any]] = deque()
         """Issued, and taken by no thread."""
+        self._numbers = itertools.count()
         # Re-entrant: the garbage collector may drop a run, and end its threads, within take().
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
@@ -112,45 +108,33 @@ class _Exchange:
         self.stopped = False
 
     def fill(self) -> None:
-        """Issue requests until enough batches are under way.
+        """Issue requests until enough batches are under way, in the user's own thread."""
+        while (request := self._window.draw()) is not None:
+            with self._lock:
+                number = next(self._numbers)
+                self._window.issue(number, request)
+                self._waiting.append((number, request))
+                self._work.notify()
+        if self._window.is_exhausted:
+            with self._lock:
+                self._wake_all()
 
-        In the user's own thread: a sampler of the user's draws from the global generators there,
-        and nowhere else (DESIGN.md, Randomness).
-        """
-        while not self._exhausted and self._order_failure is None:
-            if len(self._issued) >= self._limit:
-                return
-            try:
-                request = next(self._requests)
-            except StopIteration:
-                with self._lock:
-                    self._exhaust()
-            except Exception as error:
-                self._order_failure = error
-            else:
-                with self._lock:
-                    self._issued[request.ordinal] = request
-                    self._waiting.append(request)
-                    self._work.notify()
-
-    def take(self) -> Any:
-        """The next request as soon as there is one; None at the end."""
+    def take(self) -> tuple[int, Any] | None:
+        """The next request and its number as soon as there is one; None at the end."""
         with self._lock:
             while not self._waiting:
-                if self._exhausted:
+                if self._window.is_exhausted:
                     return None
                 self._work.wait()
-            request = self._waiting.popleft()
-            self._at_work[request.ordinal] = threading.current_thread()
-            return request
+            number, request = self._waiting.popleft()
+            self._at_work[number] = threading.current_thread()
+            return number, request
 
-    def answer(self, request: Any, answer: Any) -> None:
+    def answer(self, number: int, answer: Any) -> None:
         with self._lock:
-            self._at_work.pop(request.ordinal, None)
-            if request.ordinal not in self._issued:
-                return  # stopped meanwhile
-            self._answers[request.ordinal] = answer
-            if self._turn() in self._answers:
+            self._at_work.pop(number, None)
+            self._window.answer(number, answer)
+            if self._window.is_ready():
                 self._answered.notify_all()
 
     def next_answer(self, timeout: float) -> tuple[Any, Any]:
@@ -160,15 +144,11 @@ class _Exchange:
                 self._is_ready, timeout or None
             ):
                 raise self._given_up(timeout)
-            if self._issued:
-                ordinal = self._turn()
-                answered = self._issued.pop(ordinal), self._answers.pop(ordinal)
-                self.fill()
-                return answered
-            error, self._order_failure = self._order_failure, None
-            if error is None:
-                raise StopIteration
-            raise error  # and the order is asked again at the next call
+            if not self._window.is_ready():
+                self._window.end()
+            answered = self._window.deliver()
+            self.fill()
+            return answered
 
     def is_ready(self) -> bool:
         self.fill()
@@ -178,10 +158,9 @@ class _Exchange:
     def stop(self) -> None:
         with self._lock:
             self.stopped = True
-            self._exhaust()
-            self._answers.clear()
-            self._issued.clear()
+            self._window.clear()
             self._waiting.clear()
+            self._wake_all()
 
     def check(self) -> None:
         if self.stopped:
@@ -193,28 +172,24 @@ class _Exchange:
         return self._hung
 
     def _given_up(self, timeout: float) -> WorkersDied:
-        oldest = next((self._issued[o] for o in self._issued if o not in self._answers), None)
         self._hung |= frozenset(self._at_work.values())
-        self._lost = WorkersDied(f"DataLoader timed out after {timeout} seconds", oldest)
+        self._lost = WorkersDied(
+            f"DataLoader timed out after {timeout} seconds", self._window.oldest
+        )
         return self._lost
 
-    def _turn(self) -> Any:
-        return next(iter(self._issued if self._in_order else self._answers), None)
-
     def _is_ready(self) -> bool:
-        if self._issued:
-            return self._turn() in self._answers
-        return self._exhausted or self._order_failure is not None
+        return self._window.is_ready() or self._window.is_over
 
-    def _exhaust(self) -> None:
-        self._exhausted = True
+    def _wake_all(self) -> None:
         self._work.notify_all()
         self._answered.notify_all()
 
 
 def _work(maker: Maker, exchange: _Exchange) -> None:
     limit_this_thread()
-    while (request := exchange.take()) is not None:
+    while (taken := exchange.take()) is not None:
+        number, request = taken
         try:
             answer = execute(maker, request, exchange.check, Failure)
         except Stopped:
@@ -222,8 +197,8 @@ def _work(maker: Maker, exchange: _Exchange) -> None:
         except BaseException as error:
             # Whatever it is, somebody waits for this request.
             answer = Failure(error)
-        exchange.answer(request, answer)
-        del answer, request  # a waiting thread holds no batch
+        exchange.answer(number, answer)
+        del answer, request, taken  # a waiting thread holds no batch
 
 
 def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:

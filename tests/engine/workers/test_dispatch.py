@@ -14,8 +14,8 @@ def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bo
     """Law 2: the stream would take the worker's state before it for the one behind it."""
     two = iter([fakes.request(i, fakes.nothing, snapshot=snapshot) for i in range(2)])
     dispatch = Dispatch(two, None, num_workers=2, limit=2, in_order=True)
-    dispatch.issue(7)
-    dispatch.issue(8)
+    dispatch.assign(7)
+    dispatch.assign(8)
     failure = Failure(OSError("too many open files"))
     dispatch.answer(7, "batch")
     dispatch.answer(8, failure)

@@ -3,7 +3,8 @@
 A sampler that has no state is iterated again from its pass's start. That gives the same indices
 only if it starts from the same place: so its generators are kept, and those plain attributes
 that have changed since the loader was built (``self.epoch += 1``). Attributes that never change
-are its configuration, which belongs to the one who builds it.
+are its configuration, which belongs to the one who builds it. Without the counters, samplers that
+resume exactly today would have to be refused.
 """
 
 from __future__ import annotations

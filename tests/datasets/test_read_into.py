@@ -120,3 +120,33 @@ def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
     found = batch.arena.split(batch.lengths)
     monkeypatch.undo()
     assert [data.tolist() for data in found] == [source.read(i).data.tolist() for i in range(3)]
+
+
+def test_a_batch_that_is_a_little_larger_than_the_last_is_not_copied(tmp_path: Path) -> None:
+    """A short arena would be allocated anew, at twice the size."""
+    write_photo_folder(tmp_path, 3)
+    source = FolderSource(tmp_path)
+    sizes = [source.read(index).data.numel() for index in range(3)]
+    smaller, larger = np.argsort(sizes)[:2].tolist()
+    asked: list[int] = []
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        asked.append(shape[0])
+        return torch.empty(shape, dtype=dtype)
+
+    execute = EncodedExecutor(
+        source,
+        takes=lambda header, data: True,
+        decoder=make_decoder("torchvision"),
+        recipes=Compose([Resize((8, 8))]),
+        allocate=allocate,
+        policy=BadSamplePolicy(mode="raise"),
+    )
+    often = [smaller] * 20
+    execute(Request(0, 42, 0, 0, 1, np.array(often), 20), lambda: None)
+    asked.clear()
+    batch = execute(Request(1, 42, 0, 20, 1, np.array([*often[1:], larger]), 40), lambda: None)
+    assert batch.arena.numel() > 20 * sizes[smaller]
+    arena, pixels = asked
+    assert arena > batch.arena.numel()
+    assert pixels == 0

@@ -176,7 +176,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 snapshot_every_n_steps=snapshot_every_n_steps,
             )
         if batch_sampler is None and is_map(dataset) and batch_size is not None:
-            # Trainers that rebuild loaders know torch's own class, not torchdata's (law 8).
+            # Trainers that rebuild loaders know torch's own class, not torchdata's.
             plain = BatchSampler(self.sampler, batch_size, drop_last)
             self.__dict__["batch_sampler"] = plain
         self.in_order = in_order

@@ -306,7 +306,7 @@ def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) ->
 
 
 def check_bad_sample_mode(on_bad_sample: str, *, is_iterable: bool) -> None:
-    """An iterable has no other position to take a replacement from (law 6).
+    """An iterable has no other position to take a replacement from.
 
     Raises:
         ValueError: ``"replace"`` for an iterable dataset.

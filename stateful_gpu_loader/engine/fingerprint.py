@@ -1,4 +1,4 @@
-"""Whether a state belongs to a loader (law 4): what is compared, and what is said of it."""
+"""Whether a state belongs to a loader: what is compared, and what is said of it."""
 
 from __future__ import annotations
 

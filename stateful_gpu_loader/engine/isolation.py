@@ -1,7 +1,7 @@
 """What a batch must not depend on is kept from it: threads, autocast, default devices, generators.
 
-What the user's loop has switched on would change a batch that is made inline, and no worker has it
-(law 1: a batch is a pure function of its request).
+What the user's loop has switched on would change a batch that is made inline, and no worker has it:
+a batch is a pure function of its request.
 """
 
 from __future__ import annotations

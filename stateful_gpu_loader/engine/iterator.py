@@ -28,9 +28,9 @@ from stateful_gpu_loader.state.epoch_progress import Address
 class Run:
     """Delivers the batches of one pass, and tells :class:`Passes` of each.
 
-    Nothing happens before the first ``next()`` (law 7). An exception of one batch leaves the
+    Nothing happens before the first ``next()``. An exception of one batch leaves the
     others as they are: the next ``next()`` goes on behind it. Lost workers are replaced from the
-    delivered place (law 5). Several threads may share a run.
+    delivered place. Several threads may share a run.
     """
 
     def __init__(self, engine: Engine, length: Callable[[], int]) -> None:
@@ -160,7 +160,7 @@ class Run:
             failure.reraise()
         except BaseException:
             # An interrupt in the user's code, which may have changed the batch: it is made again,
-            # from the delivered place (law 5).
+            # from the delivered place.
             begun.is_running = False
             raise
 
@@ -188,7 +188,7 @@ class Run:
 
     def _put_back(self, begun: Begun) -> None:
         """An interrupt came while a batch was made in the user's own thread, and its objects have
-        moved on: they go back to the delivered place (law 5)."""
+        moved on: they go back to the delivered place."""
         begun.is_running = False
         if not begun.has_answered:
             begun.current.place = begun.schedule.start_place()
@@ -236,7 +236,7 @@ class Run:
         self._passes.end(begun.current, following)
 
     def _recover(self, begun: Begun, loss: WorkersDied) -> None:
-        """Law 5: recovery is resume.
+        """Renew the lost workers: recovery is a resume from the delivered place.
 
         The second loss at one place lets requests go to the workers one at a time, so that the
         one that kills them is found, and those before it are delivered.

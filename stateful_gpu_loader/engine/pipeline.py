@@ -31,7 +31,7 @@ class WorkersDied(Exception):
 
 
 class Maker(Protocol):
-    """Makes one batch of one request: a pure function (law 1), in any worker, at any time."""
+    """Makes one batch of one request: a pure function, in any worker, at any time."""
 
     uses_global_generators: bool
     """Whether it seeds and draws from the process's global generators."""

@@ -1,4 +1,4 @@
-"""What frameworks that build loaders anew, by reflection, are told of a loader (law 8)."""
+"""What frameworks that build loaders anew, by reflection, are told of a loader."""
 
 from __future__ import annotations
 

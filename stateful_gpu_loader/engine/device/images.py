@@ -1,6 +1,6 @@
 """Batches of images on the device: decoded in one step of the stage, augmented in the next.
 
-Law 1: which decoder an image meets is a function of its bytes. One that the GPU's decoder refuses
+Which decoder an image meets is a function of its bytes. One that the GPU's decoder refuses
 is decoded on the CPU, and is bad if that refuses it too, whatever batch it is in.
 """
 

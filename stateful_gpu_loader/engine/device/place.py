@@ -63,7 +63,7 @@ class Place(Protocol):
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    Law 2 and D8 lie in three rules. What the stage allocates belongs to the private stream that is
+    The memory of a delivered batch is safe (D8) by three rules. What the stage allocates belongs to the private stream that is
     current, and nothing of it is written by hand a second time. nvJPEG's hardware engine writes
     when it is called, whatever its stream still has to do (FACTS.md), so that the stage waits on
     the host before it decodes, and before it frees what the engines may write next:
@@ -71,7 +71,7 @@ class CudaPlace:
     allocator hands its memory out again only when the host has seen that stream pass the point
     where it was freed.
 
-    Nothing is touched before :meth:`open` (law 7; C9: whoever forks has forked by then).
+    Nothing is touched before :meth:`open`: whoever forks has forked by then (C9).
 
     Args:
         device: of type "cuda"; without an index, the current one when it is opened.

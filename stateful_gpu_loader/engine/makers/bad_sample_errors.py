@@ -1,4 +1,4 @@
-"""Which exceptions mean that a sample is bad: those that its content decides (law 6).
+"""Which exceptions mean that a sample is bad: those that its content decides.
 
 A network that is down, a bug, a lack of memory would otherwise pass for bad samples, and the
 stream would go on with others as if nothing had happened. Where it is in doubt, it is raised.

@@ -1,4 +1,4 @@
-"""BadSamplePolicy: what is done about a bad sample, and which one takes its place (law 6)."""
+"""BadSamplePolicy: what is done about a bad sample, and which one takes its place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BadSamplePolicy:
     """What makers do about bad samples; pickled to the workers.
 
     What is known of bad samples saves the reading of them and changes nothing else: one is treated
-    as if it had been read again, and found as bad as before (law 1).
+    as if it had been read again, and found as bad as before.
 
     Raises:
         ValueError: no such mode.

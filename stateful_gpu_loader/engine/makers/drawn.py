@@ -18,7 +18,7 @@ from stateful_gpu_loader.transforms import Compose
 class DrawnMaker:
     """In the place of what makes batches of images: reads them for their sizes, and draws.
 
-    The numbers are functions of the samples' keys and sizes (law 1): they are those of the batch.
+    The numbers are functions of the samples' keys and sizes: they are those of the batch.
 
     Args:
         source: of encoded images.

@@ -1,7 +1,7 @@
 """Batches of encoded images: read and looked into here, decoded and augmented by the device stage.
 
 What the GPU does not take is decoded here, in the workers: which that is, the image's header alone
-decides (law 1).
+decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Batches of images from a source: read, decode, augment, straight into the batch.
 
-Law 1: routing and numbers are functions of the bytes and the keys alone.
+Routing and numbers are functions of the bytes and the keys alone.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class BadSampleReplacer:
 
     Under "raise" a bad sample's exception is raised, and nothing is tried again.
 
-    Law 1: what comes out is a function of the request and of the samples' content. It does not
+    What comes out is a function of the request and of the samples' content. It does not
     depend on what was known before, nor on the stage at which a sample turns out to be bad: each
     place has its own row of candidates, and takes the first that passes every stage.
 

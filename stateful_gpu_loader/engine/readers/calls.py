@@ -27,7 +27,7 @@ _MOST_IMAGES = 2**20
 class CallReader:
     """Calls the function under generators keyed by the position.
 
-    Law 1: a batch is made of calls alone, so any worker makes it, at any time. StopIteration is
+    A batch is made of calls alone, so any worker makes it, at any time. StopIteration is
     answered with the position at which the epoch ends.
 
     Args:

@@ -29,7 +29,7 @@ class Taken:
 
 
 class LaneReader:
-    """Gives a lane's samples in batches; law 1: a function of address and cursor.
+    """Gives a lane's samples in batches: a function of address and cursor.
 
     A window is read from where it begins, even if part of it came before: so no buffer is saved.
 

@@ -1,7 +1,7 @@
 """A pass over a map-style dataset: requests from an order or a sampler, places behind them.
 
-Places move when batches are delivered (law 2). Requests that were issued and not delivered are
-kept, so that lost workers cost no draw of the order (law 5).
+Places move when batches are delivered. Requests that were issued and not delivered are
+kept, so that lost workers cost no draw of the order.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ latest, and whose passes depend on nothing but those and what :class:`SamplerSna
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
 """Samplers, without subclasses, whose indices are known by their arguments: the same digest on all
-ranks, so that any rank's state serves every one (law 3)."""
+ranks, so that any rank's state serves every one."""
 
 
 _KEEP_OWN = (

@@ -11,7 +11,7 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Schedule(Protocol):
-    """One pass, in the main process; owns the state (laws 2 and 5)."""
+    """One pass, in the main process; owns the state: of what was delivered."""
 
     has_met_end: bool
     """Whether the epoch was found to end at a request that was delivered or has failed, whatever

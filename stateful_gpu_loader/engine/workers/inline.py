@@ -17,7 +17,7 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class InlinePipeline:
-    """``num_workers=0``: no prefetch, and the caller's generators are put back (law 7)."""
+    """``num_workers=0``: no prefetch, and the caller's generators are put back."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker = maker

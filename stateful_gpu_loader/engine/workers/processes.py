@@ -21,7 +21,7 @@ class ProcessPipeline:
 
     When a worker dies, or outlasts the timeout, its companions are ended too, whatever was
     answered before is still delivered, and then :class:`WorkersDied` is raised: by ``start()``
-    or ``next()``, never in the user's own code (law 7), and nothing waits for ever.
+    or ``next()``, never in the user's own code, and nothing waits for ever.
 
     Args:
         loader: starts the workers; its arguments count here too.

@@ -57,7 +57,7 @@ class InnerLoader(DataLoader[Any]):
     Args:
         maker: pickled to the workers; runs there.
         dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
-        base_seed: of the workers' own generators; the caller's are never drawn from (law 7).
+        base_seed: of the workers' own generators; the caller's are never drawn from.
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
             persistent_workers, in_order: as for DataLoader.
     """
@@ -141,7 +141,7 @@ class Team(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        # Otherwise torch's SIGCHLD handler raises in whatever the main thread does (law 7).
+        # Otherwise torch's SIGCHLD handler raises in whatever the main thread does.
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
         # When all workers are dead, the pipe has ended.

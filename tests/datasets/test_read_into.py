@@ -134,7 +134,7 @@ def test_a_batch_that_is_a_little_larger_than_the_last_is_not_copied(tmp_path: P
         asked.append(shape[0])
         return torch.empty(shape, dtype=dtype)
 
-    execute = EncodedExecutor(
+    execute = EncodedMaker(
         source,
         takes=lambda header, data: True,
         decoder=make_decoder("torchvision"),

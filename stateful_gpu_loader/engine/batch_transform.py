@@ -22,9 +22,9 @@ from stateful_gpu_loader.transforms.mixing.batch_recipe import BatchRecipe
 class BatchTransform:
     """Callables on the whole batch, on the device, one after the other.
 
-    They run in the user's own thread, where alone the global generators may be seeded (DESIGN.md,
-    Randomness), and the caller's generators are put back. Batch recipes draw from streams of
-    their own and leave them alone.
+    They run in the user's own thread, where alone the global generators may be seeded, and the
+    caller's generators are put back. Batch recipes draw from streams of their own and leave them
+    alone.
 
     Args:
         given: a batch recipe, a callable, or a list of them.

@@ -59,10 +59,9 @@ def single_threaded() -> Iterator[None]:
 def limit_this_thread() -> None:
     """Give the calling thread one OpenMP thread and leave all others alone.
 
-    ``torch.set_num_threads`` would change the default of every thread that starts later
-    (ENGINE.md, pitfall 11); OpenMP's own call sets a value of the calling thread. Where torch
-    was built without OpenMP this does nothing: workers are then slower, and results are the
-    same because no recipe's depend on it.
+    ``torch.set_num_threads`` would change the default of every thread that starts later; OpenMP's
+    own call sets a value of the calling thread. Where torch was built without OpenMP this does
+    nothing: workers are then slower, and results are the same because no recipe's depend on it.
     """
     openmp = _openmp()
     if openmp is not None:

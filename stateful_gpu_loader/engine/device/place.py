@@ -66,10 +66,10 @@ class CudaPlace:
     The memory of a delivered batch is safe (D8) by three rules. What the stage allocates belongs to
     the private stream that is current, and nothing of it is written by hand a second time. nvJPEG's
     hardware engine writes when it is called, whatever its stream still has to do (measured), so
-    that the stage waits on the host before it decodes, and before it frees what the engines may write next:
-    :meth:`settle`. And a delivered tensor is recorded on the consumer's stream: torch's caching
-    allocator hands its memory out again only when the host has seen that stream pass the point
-    where it was freed.
+    that the stage waits on the host before it decodes, and before it frees what the engines may
+    write next: :meth:`settle`. And a delivered tensor is recorded on the consumer's stream: torch's
+    caching allocator hands its memory out again only when the host has seen that stream pass the
+    point where it was freed.
 
     Nothing is touched before :meth:`open`: whoever forks has forked by then (C9).
 

@@ -28,7 +28,7 @@ from stateful_gpu_loader.integrations.dali_pipeline.stream import (
     PipelineStream,
     check_place,
 )
-from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from stateful_gpu_loader.samplers.sharded import LastBatchPolicy
 from stateful_gpu_loader.state.text_state import TextState
 
 

@@ -14,7 +14,7 @@ from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.lanes import LanePlan
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePipeline
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors

@@ -17,16 +17,20 @@ from stateful_gpu_loader.decoders.batch_rule import (
 from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
-from stateful_gpu_loader.decoders.machine import NVIMGCODEC, describe_versions, host_threads
-from stateful_gpu_loader.decoders.optional import load_package
+from stateful_gpu_loader.decoders.machine import (
+    NVIMGCODEC,
+    describe_versions,
+    host_threads,
+    load_package,
+)
 from stateful_gpu_loader.decoders.routing import takes_common
-from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
+from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 OPTIONS = ":fancy_upsampling=1"
 """Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
 
 KEPT_BYTES = 2**28
-"""Of freed pixels, which the next batch takes again: some 500 images of 500 x 375."""
+"""Freed memory that is kept for the next batch: the pixels of some 500 images of 500 x 375."""
 
 TRIAL_SIDE = 256
 """Pixels of the grey image that tells whether this GPU has JPEG engines."""

@@ -1,7 +1,8 @@
-"""TorchcodecBatchDecoder: nvJPEG as torchcodec calls it."""
+"""Decoding with torchcodec: libjpeg-turbo, libpng and libwebp on the CPU, nvJPEG on a GPU."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,11 +11,65 @@ import torch
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
 from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
-from stateful_gpu_loader.decoders.machine import describe_versions
+from stateful_gpu_loader.decoders.machine import describe_versions, load_package
 from stateful_gpu_loader.decoders.routing import takes_baseline
-from stateful_gpu_loader.decoders.rule import RGB, without_exif
-from stateful_gpu_loader.decoders.torchcodec_decoder import TorchcodecDecoder
+from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, without_exif
 from stateful_gpu_loader.errors import LoaderError
+
+
+class TorchcodecDecoder:
+    """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
+
+    torchcodec applies EXIF orientations by its own reading. So that every backend shows the
+    same pixels, it is given the bytes without EXIF, and the orientation is applied here.
+
+    Raises:
+        MissingDependency: torchcodec is not installed.
+        LoaderError: torchcodec is installed and cannot be used; the text says why.
+    """
+
+    family = "torchcodec"
+
+    def __init__(self) -> None:
+        _operators()
+
+    def version(self) -> str:
+        """As ``torchcodec.__version__``."""
+        import torchcodec
+
+        return str(torchcodec.__version__)
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        if isinstance(header, JpegHeader):
+            data = without_exif(data, header)
+        return decode_by_rule(_operators(), data, header)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+@functools.cache
+def _operators() -> dict[str, RawOperator]:
+    return load_package(
+        _load,
+        module="torchcodec",
+        package="torchcodec",
+        needed_for="decoder='torchcodec'",
+        extra="codec",
+        remedy=f"a torchcodec (>= 0.16) that fits torch {torch.__version__}",
+    )
+
+
+def _load() -> dict[str, RawOperator]:
+    import torchcodec  # noqa: F401  (registers the operators)
+
+    codec = torch.ops.torchcodec_ns
+    return {
+        "jpeg": codec.decode_jpeg.default,
+        "png": codec.decode_png.default,
+        "webp": codec.decode_webp.default,
+    }
 
 
 class TorchcodecBatchDecoder:

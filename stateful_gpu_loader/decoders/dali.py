@@ -1,4 +1,4 @@
-"""DALI pipelines that decode JPEGs: bytes in, pixels out, and nothing else in them."""
+"""Decoding with DALI: pipelines of bytes in and pixels out, for the CPU and for a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,25 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from stateful_gpu_loader.decoders.batch_rule import NO_FAULT_OF_THE_BYTES, NO_MEMORY
-from stateful_gpu_loader.decoders.optional import load_package
+from stateful_gpu_loader.decoders.batch_rule import (
+    NO_FAULT_OF_THE_BYTES,
+    NO_MEMORY,
+    decode_batch_by_rule,
+    wait_for_the_stream,
+    with_index,
+)
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.machine import (
+    DALI,
+    NVIMGCODEC,
+    describe_versions,
+    host_threads,
+    load_package,
+)
+from stateful_gpu_loader.decoders.routing import is_common_jpeg, takes_common
+from stateful_gpu_loader.decoders.rule import decode_by_rule
+from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 INPUT = "encoded"
 
@@ -62,7 +79,7 @@ def run(pipeline: Pipeline, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The pixels of a batch, complete: uint8 [3, height, width] each, views of DALI's HWC memory.
 
     Args:
-        pipeline: as :func:`build` made it. After an error it is of no more use.
+        pipeline: as :func:`build` made it. It cannot be used again after an error.
         data: uint8 [num_bytes] each, on the CPU; at least one, at most the pipeline's batch size.
 
     Raises:
@@ -146,3 +163,108 @@ def _reason(text: str) -> str:
     if telling:
         return telling[0]
     return "DALI failed to decode it"
+
+
+_POOL = PipelinePool(device_id=None, num_threads=1)
+"""Shared by all decoders of a process: they hold nothing themselves, so they can be pickled."""
+
+
+class DaliDecoder:
+    """Decodes common JPEGs with DALI on the CPU, the rest with torchvision; needs ``dali``.
+
+    It gives the pixels that DALI pipelines give elsewhere in a project. A pipeline is built for
+    each thread that decodes at the same time, in each process, when it first does.
+
+    Raises:
+        MissingDependency: DALI is not installed.
+        LoaderError: DALI is installed and cannot be imported; the text says why.
+    """
+
+    family = "dali"
+    takes = staticmethod(is_common_jpeg)
+
+    def __init__(self) -> None:
+        require_dali()
+        self._other = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """As ``nvidia.dali.__version__``."""
+        return str(require_dali().__version__)
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        if not is_common_jpeg(header):
+            return self._other.decode(data, header)
+        return decode_by_rule({"jpeg": _decode_one}, data, header)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """What :meth:`decode` gives or raises for each image, in one run of DALI.
+
+        Args:
+            data: uint8 [num_bytes] each, on the CPU: images that :attr:`takes` is true of.
+            headers: what ``probe`` says of each.
+        """
+        return decode_batch_by_rule(_POOL.decode, data, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _decode_one(data: torch.Tensor, mode: int) -> torch.Tensor:
+    (pixels,) = _POOL.decode([data])
+    return pixels
+
+
+class DaliBatchDecoder:
+    """Decodes with a DALI pipeline that does nothing else; needs the extra ``dali``.
+
+    The JPEG engines stay unused: DALI would choose between them and CUDA by the batch's length.
+    DALI keeps no state of the stream. Its pixels are copied once, into torch's own memory on the
+    current stream, and its buffers are given back only when the copies are done: another pipeline
+    of the process may write there next, on a stream of its own.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        MissingDependency: DALI is not installed.
+        LoaderError: DALI is installed and cannot be imported; the text says why.
+    """
+
+    family = "dali-cuda"
+    takes = staticmethod(takes_common)
+
+    def __init__(self, device: torch.device) -> None:
+        require_dali()
+        self._device = device
+        self._pool: PipelinePool | None = None
+        self.cpu: Decoder = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of DALI, the nvImageCodec and nvJPEG under it, and the GPU's model."""
+        return describe_versions(*DALI, *NVIMGCODEC)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        return decode_batch_by_rule(self._decode, data, headers)
+
+    def _decode(self, data: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._pool is None:
+            self._pool = PipelinePool(
+                device_id=with_index(self._device).index, num_threads=host_threads()
+            )
+        pixels = self._pool.decode(data)
+        copies = [image.clone() for image in pixels]
+        wait_for_the_stream(self._device)
+        return copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._device,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
-from stateful_gpu_loader.transforms.foreign import remedy_for
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
-from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
+from stateful_gpu_loader.transforms.values import ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
 """The numbers of one sample: one row for each recipe."""
@@ -262,3 +262,23 @@ def _check_batch(images: Sequence[Tensor], drawn: PipelineDraw) -> None:
             "end the recipes with one that fixes the size, such as RandomResizedCrop(224), or "
             "pass collate_fn"
         )
+
+
+def remedy_for(step: Any) -> str | None:
+    """What takes the place of a ToTensor, v1 or v2, or of v1's PILToTensor; None for all others.
+
+    >>> remedy_for(print) is None
+    True
+    """
+    for kind in type(step).__mro__:
+        if not kind.__module__.startswith("torchvision.transforms"):
+            continue
+        if kind.__name__ == "ToTensor":
+            return (
+                "leave it out, and put ToDtype(torch.float32, scale=True) of "
+                "stateful_gpu_loader.transforms in its place, or Normalize(mean, std) alone, which "
+                "scales uint8 to 0 ... 1 by itself"
+            )
+        if kind.__name__ == "PILToTensor" and ".v2" not in kind.__module__:
+            return "leave it out"
+    return None

@@ -1,11 +1,11 @@
 """A recipe: it draws numbers for a whole batch at once, and applies one row of them to one image.
 
-Recipes draw, executors apply: the numbers come from uniforms that are a function of the samples'
-keys (law 1), so that the CPU and the GPU turn the same numbers into pixels.
-"""
+The numbers come from uniforms that are a function of the samples' keys (law 1), so that the CPU
+and the GPU turn the same numbers into pixels."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,11 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.arguments import as_probability
+from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
-from stateful_gpu_loader.transforms.fingerprint import fingerprint_of
+from stateful_gpu_loader.transforms.motion import at_rest
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -202,6 +204,11 @@ class Recipe(ABC):
         return result
 
 
+def in_place(recipe: Recipe, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+    """The :meth:`Recipe.motion` of recipes that leave every point where it is."""
+    return at_rest(len(sizes))
+
+
 def nothing_drawn(sizes: IndexArray) -> Draw:
     """The draw of a recipe that needs no numbers and keeps the sizes."""
     return Draw(np.empty((len(sizes), 0), dtype=np.int64), sizes)
@@ -249,3 +256,68 @@ def _checked_image(image: Any) -> Tensor:
 
 def _described(array: npt.NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
+
+
+class BatchwiseRecipe(Recipe):
+    """Base of recipes that treat an image as a batch of one: they give :meth:`apply_batch`."""
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return self.apply_batch(image.unsqueeze(0), np.array([numbers])).squeeze(0)
+
+    @abstractmethod
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor: ...
+
+
+class WithProbability(Recipe):
+    """Base of recipes that act with probability p; a subclass gives :meth:`_act`.
+
+    Numbers: 1 to act, 0 to leave the image as it is.
+
+    Args:
+        p: the probability.
+
+    Raises:
+        ValueError: not 0 <= p <= 1.
+    """
+
+    num_draws = 1
+    number_names = ("acts",)
+
+    def __init__(self, p: float) -> None:
+        self.p = as_probability(p)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        return Draw((uniforms < self.p).astype(np.int64), sizes)
+
+    @abstractmethod
+    def _act(self, images: Tensor) -> Tensor:
+        """What happens to images [..., C, H, W] of those that were chosen; no size changes."""
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return self._act(image) if numbers[0] else image
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        rows = np.flatnonzero(numbers[:, 0])
+        if len(rows) == 0:
+            return images
+        chosen = on_device(rows, images.device)
+        result = images.clone()
+        return result.index_copy_(0, chosen, self._act(images.index_select(0, chosen)))
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def fingerprint_of(step: object) -> str:
+    """The class and its constructor's arguments, which are attributes of the same names.
+
+    >>> from stateful_gpu_loader.transforms.mixing import MixUp
+    >>> fingerprint_of(MixUp(num_classes=10))
+    "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
+    """
+    cls = type(step)
+    # A user's own class of the same name is another step.
+    prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
+    arguments = inspect.signature(cls).parameters
+    described = ", ".join(f"{name}={getattr(step, name)!r}" for name in arguments)
+    return f"{prefix}{cls.__qualname__}({described})"

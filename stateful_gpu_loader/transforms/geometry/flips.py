@@ -9,8 +9,7 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
-from stateful_gpu_loader.transforms.probability import WithProbability
-from stateful_gpu_loader.transforms.recipe import FloatArray
+from stateful_gpu_loader.transforms.recipe import FloatArray, WithProbability
 
 
 class RandomHorizontalFlip(WithProbability):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from stateful_gpu_loader.transforms.batches.device_numbers import constant, on_device
+from stateful_gpu_loader.transforms.batches.device import constant, on_device
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 _RADIANS = math.pi / 180.0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.transforms.color.hue import adjust_hue
+from stateful_gpu_loader.transforms.color.adjustments import adjust_hue
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
 SIXTHS = [i / 6 for i in range(-3, 4)]

@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.transforms.color.levels import autocontrast, equalize, posterize, solarize
+from stateful_gpu_loader.transforms.color.adjustments import (
+    autocontrast,
+    equalize,
+    posterize,
+    solarize,
+)
 from tests.transforms.pictures import as_float, decoded, noise
 
 BYTES = [decoded("coffee")[:, :99, :101], noise(7, 5), noise(1, 1), noise(37, 53) // 2 + 20]

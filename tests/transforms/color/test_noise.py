@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from stateful_gpu_loader.randomness.philox import philox4x32
-from stateful_gpu_loader.transforms.color.noise import _quantiles, normal_noise, philox
+from stateful_gpu_loader.transforms.color.erasing import _quantiles, normal_noise, philox
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.transforms.color.sharpness import adjust_sharpness
+from stateful_gpu_loader.transforms.color.adjustments import adjust_sharpness
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
 FACTORS = [0.01, 0.505, 1.0, 1.33, 1.99]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stateful_gpu_loader.transforms.mixing.beta import beta_quantile, beta_share, checked_alpha
+from stateful_gpu_loader.transforms.mixing import beta_quantile, beta_share, checked_alpha
 
 ALPHAS = [0.001, 0.05, 0.1, 0.2, 0.4, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 7.7, 10.0, 300.0, 10000.0]
 EXTREMES = [0.0, 2.0**-32, 0.5 - 2.0**-32, 0.5, 0.5 + 2.0**-32, 1.0 - 2.0**-32]

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.transforms.mixing.cutmix import CutMix
+from stateful_gpu_loader.transforms.mixing import CutMix
 from tests.transforms.augmented_batches import batch, by_torchvision
 
 BOXES = [(0, 0, 9, 7), (2, 1, 5, 6), (3, 3, 3, 5), (8, 6, 9, 7)]

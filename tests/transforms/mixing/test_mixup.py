@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.transforms.mixing.mixup import MixUp
+from stateful_gpu_loader.transforms.mixing import MixUp
 from tests.transforms.augmented_batches import batch, by_torchvision
 
 

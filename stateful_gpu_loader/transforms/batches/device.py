@@ -1,14 +1,52 @@
-"""A batch in groups: images that get the same operation get it in one call."""
+"""Work on the device of the images, without waiting for it.
+
+What is decided for each sample is known on the CPU. It follows the images in one small copy that
+the device's stream orders, so that the host does not wait and nothing is read back."""
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+
+
+def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array on the device; on CUDA it is made when the current stream comes to it.
+
+    >>> import numpy as np
+    >>> on_device(np.array([3, 1]), torch.device("cpu"))
+    tensor([3, 1])
+    """
+    copied = torch.tensor(numbers)
+    if device.type == "cpu":
+        return copied
+    if device.type == "cuda":
+        # From pageable memory even a copy that is not to block waits for the stream.
+        copied = copied.pin_memory()
+    return copied.to(device, non_blocking=True)
+
+
+@functools.cache
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that never change, [len(values)]: copied once for a device, and waited for then.
+
+    It is kept for the life of the process, so that any stream may read it. Never write to it.
+
+    >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
+    tensor([0.5000, 0.2500])
+    """
+    with torch.inference_mode(False):  # whoever asks first must not decide for all
+        return torch.tensor(values, dtype=dtype).to(device)
+
 
 Operation = Callable[[Tensor, IndexArray], Tensor]
 """Of m images [m, C, H, W] and their rows in the batch, int64 [m]; it leaves them as they are."""
@@ -55,3 +93,25 @@ def apply_by_group(
             )
         results.index_copy_(0, chosen, result)
     return results
+
+
+_logger = logging.getLogger(__name__)
+
+
+def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
+    """The kernels that ``try_out`` imports and launches; None, with a warning, where that fails.
+
+    Args:
+        try_out: imports a module of kernels, launches them once and returns it.
+        instead: what is done without them, for the warning.
+
+    Raises:
+        torch.OutOfMemoryError: which code runs depends on the machine, never on its load (law 1).
+    """
+    try:
+        return try_out()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _logger.warning("triton does not run here, so %s, slower: %s", instead, error)
+        return None

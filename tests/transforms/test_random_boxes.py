@@ -1,4 +1,4 @@
-"""Powers that are the same on every machine (law 1)."""
+"""Powers that are the same on every machine, of which random boxes are made (law 1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from stateful_gpu_loader.transforms.portable import portable_exp
+from stateful_gpu_loader.transforms.random_boxes import portable_exp
 
 
 def test_powers_are_those_of_the_library() -> None:

@@ -1,4 +1,4 @@
-"""Normalize: subtract a mean and divide by a standard deviation, straight into the batch."""
+"""ToDtype, ToMemoryFormat and Normalize: other dtypes, layouts and ranges of the same pixels."""
 
 from __future__ import annotations
 
@@ -6,12 +6,109 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.batches.device_numbers import constant
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
-from stateful_gpu_loader.transforms.motion import at_rest
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, nothing_drawn
+from stateful_gpu_loader.transforms.batches.device import constant
+from stateful_gpu_loader.transforms.batches.placement import Placement
+from stateful_gpu_loader.transforms.batches.pointwise import FLOATS, Pointwise
+from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, in_place, nothing_drawn
+
+
+class ToDtype(Recipe):
+    """Convert the image, as ``torchvision.transforms.v2.ToDtype``.
+
+    Args:
+        dtype: what to convert to; v2's dict of types is not supported, since recipes see images
+            only.
+        scale: whether the range of values is brought along: integers fill theirs, floats [0, 1].
+
+    Raises:
+        TypeError: dtype is no ``torch.dtype``.
+
+    >>> ToDtype(torch.float32, scale=True).apply(torch.tensor([[[51]]], dtype=torch.uint8), [])
+    tensor([[[0.2000]]])
+    """
+
+    def __init__(self, dtype: torch.dtype, scale: bool = False) -> None:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(
+                f"{dtype = } of type {type(dtype).__name__} is not supported. Remedy: pass the "
+                "image's dtype, such as torch.float32"
+            )
+        self.dtype = dtype
+        self.scale = bool(scale)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        return nothing_drawn(sizes)
+
+    motion = in_place
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        converted: Tensor = F.to_dtype_image(image, self.dtype, scale=self.scale)
+        return converted
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        return self.apply(images, ())
+
+    def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
+        return self.dtype
+
+    def pointwise(self, before: Pointwise) -> Pointwise | None:
+        if self.dtype is before.dtype:
+            return before
+        if self.dtype not in FLOATS or before.dtype not in (torch.uint8, torch.float32):
+            return None
+        if self.scale and before.dtype is torch.uint8:
+            before = before.then("*", [1.0 / 255.0])
+        return before.cast(self.dtype)
+
+
+_FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+class ToMemoryFormat(Recipe):
+    """Lay the batch out as ``images.to(memory_format=...)`` would; no pixel changes.
+
+    Wherever it stands, the finished batch has the format of the last one.
+
+    Args:
+        memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which convolutions
+            in half precision want.
+
+    Raises:
+        TypeError: it is no memory format.
+        ValueError: it is another one than these two.
+
+    >>> ToMemoryFormat(torch.channels_last).apply(torch.zeros(3, 4, 5), []).stride()
+    (1, 15, 3)
+    """
+
+    def __init__(self, memory_format: torch.memory_format) -> None:
+        if not isinstance(memory_format, torch.memory_format):
+            raise TypeError(
+                f"{memory_format = } of type {type(memory_format).__name__} is not supported. "
+                "Remedy: pass torch.channels_last or torch.contiguous_format"
+            )
+        if memory_format not in _FORMATS:
+            raise ValueError(f"{memory_format = } must be one of {_FORMATS}")
+        self.memory_format = memory_format
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        return nothing_drawn(sizes)
+
+    motion = in_place
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        if self.memory_format is torch.channels_last:
+            return image.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+        return image.contiguous()
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        return images.contiguous(memory_format=self.memory_format)
+
+    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
+        return placement
 
 
 class Normalize(Recipe):
@@ -50,8 +147,7 @@ class Normalize(Recipe):
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
         return nothing_drawn(sizes)
 
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return at_rest(len(sizes))
+    motion = in_place
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         if image.dtype is torch.uint8:

@@ -1,8 +1,7 @@
 """A batch recipe: it draws numbers for one whole batch, and makes of it another batch.
 
 As with recipes, drawing is apart from pixels: the numbers are plain Python floats that are made on
-the CPU from uniforms of the batch's key, so that CPU and GPU mix the same samples (law 1).
-"""
+the CPU from uniforms of the batch's key, so that CPU and GPU mix the same samples (law 1)."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 from torchvision import tv_tensors
 
-from stateful_gpu_loader.transforms.fingerprint import fingerprint_of
-from stateful_gpu_loader.transforms.recipe import FloatArray
+from stateful_gpu_loader.transforms.recipe import FloatArray, fingerprint_of
 
 Numbers = tuple[float, ...]
 

@@ -1,6 +1,7 @@
 """What of this machine decides how images are decoded: packages, GPU models and CPU threads.
 
-All of it is asked without touching CUDA."""
+All of it is asked without touching CUDA.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Orders that are addressed by position: what a loader asks for indices.
 
 A new kind of order is one :class:`PositionOrder`: the loader, its ranks and its resumption work
-with any."""
+with any.
+"""
 
 from __future__ import annotations
 

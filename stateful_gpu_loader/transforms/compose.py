@@ -141,11 +141,11 @@ class Compose:
     def apply_batch(self, images: Sequence[Tensor], drawn: PipelineDraw) -> Tensor:
         """As :meth:`apply`, for n images of any sizes at once, on any device.
 
-        Crops, bilinear resizes and flips, and what directly follows of Normalize and ToDtype, are
-        one pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after
-        each resize, from a float32 sum, which may differ from torchvision's in its last bits, so
-        that one byte in some thousands differs by a level of 255. Row i depends on image i and
-        its numbers alone, bit for bit.
+        Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
+        pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after each
+        resize, from a float32 sum, which may differ from torchvision's in its last bits, so that
+        one byte in some thousands differs by a level of 255. Row i depends on image i and its
+        numbers alone, bit for bit.
 
         Nothing waits for the device; work is queued on the current stream.
 
@@ -181,7 +181,7 @@ class Compose:
         return image
 
     def immovable(self) -> Recipe | None:
-        """The first recipe of which is not known where it moves points; None if there is none."""
+        """The first recipe that does not tell where it moves points; None if all do."""
         unknown = (recipe for recipe in self.recipes if type(recipe).motion is Recipe.motion)
         return next(unknown, None)
 
@@ -265,7 +265,7 @@ def _check_batch(images: Sequence[Tensor], drawn: PipelineDraw) -> None:
 
 
 def remedy_for(step: Any) -> str | None:
-    """What takes the place of a ToTensor, v1 or v2, or of v1's PILToTensor; None for all others.
+    """What to put in place of a ToTensor, v1 or v2, or of v1's PILToTensor; None for all others.
 
     >>> remedy_for(print) is None
     True

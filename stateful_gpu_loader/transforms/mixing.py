@@ -1,7 +1,8 @@
 """MixUp and CutMix: samples of one batch mixed with each other, labels too.
 
 Each sample's partner is the one before it in the batch, and the first's is the last, as
-torchvision has it."""
+torchvision has it.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,14 @@ def checked_alpha(alpha: float) -> float:
 def beta_quantile(alpha: float, uniform: float) -> float:
     """The x at which the distribution function of Beta(alpha, alpha) is ``uniform``.
 
-    The error is below 1e-13. Newton's method, on logarithms, where the function is all but
-    straight.
+    For x <= 1/2 every term of this series is positive (DLMF 8.17.7 after Pfaff's transformation),
+
+        S(x) = sum over k of x**k * (2a)(2a + 1)...(2a + k - 1) / ((a + 1)(a + 2)...(a + k))
+        I(x; a, a) = (4 x (1 - x))**a * S(x) / (2 * S(1/2))
+
+    so that nothing cancels, and no gamma function is needed: S(1/2) stands for it, because I(1/2)
+    is 1/2. The other half follows by symmetry. Newton's method solves it, on logarithms, where the
+    function is nearly a straight line; the error is below 1e-13.
 
     Args:
         alpha: 1e-3 to 1e4; the larger, the more terms: 30 us up to 3, 4 ms at 1e4.

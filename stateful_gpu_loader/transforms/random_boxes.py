@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.recipe import FloatArray
+from stateful_gpu_loader.transforms.recipe import FloatArray, between
 
 NUM_ATTEMPTS = 10
 """Boxes that are tried for each image, as torchvision does."""
@@ -59,11 +59,7 @@ def attempted_sides(
         Two arrays float64 [n, NUM_ATTEMPTS] of whole pixels: the first side is the second times
         the ratio.
     """
-    lowest, highest = scale
-    areas = sizes.prod(axis=1, keepdims=True) * (
-        lowest + uniforms[:, :NUM_ATTEMPTS] * (highest - lowest)
-    )
-    lowest, highest = log_ratio
-    ratios = portable_exp(lowest + uniforms[:, NUM_ATTEMPTS:] * (highest - lowest))
+    areas = sizes.prod(axis=1, keepdims=True) * between(scale, uniforms[:, :NUM_ATTEMPTS])
+    ratios = portable_exp(between(log_ratio, uniforms[:, NUM_ATTEMPTS:]))
     # Half to even, as Python's round, which torchvision calls here.
     return np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))

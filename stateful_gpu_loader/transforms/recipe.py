@@ -1,7 +1,8 @@
 """A recipe: it draws numbers for a whole batch at once, and applies one row of them to one image.
 
 The numbers come from uniforms that are a function of the samples' keys (law 1), so that the CPU
-and the GPU turn the same numbers into pixels."""
+and the GPU turn the same numbers into pixels.
+"""
 
 from __future__ import annotations
 
@@ -71,13 +72,13 @@ class Recipe(ABC):
     num_draws: int = 0
     """Uniforms per sample: a fixed budget, 0 where nothing is random."""
     number_names: tuple[str, ...] = ()
-    """What the columns of :attr:`Draw.numbers` are called; () leaves them together."""
+    """Names of the columns of :attr:`Draw.numbers`; () leaves them without."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """A class with an :meth:`apply` of its own inherits none of the other ways to it.
+        """A subclass that overrides :meth:`apply` does not inherit its parent's other ways to it.
 
-        They would make the pixels of the class above it. Nor are numbers of its own :meth:`draw`
-        called what those of the class above it are.
+        Those would make the parent's pixels. Likewise a subclass that overrides :meth:`draw` does
+        not inherit its parent's :attr:`number_names`.
         """
         super().__init_subclass__(**arguments)
         if "apply" in vars(cls):
@@ -158,7 +159,7 @@ class Recipe(ABC):
             sizes: int64 [n, 2]: height and width before the recipe, in pixels.
 
         Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`; None where
-        that is not known, and images with such targets are refused.
+        that is not known; images with boxes or masks are then refused.
         """
         return None
 
@@ -167,7 +168,7 @@ class Recipe(ABC):
         return dtype
 
     def named(self, drawn: Draw) -> dict[str, Any]:
-        """What was drawn, for a person: ``"recipe"``, its name, and an array [n] for each number.
+        """What was drawn, to be read: ``"recipe"``, its name, and an array [n] for each number.
 
         One array ``"numbers"`` [n, k], where the recipe does not name its numbers.
         """
@@ -202,6 +203,12 @@ class Recipe(ABC):
             wrapped: Tensor = tv_tensors.wrap(result, like=image)
             return wrapped
         return result
+
+
+def between(bounds: tuple[float, float], uniforms: FloatArray) -> FloatArray:
+    """Numbers from the lowest to the highest, from uniforms in [0, 1)."""
+    lowest, highest = bounds
+    return lowest + uniforms * (highest - lowest)
 
 
 def in_place(recipe: Recipe, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
@@ -316,7 +323,7 @@ def fingerprint_of(step: object) -> str:
     "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
     """
     cls = type(step)
-    # A user's own class of the same name is another step.
+    # A class of the same name outside this package is another step.
     prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
     arguments = inspect.signature(cls).parameters
     described = ", ".join(f"{name}={getattr(step, name)!r}" for name in arguments)

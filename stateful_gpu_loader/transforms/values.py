@@ -70,7 +70,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 class ToMemoryFormat(Recipe):
     """Lay the batch out as ``images.to(memory_format=...)`` would; no pixel changes.
 
-    Wherever it stands, the finished batch has the format of the last one.
+    The finished batch has the format of the last one among the recipes, wherever that stands.
 
     Args:
         memory_format: ``torch.contiguous_format``, or ``torch.channels_last``, which convolutions

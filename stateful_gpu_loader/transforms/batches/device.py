@@ -1,7 +1,8 @@
 """Work on the device of the images, without waiting for it.
 
 What is decided for each sample is known on the CPU. It follows the images in one small copy that
-the device's stream orders, so that the host does not wait and nothing is read back."""
+the device's stream orders, so that the host does not wait and nothing is read back.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
     >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
     tensor([0.5000, 0.2500])
     """
-    with torch.inference_mode(False):  # whoever asks first must not decide for all
+    with torch.inference_mode(False):  # the tensor is kept for callers outside of it, too
         return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -100,6 +101,8 @@ _logger = logging.getLogger(__name__)
 
 def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
     """The kernels that ``try_out`` imports and launches; None, with a warning, where that fails.
+
+    It can fail where triton is installed: it needs a C compiler, which not every machine has.
 
     Args:
         try_out: imports a module of kernels, launches them once and returns it.

@@ -14,7 +14,13 @@ from torch.nn.functional import conv2d, pad
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range, as_size
 from stateful_gpu_loader.transforms.batches.device import on_device
-from stateful_gpu_loader.transforms.recipe import BatchwiseRecipe, Draw, FloatArray, in_place
+from stateful_gpu_loader.transforms.recipe import (
+    BatchwiseRecipe,
+    Draw,
+    FloatArray,
+    between,
+    in_place,
+)
 
 
 class GaussianBlur(BatchwiseRecipe):
@@ -60,8 +66,7 @@ class GaussianBlur(BatchwiseRecipe):
                 f"and sample {small[0]} of the batch has {height}x{width} (height x width). "
                 "Remedy: Resize first, or take a smaller kernel"
             )
-        lowest, highest = self.sigma
-        return Draw(lowest + uniforms * (highest - lowest), sizes)
+        return Draw(between(self.sigma, uniforms), sizes)
 
     motion = in_place
 

@@ -153,7 +153,7 @@ class RandomErasing(Recipe):
 
 
 def _as_pixels(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """By way of int64, which holds what a small integer type would leave to the compiler."""
+    """By way of int64: from float, what a smaller integer type cannot hold is undefined."""
     return values.to(dtype) if dtype.is_floating_point else values.to(torch.int64).to(dtype)
 
 

@@ -90,14 +90,14 @@ def _loaded(place: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _clamped(value: tl.tensor, highest: tl.constexpr) -> tl.tensor:
-    """As torch.clamp from 0: what is no number stays none."""
+    """As torch.clamp from 0: NaN stays NaN."""
     value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, highest, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _bounded(value: tl.tensor, BYTES: tl.constexpr) -> tl.tensor:
-    """What the dtype of the images holds of it; bytes are cut off at the point."""
+    """Cut off to the range of the dtype; bytes are rounded down."""
     return tl.floor(_clamped(value, 255.0)) if BYTES else _clamped(value, 1.0)
 
 

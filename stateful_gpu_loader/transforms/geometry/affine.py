@@ -23,7 +23,7 @@ from stateful_gpu_loader.transforms.arguments import (
 from stateful_gpu_loader.transforms.batches.device import apply_by_group
 from stateful_gpu_loader.transforms.geometry.warp import inverse_affine_matrices, warp
 from stateful_gpu_loader.transforms.motion import inverted
-from stateful_gpu_loader.transforms.recipe import BatchwiseRecipe, Draw, FloatArray
+from stateful_gpu_loader.transforms.recipe import BatchwiseRecipe, Draw, FloatArray, between
 
 
 class RandomAffine(BatchwiseRecipe):
@@ -169,8 +169,7 @@ class RandomRotation(BatchwiseRecipe):
         self.fill = as_fill(fill)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        lowest, highest = self.degrees
-        angles = lowest + uniforms * (highest - lowest)
+        angles = between(self.degrees, uniforms)
         return Draw(angles, self._sizes_after(angles, sizes) if self.expand else sizes)
 
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
@@ -221,7 +220,7 @@ class RandomRotation(BatchwiseRecipe):
         return height, width
 
     def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
-        """Ask torchvision, by images without memory: its rounding is nobody else's."""
+        """As torchvision rounds them: it is asked with images on the meta device, without memory."""
         rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
         shapes = [
             F.rotate_image(

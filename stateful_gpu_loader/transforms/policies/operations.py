@@ -137,7 +137,7 @@ def magnitudes(
 
 
 def with_signs(operations: IndexArray, values: FloatArray, uniforms: FloatArray) -> FloatArray:
-    """Half of the magnitudes [n] that have a direction, by uniforms [n], turned about.
+    """Negate half of the magnitudes [n] that have a direction, chosen by uniforms [n].
 
     >>> with_signs(np.array([5, 5, 10]), np.array([30.0, 30.0, 4.0]), np.array([0.2, 0.7, 0.2]))
     array([-30.,  30.,   4.])
@@ -174,7 +174,7 @@ def _linspace(start: FloatArray, end: FloatArray, num_bins: int, bins: IndexArra
 
 @dataclass(frozen=True)
 class Sampling:
-    """How pixels are made where others move there."""
+    """How the pixels of a warped image are made."""
 
     interpolation: str = "nearest"
     """"nearest" or "bilinear"."""

@@ -220,7 +220,7 @@ class RandomRotation(BatchwiseRecipe):
         return height, width
 
     def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
-        """As torchvision rounds them: it is asked with images on the meta device, without memory."""
+        """As torchvision rounds them, asked with images on the meta device, without memory."""
         rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
         shapes = [
             F.rotate_image(

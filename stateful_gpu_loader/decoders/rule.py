@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -34,6 +35,11 @@ _SPARE_BYTES = 2**20
 
 SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Where in its C++ the operator failed, which its message begins with."""
+
+
+def raw_operators(namespace: Any) -> dict[str, RawOperator]:
+    """The operators of ``torch.ops.image``, or of a namespace with the same names."""
+    return {name: getattr(namespace, f"decode_{name}").default for name in ("jpeg", "png", "webp")}
 
 
 def decode_by_rule(

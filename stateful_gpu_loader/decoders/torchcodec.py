@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -13,7 +12,13 @@ from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import describe_versions, load_package
 from stateful_gpu_loader.decoders.routing import takes_baseline
-from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, without_exif
+from stateful_gpu_loader.decoders.rule import (
+    RGB,
+    RawOperator,
+    decode_by_rule,
+    raw_operators,
+    without_exif,
+)
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -64,12 +69,7 @@ def _operators() -> dict[str, RawOperator]:
 def _load() -> dict[str, RawOperator]:
     import torchcodec  # noqa: F401  (registers the operators)
 
-    codec = torch.ops.torchcodec_ns
-    return {
-        "jpeg": codec.decode_jpeg.default,
-        "png": codec.decode_png.default,
-        "webp": codec.decode_webp.default,
-    }
+    return raw_operators(torch.ops.torchcodec_ns)
 
 
 class TorchcodecBatchDecoder:
@@ -112,12 +112,8 @@ class TorchcodecBatchDecoder:
             without_exif(each, header) if isinstance(header, JpegHeader) else each
             for each, header in zip(data, headers, strict=True)
         ]
-        return decode_batch_by_rule(partial(_decode, self._device), plain, headers)
+        decode = torch.ops.torchcodec_ns.decode_jpegs_cuda
+        return decode_batch_by_rule(lambda each: decode(each, RGB, self._device), plain, headers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._device})"
-
-
-def _decode(device: torch.device, data: list[torch.Tensor]) -> list[torch.Tensor]:
-    decoded: list[torch.Tensor] = torch.ops.torchcodec_ns.decode_jpegs_cuda(data, RGB, device)
-    return decoded

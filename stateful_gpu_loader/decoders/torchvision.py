@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -18,7 +17,7 @@ from stateful_gpu_loader.decoders.decoder import Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
 from stateful_gpu_loader.decoders.routing import takes_baseline
-from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule
+from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, raw_operators
 
 
 class TorchvisionDecoder:
@@ -56,12 +55,7 @@ class TorchvisionDecoder:
 def _operators() -> dict[str, RawOperator]:
     import torchvision  # noqa: F401  (registers the operators)
 
-    image = torch.ops.image
-    return {
-        "jpeg": image.decode_jpeg.default,
-        "png": image.decode_png.default,
-        "webp": image.decode_webp.default,
-    }
+    return raw_operators(torch.ops.image)
 
 
 class TorchvisionBatchDecoder:
@@ -100,15 +94,11 @@ class TorchvisionBatchDecoder:
         # "cuda" beside "cuda:0" would be another device each time.
         device = with_index(self._device)
         _warn_of_several(device)
-        return decode_batch_by_rule(partial(_decode, device), data, headers)
+        decode = torch.ops.image.decode_jpegs_cuda
+        return decode_batch_by_rule(lambda images: decode(images, RGB, device), data, headers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._device})"
-
-
-def _decode(device: torch.device, data: list[torch.Tensor]) -> list[torch.Tensor]:
-    decoded: list[torch.Tensor] = torch.ops.image.decode_jpegs_cuda(data, RGB, device)
-    return decoded
 
 
 _DEVICES: set[torch.device] = set()

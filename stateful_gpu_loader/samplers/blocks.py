@@ -122,26 +122,11 @@ class Blocks:
         return f"Blocks({len(lengths)} of {extent}, window={self.window})"
 
 
-class _Layout(Protocol):
-    """Where the blocks of an epoch begin; turn t is the t-th block in the order of reading."""
-
-    num_blocks: int
-
-    def starts(self, turns: IndexArray) -> IndexArray:
-        """Positions at which the turns begin; that of turn ``num_blocks`` is the epoch's end."""
-        ...
-
-    def turns(self, positions: IndexArray) -> IndexArray:
-        """The turns that the positions fall into."""
-        ...
-
-    def first_indices(self, turns: IndexArray) -> IndexArray:
-        """The dataset's index of the first sample of the blocks that are read at the turns."""
-        ...
-
-
 class _EvenLayout:
-    """Blocks of one length, the dataset's last one perhaps shorter: constant memory."""
+    """Where the blocks of an epoch begin, if they have one length: constant memory.
+
+    Turn t is the t-th block in the order of reading. The dataset's last block may be shorter.
+    """
 
     def __init__(self, n: int, length: int, *, seed: int, epoch: int) -> None:
         self.num_blocks = -(-n // length)
@@ -152,19 +137,22 @@ class _EvenLayout:
         self._end_of_shorter = (self._shorter + 1) * length - self._lacking
 
     def starts(self, turns: IndexArray) -> IndexArray:
+        """Positions at which the turns begin; that of turn ``num_blocks`` is the epoch's end."""
         return turns * self._length - np.where(turns > self._shorter, self._lacking, 0)
 
     def turns(self, positions: IndexArray) -> IndexArray:
+        """The turns that the positions fall into."""
         lacking = np.where(positions >= self._end_of_shorter, self._lacking, 0)
         turns: IndexArray = (positions + lacking) // self._length
         return turns
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
+        """The dataset's index of the first sample of the blocks that are read at the turns."""
         return self._blocks(turns) * self._length
 
 
 class _UnevenLayout:
-    """Blocks of any lengths: 24 bytes a block, and a binary search for a position."""
+    """As :class:`_EvenLayout`, for any lengths: 24 bytes a block, and a binary search."""
 
     def __init__(self, lengths: IndexArray, *, seed: int, epoch: int) -> None:
         self.num_blocks = len(lengths)
@@ -189,7 +177,7 @@ class _BlockEpoch:
 
     n: int
     window: int
-    layout: _Layout
+    layout: _EvenLayout | _UnevenLayout
     seed: int
     epoch: int
 
@@ -250,7 +238,7 @@ class BlockOrder(LastEpoch):
         n, even = self.num_positions, self._blocks.even
         if n == 0:
             return Identity(0)
-        layout: _Layout
+        layout: _EvenLayout | _UnevenLayout
         if even is None:
             layout = _UnevenLayout(self._blocks.uneven, seed=seed, epoch=epoch)
         else:

@@ -19,6 +19,11 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 
+Operation = Callable[[Tensor, IndexArray], Tensor]
+"""Of m images [m, C, H, W] and their rows in the batch, int64 [m]; it leaves them as they are."""
+
+_logger = logging.getLogger(__name__)
+
 
 def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
     """A copy of an array on the device; on CUDA it is made when the current stream comes to it.
@@ -47,10 +52,6 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
     """
     with torch.inference_mode(False):  # the tensor is kept for callers outside of it, too
         return torch.tensor(values, dtype=dtype).to(device)
-
-
-Operation = Callable[[Tensor, IndexArray], Tensor]
-"""Of m images [m, C, H, W] and their rows in the batch, int64 [m]; it leaves them as they are."""
 
 
 def apply_by_group(
@@ -94,9 +95,6 @@ def apply_by_group(
             )
         results.index_copy_(0, chosen, result)
     return results
-
-
-_logger = logging.getLogger(__name__)
 
 
 def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:

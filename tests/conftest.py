@@ -51,7 +51,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _no_dali_stays_behind() -> Iterator[None]:
     """Beside DALI workers are not forked: what one file leaves would change how others run."""
     yield
-    dali_decoder = sys.modules.get("stateful_gpu_loader.decoders.dali_decoder")
-    if dali_decoder is not None:
-        dali_decoder._POOL._idle.pop(os.getpid(), None)
+    dali = sys.modules.get("stateful_gpu_loader.decoders.dali")
+    if dali is not None:
+        dali._POOL._idle.pop(os.getpid(), None)
         gc.collect()

@@ -25,7 +25,7 @@ from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.transforms import Compose
-from stateful_gpu_loader.transforms.batches.ragged_launch import launch
+from stateful_gpu_loader.transforms.batches.ragged import launch
 
 _BATCH_SIZE, _BATCHES, _ROUNDS = 256, 4, 15
 _MOST_BYTES = 2**26

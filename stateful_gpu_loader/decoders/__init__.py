@@ -21,8 +21,7 @@ a few levels, most at edges of colour. It decodes common JPEGs, and the CPU all 
 decoder family (DESIGN.md, Images).
 """
 
-from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
 from stateful_gpu_loader.decoders.probe import probe
 from stateful_gpu_loader.decoders.registry import (

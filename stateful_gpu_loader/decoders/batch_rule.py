@@ -125,7 +125,7 @@ def _attempt(
             _check_memory(largest)
             raise without_cause(largest, reason) from error
         if torch.cuda.is_initialized():
-            # What was begun may still be written, into memory that is free again.
+            # Work that is queued may still write to memory that is free again.
             torch.cuda.current_stream().synchronize()
         return [None] * len(data)
 

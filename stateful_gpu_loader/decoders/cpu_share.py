@@ -1,4 +1,4 @@
-"""SharedOut: a GPU's decoder that leaves a share of what it could decode to the CPUs."""
+"""SharedOut: a GPU's decoder that leaves a share of the images it could decode to the CPU."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from functools import partial
 
 import torch
 
-from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
 
 _BYTES = 64
-"""From the middle of an image, where its pixels are encoded: enough to tell images apart."""
+"""How much of an image is hashed: bytes from its middle, where its pixels are encoded."""
 
 
 class SharedOut:
     """Decodes as another decoder does, but for a share of the images.
 
-    Which images these are their bytes decide, and never how busy anybody is: the CPU and the GPU
-    show other pixels (law 1). For the same reason the share is part of the family.
+    The bytes of an image decide whether it is one of them, never how busy CPU or GPU are, since the
+    two give different pixels (law 1). For the same reason the share is part of the family.
 
     Args:
         decoder: of the GPU.

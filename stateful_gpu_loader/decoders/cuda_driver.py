@@ -1,4 +1,4 @@
-"""What CUDA's driver offers and torch does not; where there is no driver it does nothing."""
+"""Calls of CUDA's driver that torch does not offer; without a driver they do nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def beside_captures() -> Iterator[None]:
     ...     pass
     """
     driver, mode = _driver(), ctypes.c_int(_RELAXED)
-    # It exchanges the mode with that of the thread. Before CUDA has begun it fails: no captures.
+    # The call swaps ``mode`` with the thread's. It fails before CUDA is initialized, without harm.
     is_relaxed = driver is not None and not _exchanged(driver, mode)
     try:
         yield
@@ -42,7 +42,7 @@ def keep_freed_memory(device: int, num_bytes: int) -> None:
 
     Args:
         device: its index; CUDA has begun there.
-        num_bytes: at most; torch's own memory is elsewhere, and cannot use them.
+        num_bytes: at most; torch's own allocator has other memory, and cannot use these.
     """
     driver, pool = _driver(), ctypes.c_void_p()
     if driver is not None and not driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device):

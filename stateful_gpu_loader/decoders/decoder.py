@@ -1,7 +1,8 @@
-"""Decoder: what every backend that turns encoded bytes into pixels offers."""
+"""What every backend that decodes offers: Decoder on the CPU, BatchDecoder on a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -37,5 +38,46 @@ class Decoder(Protocol):
 
         Raises:
             ValueError: with the reason, whatever is wrong with the bytes.
+        """
+        ...
+
+
+class BatchDecoder(Protocol):
+    """Encoded bytes to RGB pixels on a GPU.
+
+    A decoder is used by one thread, and CUDA is not touched before that thread decodes.
+    """
+
+    family: str
+    """What a state's fingerprint keeps: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
+
+    cpu: Decoder
+    """For images that :meth:`takes` says no to, or that :meth:`decode_batch` refuses."""
+
+    def version(self) -> str:
+        """The version of the library that decodes, and the GPU: a change may change pixels."""
+        ...
+
+    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
+        """Whether the GPU decodes an image: a pure function of its header and bytes (law 1)."""
+        ...
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
+
+        Args:
+            data: uint8 [num_bytes] each, on the CPU, contiguous; they stay until the current
+                stream has passed this call.
+            headers: what ``probe`` says of each.
+
+        Returns:
+            uint8 [3, height, width] each, on the current device, of any strides; later work on
+            the current stream may read them. A ValueError in place of one that is refused, which
+            is decided image by image, whatever else is in the batch.
+
+        Raises:
+            RuntimeError: memory has run out, for which the bytes are not to blame.
         """
         ...

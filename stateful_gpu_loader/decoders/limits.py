@@ -1,4 +1,4 @@
-"""How much a header may claim before it is disbelieved."""
+"""How much a header may claim before the image is refused."""
 
 from __future__ import annotations
 

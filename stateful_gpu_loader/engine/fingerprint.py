@@ -11,7 +11,7 @@ from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import LanePlan
 from stateful_gpu_loader.decoders import Decoder
-from stateful_gpu_loader.decoders.batch_decoder import BatchDecoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder
 from stateful_gpu_loader.decoders.machine import package_versions
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers import PositionOrder

@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from stateful_gpu_loader.decoders.dali_pipelines import require_dali
+from stateful_gpu_loader.decoders.dali import require_dali
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.integrations.dali_identity import check_accept, refuse, report
 from stateful_gpu_loader.integrations.dali_pipeline import opening, own_checkpoint
@@ -28,7 +28,7 @@ from stateful_gpu_loader.integrations.dali_pipeline.stream import (
     PipelineStream,
     check_place,
 )
-from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from stateful_gpu_loader.samplers.sharded import LastBatchPolicy
 from stateful_gpu_loader.state.text_state import TextState
 
 

@@ -20,8 +20,7 @@ from stateful_gpu_loader.samplers.orders import (
 )
 from stateful_gpu_loader.samplers.repeated import RepeatedSampler
 from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.samplers.sharded import ShardSampler
-from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 from stateful_gpu_loader.samplers.subset import SubsetSampler
 from stateful_gpu_loader.samplers.weighted import WeightedSampler

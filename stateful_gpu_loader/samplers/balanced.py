@@ -12,10 +12,8 @@ from torch.utils.data import Sampler
 from stateful_gpu_loader.randomness.permutation import ALGORITHM, VERSION
 from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.digest import digest_of
-from stateful_gpu_loader.samplers.draws import words_of_64
-from stateful_gpu_loader.samplers.orders import EpochOrder
-from stateful_gpu_loader.samplers.permutations import permuted
+from stateful_gpu_loader.samplers.draws import permuted, words_of_64
+from stateful_gpu_loader.samplers.orders import EpochOrder, digest_of
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.state.schema import as_int
 
@@ -165,6 +163,3 @@ class BalancedSampler(OrderSampler, Sampler[int]):
     def num_samples(self) -> int:
         """Samples in an epoch, all ranks together."""
         return self.order.num_positions
-
-    def __len__(self) -> int:
-        return self.num_samples

@@ -1,19 +1,29 @@
-"""Blocks: where data lies together (shards, row groups), and how many are mixed at a time."""
+"""Blocks: where data lies together (shards, row groups), and a shuffled order that follows it."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import KW_ONLY, dataclass
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.digest import digest_of
+from stateful_gpu_loader.samplers.draws import permuted
+from stateful_gpu_loader.samplers.orders import (
+    EpochOrder,
+    Identity,
+    LastEpoch,
+    ShuffledOrder,
+    digest_of,
+)
 from stateful_gpu_loader.state.schema import as_int
 
 DEFAULT_WINDOW = 16
 """Blocks that are mixed at a time unless something else is asked for."""
+_LARGEST = 1 << 62
 
 
 @runtime_checkable
@@ -33,8 +43,8 @@ class Blocks:
         lengths: samples in every block as one int (the last block may be shorter), or int64
             [number of blocks] with those of each block, none negative (of block boundaries:
             ``np.diff(boundaries)``).
-        window: blocks that are mixed at a time, 1 or more: that many are open at once, and a
-            buffer of their samples is what the order is as random as.
+        window: blocks that are mixed at a time, 1 or more: that many are open at once, and the
+            order is as random as one from a shuffle buffer that holds all of their samples.
 
     Raises:
         ValueError: a length or the window is out of range, or the lengths are no list of ints.
@@ -110,3 +120,142 @@ class Blocks:
         lengths = self.uneven
         extent = f"{lengths.min()} to {lengths.max()} samples" if len(lengths) else "none"
         return f"Blocks({len(lengths)} of {extent}, window={self.window})"
+
+
+class _EvenLayout:
+    """Where the blocks of an epoch begin, if they have one length: constant memory.
+
+    Turn t is the t-th block in the order of reading. The dataset's last block may be shorter.
+    """
+
+    def __init__(self, n: int, length: int, *, seed: int, epoch: int) -> None:
+        self.num_blocks = -(-n // length)
+        self._length = length
+        self._lacking = self.num_blocks * length - n
+        self._blocks = Permutation(self.num_blocks, seed=seed, epoch=epoch)
+        self._shorter = int(self._blocks.inverse(np.array([self.num_blocks - 1]))[0])
+        self._end_of_shorter = (self._shorter + 1) * length - self._lacking
+
+    def starts(self, turns: IndexArray) -> IndexArray:
+        """Positions at which the turns begin; that of turn ``num_blocks`` is the epoch's end."""
+        return turns * self._length - np.where(turns > self._shorter, self._lacking, 0)
+
+    def turns(self, positions: IndexArray) -> IndexArray:
+        """The turns that the positions fall into."""
+        lacking = np.where(positions >= self._end_of_shorter, self._lacking, 0)
+        turns: IndexArray = (positions + lacking) // self._length
+        return turns
+
+    def first_indices(self, turns: IndexArray) -> IndexArray:
+        """The dataset's index of the first sample of the blocks that are read at the turns."""
+        return self._blocks(turns) * self._length
+
+
+class _UnevenLayout:
+    """As :class:`_EvenLayout`, for any lengths: 24 bytes a block, and a binary search."""
+
+    def __init__(self, lengths: IndexArray, *, seed: int, epoch: int) -> None:
+        self.num_blocks = len(lengths)
+        blocks = Permutation(len(lengths), seed=seed, epoch=epoch)(np.arange(len(lengths)))
+        self._starts = _offsets(lengths[blocks])
+        self._first_indices = _offsets(lengths)[blocks]
+
+    def starts(self, turns: IndexArray) -> IndexArray:
+        return self._starts[turns]
+
+    def turns(self, positions: IndexArray) -> IndexArray:
+        # The last turn that begins at or before the position: empty blocks begin there, too.
+        return np.searchsorted(self._starts, positions, side="right").astype(np.int64) - 1
+
+    def first_indices(self, turns: IndexArray) -> IndexArray:
+        return self._first_indices[turns]
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockEpoch:
+    """One epoch's order over a layout of blocks."""
+
+    n: int
+    window: int
+    layout: _EvenLayout | _UnevenLayout
+    seed: int
+    epoch: int
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        places = positions.reshape(-1)
+        if places.size and (places.min() < 0 or places.max() >= self.n):
+            raise IndexError(
+                f"position outside range({self.n}): from {places.min()} to {places.max()}. "
+                "Remedy: count from 0 within one epoch"
+            )
+        layout = self.layout
+        windows = layout.turns(places) // self.window
+        starts = layout.starts(windows * self.window)
+        # Not (windows + 1) * window: that of the last window may lie beyond the last block.
+        ends = layout.starts(
+            windows * self.window
+            + np.minimum(self.window, layout.num_blocks - windows * self.window)
+        )
+        mixed = starts + permuted(
+            places - starts, ends - starts, seed=self.seed, epoch=self.epoch, numbers=windows
+        )
+        turns = layout.turns(mixed)
+        indices = layout.first_indices(turns) + mixed - layout.starts(turns)
+        return indices.reshape(positions.shape)
+
+
+class BlockOrder(LastEpoch):
+    """The orders of all epochs of a dataset in blocks.
+
+    In each epoch the blocks are permuted by key and taken in windows of so many of them; within
+    a window its samples are permuted by key. So at any time samples of one window's blocks are
+    read, and each block in one window only. An index is found in constant time and memory for
+    blocks of one length; for others, prefix sums over the blocks are made once an epoch.
+
+    Args:
+        data_source: the dataset.
+        blocks: how it is stored.
+
+    Raises:
+        ValueError: the lengths of the blocks do not add up to the dataset's, or there are 2**62
+            samples or more.
+    """
+
+    is_shuffled = True
+
+    def __init__(self, data_source: Sized, blocks: Blocks) -> None:
+        self._data_source = data_source
+        self._blocks = blocks
+        self.algorithm = f"blocks-1 over {ShuffledOrder.algorithm}, {blocks.layout()}"
+        self._check()
+
+    @property
+    def num_positions(self) -> int:
+        return len(self._data_source)
+
+    def begin(self, seed: int, epoch: int) -> EpochOrder:
+        self._check()
+        n, even = self.num_positions, self._blocks.even
+        if n == 0:
+            return Identity(0)
+        layout: _EvenLayout | _UnevenLayout
+        if even is None:
+            layout = _UnevenLayout(self._blocks.uneven, seed=seed, epoch=epoch)
+        else:
+            layout = _EvenLayout(n, min(even, n), seed=seed, epoch=epoch)
+        window = min(self._blocks.window, layout.num_blocks)
+        return _BlockEpoch(n, window, layout, seed, epoch)
+
+    def _check(self) -> None:
+        n = self.num_positions
+        if n >= _LARGEST:
+            raise ValueError(f"{n} samples are too many for blocks. Remedy: at most {_LARGEST - 1}")
+        if self._blocks.even is None and self._blocks.uneven.sum() != n:
+            raise ValueError(
+                f"the blocks have {self._blocks.uneven.sum()} samples together, and the dataset "
+                f"{n}. Remedy: pass the lengths of all of its blocks"
+            )
+
+
+def _offsets(lengths: IndexArray) -> IndexArray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler
@@ -12,11 +13,29 @@ from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import PositionOrder, SequentialOrder
 from stateful_gpu_loader.samplers.repeated import RepeatedSampler
-from stateful_gpu_loader.samplers.sequential import InOrderSampler
+from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.sharded import ShardSampler
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 from stateful_gpu_loader.samplers.subset import SubsetSampler
 from stateful_gpu_loader.samplers.weighted import WeightedSampler
+
+
+class InOrderSampler(OrderSampler, SequentialSampler):
+    """The dataset's own order.
+
+    It has the ``set_epoch`` that trainers call: augmentations are keyed by the epoch, even where
+    the order is the same in every epoch.
+
+    >>> list(InOrderSampler(range(3)))
+    [0, 1, 2]
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        super().__init__(data_source)
+        self.seed = None
+        self.epoch = 0
+        self.order: PositionOrder = SequentialOrder(data_source)
+
 
 OWN_SAMPLERS = (
     ShuffledSampler,
@@ -60,7 +79,7 @@ def is_map(dataset: Any) -> bool:
 def order_of(sampler: Any) -> PositionOrder | None:
     """The order behind a sampler that is addressed by position, None for any other.
 
-    Subclasses are others: they may yield what they like.
+    A subclass counts as any other sampler, since it may yield other indices.
     """
     if type(sampler) in OWN_SAMPLERS:
         own: PositionOrder = sampler.order

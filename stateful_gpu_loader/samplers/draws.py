@@ -1,11 +1,12 @@
-"""Keyed integers of 64 bits, and integers below a bound made of them."""
+"""Keyed random numbers at any position: 64-bit words, integers below a bound, permutations."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.randomness.philox import words
+from stateful_gpu_loader.randomness.permutation import hash_below, network_over
+from stateful_gpu_loader.randomness.philox import Stream, words
 from stateful_gpu_loader.records import IndexArray
 
 _HALF = np.uint64(32)
@@ -50,3 +51,87 @@ def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
     second = low * end_high + (first & _LOW)
     upper = high * end_high + (first >> _HALF) + (second >> _HALF)
     return np.asarray(upper, dtype=np.int64)
+
+
+_Words = npt.NDArray[np.uint64]
+
+
+def permuted(
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int = Stream.PARTS,
+) -> IndexArray:
+    """Send each value through a permutation of its own.
+
+    The permutations are those of
+    :class:`~stateful_gpu_loader.randomness.permutation.Permutation`, keyed by (seed, epoch,
+    stream, number): ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``.
+    Time and memory grow with the number of values alone, however many permutations they are.
+
+    Args:
+        values: int64 [n], each in ``range(lengths[i])``.
+        lengths: int64 [n] or one int: of the permutations, 1 or more each.
+        numbers: int64 [n] or one int: which permutation; those of one number have one length.
+        stream: a :class:`~stateful_gpu_loader.randomness.philox.Stream`.
+
+    Returns:
+        int64 [n], each in ``range(lengths[i])``.
+
+    Raises:
+        IndexError: a value is outside its range.
+
+    >>> permuted(np.array([0, 1, 2, 0, 1, 2]), 3, seed=3, epoch=0, numbers=[1, 1, 1, 2, 2, 2])
+    array([1, 0, 2, 0, 1, 2])
+    """
+    all_lengths = np.broadcast_to(np.asarray(lengths, dtype=np.int64), values.shape)
+    all_numbers = np.broadcast_to(np.asarray(numbers, dtype=np.int64), values.shape)
+    outside = np.flatnonzero((values < 0) | (values >= all_lengths))
+    if outside.size:
+        first = outside[0]
+        raise IndexError(
+            f"value {values[first]} is outside range({all_lengths[first]}). Remedy: count from 0 "
+            "within one permutation"
+        )
+    distinct, which = np.unique(all_lengths, return_inverse=True)
+    shapes = np.array([network_over(n) for n in distinct.tolist()], dtype=np.uint64).reshape(-1, 3)
+    rows, columns, rounds = shapes[which].T
+    result = np.empty(values.shape, dtype=np.int64)
+    for num_rounds in np.unique(rounds).tolist():
+        chosen = np.flatnonzero(rounds == num_rounds)
+        names, place = np.unique(all_numbers[chosen], return_inverse=True)
+        keys = words_of_64(seed, epoch, names, stream, num_rounds)[place]
+        result[chosen] = _walked(
+            values[chosen].astype(np.uint64),
+            all_lengths[chosen].astype(np.uint64),
+            rows[chosen],
+            columns[chosen],
+            keys.T,
+        )
+    return result
+
+
+def _walked(values: _Words, ends: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
+    values = _encrypted(values, rows, columns, keys)
+    outside = np.flatnonzero(values >= ends)
+    while outside.size:
+        values[outside] = _encrypted(
+            values[outside], rows[outside], columns[outside], keys[:, outside]
+        )
+        outside = outside[values[outside] >= ends[outside]]
+    return values
+
+
+def _encrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
+    row = values // columns
+    column = values - row * columns
+    for row_key, column_key in zip(keys[0::2], keys[1::2], strict=True):
+        row += hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row = np.minimum(row, row - rows)
+        column += hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column = np.minimum(column, column - columns)
+    joined: _Words = row * columns + column
+    return joined

@@ -2,17 +2,204 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
 from torch.utils.data import Sampler
 
-from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.samplers.mixture_order import MixtureOrder
+from stateful_gpu_loader.datasets.mixture import MixedDataset, pass_length
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.draws import permuted, words_of_64
+from stateful_gpu_loader.samplers.orders import (
+    EpochOrder,
+    PositionOrder,
+    SequentialOrder,
+    ShuffledOrder,
+)
 from stateful_gpu_loader.samplers.resumable import OrderSampler
+
+ALGORITHM = "mixture-1"
+"""Name and version; raised whenever an index changes for any mixture, seed and epoch."""
+
+_NO_EPOCH = (1 << 32) - 1
+"""No epoch of a loader, so its keys are free for the seeds of the parts."""
+_MAX_PASSES = 1 << 61
+"""Passes over the parts, all together, before their orders come again."""
+_PARTS_NAMED = 8
+
+
+class MixtureOrder:
+    """The orders of all epochs of a mixture.
+
+    An epoch goes in blocks. The prefixes up to a block's two ends, counted by
+    :class:`~stateful_gpu_loader.datasets.apportionment.Apportionment`, say how many samples of
+    each part the block holds; their order within it is shuffled by key. The k-th sample of a part,
+    over all epochs, is the k-th of the part's own order, epoch after epoch of its own: every epoch
+    of the mixture draws as many samples of it, so that its place is a product, stored nowhere.
+    """
+
+    def __init__(self, dataset: MixedDataset, *, shuffle: bool) -> None:
+        self.dataset = dataset
+        self.is_shuffled = shuffle
+        self.parts = [_order_of(dataset.datasets[d], shuffle) for d in dataset.drawn_parts]
+        """The parts' own orders."""
+        self.algorithm = self._describe()
+
+    @property
+    def num_positions(self) -> int:
+        return self.dataset.num_samples
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of one epoch."""
+        return MixtureEpoch(self, seed, epoch)
+
+    def _describe(self) -> str:
+        dataset = self.dataset
+        total = sum(dataset.part_weights)
+        shares = [round(weight / total, 6) for weight in dataset.part_weights]
+        lengths = [pass_length(part) for part in dataset.datasets]
+        exact = (dataset.part_weights, lengths, [part.algorithm for part in self.parts])
+        digest = hashlib.blake2b(repr(exact).encode(), digest_size=8).hexdigest()
+        more = "" if len(lengths) <= _PARTS_NAMED else ", ..."
+        return (
+            f"{ALGORITHM}({'shuffled' if self.is_shuffled else 'sequential'}, "
+            f"block_length={dataset.block_length}, num_samples={dataset.num_samples}, "
+            f"{len(lengths)} datasets of {lengths[:_PARTS_NAMED]}{more} samples, shares "
+            f"{shares[:_PARTS_NAMED]}{more}, {digest})"
+        )
+
+
+class MixtureEpoch:
+    """One epoch of a mixture, as an EpochOrder."""
+
+    def __init__(self, order: MixtureOrder, seed: int, epoch: int) -> None:
+        dataset = order.dataset
+        self.n = dataset.num_samples
+        self._order, self._seed, self._epoch = order, seed, epoch
+        self._block_length = dataset.block_length
+        self._apportionment = dataset.apportionment
+        ends = dataset.cumulative_sizes
+        self._starts = _integers(ends[d - 1] if d else 0 for d in dataset.drawn_parts)
+        self._lengths = _integers(part.num_positions for part in order.parts)
+        # Python's ints up to here: late epochs of large mixtures start beyond int64.
+        quotas = self._apportionment.counts(self.n)
+        begun = [
+            divmod(epoch * quota, part.num_positions)
+            for quota, part in zip(quotas, order.parts, strict=True)
+        ]
+        self._most_passes = _MAX_PASSES // len(quotas)
+        self._first_passes = _integers(passes % self._most_passes for passes, _ in begun)
+        self._first_places = _integers(place for _, place in begun)
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        """int64 [...] positions in ``range(n)`` to int64 [...] indices of the concatenation."""
+        flat = np.asarray(positions, dtype=np.int64).reshape(-1)
+        blocks, rows = np.unique(flat // self._block_length, return_inverse=True)
+        parts, ordinals = self._blocks(blocks.tolist())
+        offsets = flat - blocks[rows] * self._block_length
+        drawn, counted = parts[rows, offsets], ordinals[rows, offsets]
+        indices: IndexArray = self._starts[drawn] + self._own_indices(drawn, counted)
+        return indices.reshape(positions.shape)
+
+    def _own_indices(self, drawn: IndexArray, counted: IndexArray) -> IndexArray:
+        """Indices in the parts.
+
+        Args:
+            drawn: int64 [n], which part each sample is drawn from.
+            counted: int64 [n], how many samples of that part come before it in this epoch.
+        """
+        lengths = self._lengths[drawn]
+        passes, indices = np.divmod(self._first_places[drawn] + counted, lengths)
+        passes = (passes + self._first_passes[drawn]) % self._most_passes
+        mixtures = [d for d, part in enumerate(self._order.parts) if isinstance(part, MixtureOrder)]
+        if self._order.is_shuffled:
+            plain = np.flatnonzero(~np.isin(drawn, mixtures))
+            indices[plain] = permuted(
+                indices[plain],
+                lengths[plain],
+                seed=self._seed,
+                epoch=0,
+                numbers=passes[plain] * len(self._lengths) + drawn[plain],
+            )
+        for d in mixtures:
+            part, seed = self._order.parts[d], self._part_seed(d)
+            for number in np.unique(passes[drawn == d]).tolist():
+                chosen = (drawn == d) & (passes == number)
+                indices[chosen] = part.of_epoch(seed, number % _NO_EPOCH)(indices[chosen])
+        return indices
+
+    def _part_seed(self, part: int) -> int:
+        """A mixture within the mixture has keys of its own."""
+        return sample_seeds(self._seed, _NO_EPOCH, [part], Stream.MIXTURE)[0]
+
+    def _blocks(self, blocks: list[int]) -> tuple[IndexArray, IndexArray]:
+        """Which part each place of the blocks draws from, and how many samples it gave before.
+
+        Returns:
+            Two arrays int64 [len(blocks), block_length]; what lies beyond the epoch has no meaning.
+        """
+        length, shape = self._block_length, (len(blocks), len(self._lengths))
+        starts = [block * length for block in blocks]
+        ends = [min(start + length, self.n) for start in starts]
+        counts = {n: self._apportionment.counts(n) for n in {*starts, *ends}}
+        first = np.array([counts[start] for start in starts], dtype=np.int64).reshape(shape)
+        last = np.array([counts[end] for end in ends], dtype=np.int64).reshape(shape)
+        # What is missing in the epoch's last block is filled with a part that does not exist.
+        lacking = length - (last - first).sum(axis=1, keepdims=True)
+        quotas = np.concatenate([last - first, lacking], axis=1)
+        num_parts = quotas.shape[1]
+        if self._order.is_shuffled:
+            parts = np.repeat(np.tile(np.arange(num_parts), len(blocks)), quotas.reshape(-1))
+            parts = self._shuffled(parts.reshape(-1, length), blocks, num_parts - 1)
+        else:
+            parts = np.full((len(blocks), length), num_parts - 1, dtype=np.int64)
+            for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                parts[row, : end - start] = self._apportionment.between(counts[start], counts[end])
+        return parts, _ordinals(parts, np.concatenate([first, np.zeros_like(lacking)], axis=1))
+
+    def _shuffled(self, parts: IndexArray, blocks: list[int], filler: int) -> IndexArray:
+        """Each row shuffled by the keys of its block; the filler stays at the end."""
+        places = np.array(blocks, dtype=np.int64)
+        keys = words_of_64(self._seed, self._epoch, places, Stream.MIXTURE, self._block_length)
+        keys[parts == filler] = np.iinfo(np.uint64).max
+        shuffled: IndexArray = np.take_along_axis(
+            parts, np.argsort(keys, axis=1, kind="stable"), axis=1
+        )
+        return shuffled
+
+
+def _order_of(part: object, shuffle: bool) -> PositionOrder:
+    if isinstance(part, MixedDataset):
+        return MixtureOrder(part, shuffle=shuffle)
+    return ShuffledOrder(part) if shuffle else SequentialOrder(part)  # type: ignore[arg-type]
+
+
+def _integers(values: Iterable[int]) -> IndexArray:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _ordinals(parts: IndexArray, first: IndexArray) -> IndexArray:
+    """Number the occurrences of each part in each row, from its ``first`` count on.
+
+    >>> _ordinals(np.array([[0, 1, 1, 0]]), np.array([[5, 20]])).tolist()
+    [[5, 20, 21, 6]]
+    """
+    num_rows, num_parts = first.shape
+    groups = (parts + np.arange(num_rows)[:, None] * num_parts).reshape(-1)
+    sizes = np.bincount(groups, minlength=num_rows * num_parts)
+    by_group = np.argsort(groups, kind="stable")
+    ordinals: IndexArray = np.empty_like(groups)
+    before = np.cumsum(sizes) - sizes
+    ordinals[by_group] = np.arange(len(groups)) - np.repeat(before - first.reshape(-1), sizes)
+    return ordinals.reshape(parts.shape)
 
 
 class MixtureSampler(OrderSampler, Sampler[int]):
     """The samples of a MixedDataset in the proportions of its weights; the state is a position.
 
-    *Bound.* Be p a part's share of D parts that have a weight, and L the ``block_length``. In the
+    *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. In the
     first n positions of any epoch, any n, the part comes p * n times to within
     L * p * (1 - p) + (1 + p * D) / 2, the second term alone without shuffling. For at a
     block's ends it is the second term, see Apportionment, and between them the count strays most
@@ -49,7 +236,3 @@ class MixtureSampler(OrderSampler, Sampler[int]):
         self.order = MixtureOrder(data_source, shuffle=shuffle)
         self.seed = seed
         self.epoch = 0
-
-    def __len__(self) -> int:
-        """Samples of an epoch."""
-        return self.order.num_positions

@@ -6,9 +6,14 @@ with any.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from hashlib import blake2b
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from stateful_gpu_loader.randomness import permutation
 from stateful_gpu_loader.randomness.permutation import Permutation
@@ -29,10 +34,10 @@ class EpochOrder(Protocol):
 
 
 def key_offset_of(indices: EpochOrder) -> int:
-    """What an epoch's positions are apart from those of other orders that share its seed.
+    """What is added to an epoch's positions before they become the keys of augmentations.
 
-    Shards that have an order each (``key_offset``) draw different augmentations by it; orders
-    that ranks share have no need.
+    Shards that have an order each share a seed; their ``key_offset`` keeps their augmentations
+    apart. It is 0 for an order that the ranks share.
     """
     return int(getattr(indices, "key_offset", 0))
 
@@ -45,7 +50,7 @@ class PositionOrder(Protocol):
     """Name and version, and all that decides the order beside seed and length: compared as part of
     the fingerprint."""
     is_shuffled: bool
-    """Whether chance is in it."""
+    """Whether the order is random."""
 
     @property
     def num_positions(self) -> int:
@@ -74,7 +79,7 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """An order that is written down, as an EpochOrder.
+    """An order that is given as a list of indices, as an EpochOrder.
 
     >>> import numpy as np
     >>> Listed(np.array([2, 0, 1]))(np.array([1, 2])).tolist()
@@ -92,14 +97,14 @@ class Listed:
 
 
 ENDLESS = 2**62
-"""Positions of an epoch that ends somewhere, nobody knows where."""
+"""Positions of an epoch whose end is not known in advance."""
 
 
 class CallOrder:
-    """The positions themselves, of what is made position by position and has no index.
+    """The positions themselves, for samples that are made one after the other and have no index.
 
     Args:
-        length: of every epoch; None where it ends by itself.
+        length: of every epoch; None where its end is not known in advance.
     """
 
     algorithm = "called"
@@ -139,3 +144,52 @@ class ShuffledOrder(SequentialOrder):
         # range(0) has one order, and Permutation none.
         n = self.num_positions
         return Permutation(n, seed=seed, epoch=epoch) if n else Identity(0)
+
+
+class LastEpoch(ABC):
+    """The base of position orders that build a table at the start of an epoch.
+
+    The table is made when an epoch is asked for and kept until another one is; it is never
+    pickled, so that a worker process gets the order without it. Several threads may ask at once:
+    at worst each makes the same table.
+    """
+
+    _last: tuple[tuple[int, int, int], EpochOrder] | None = None
+
+    @property
+    @abstractmethod
+    def num_positions(self) -> int:
+        """Samples in an epoch that begins now, all ranks together."""
+
+    @abstractmethod
+    def begin(self, seed: int, epoch: int) -> EpochOrder:
+        """Make the order of one epoch."""
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        """The order of one epoch, made anew only for another seed, epoch or length."""
+        key = seed, epoch, self.num_positions
+        last = self._last
+        if last is None or last[0] != key:
+            last = key, self.begin(seed, epoch)
+            self._last = last
+        return last[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_last"}
+
+
+def digest_of(array: npt.NDArray[np.generic]) -> str:
+    """BLAKE2b of the array's length and of its elements as little-endian bytes.
+
+    Args:
+        array: [n] of any number type; the same numbers of another type are another array.
+
+    Returns:
+        the length and 16 hexadecimal digits.
+
+    >>> digest_of(np.array([3, 1, 2]))
+    '3:c22d70e57dc8bf9f'
+    """
+    little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    text = blake2b(little.data, digest_size=8, person=little.dtype.str.encode()).hexdigest()
+    return f"{len(array)}:{text}"

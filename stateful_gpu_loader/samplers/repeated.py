@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.orders import EpochOrder, ShuffledOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.samplers.rounds import Rounds
+from stateful_gpu_loader.samplers.shuffled import Rounds
 from stateful_gpu_loader.state.schema import as_int
 
 
@@ -122,6 +122,3 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
     def num_samples(self) -> int:
         """Samples in an epoch, all ranks together."""
         return self.order.num_positions
-
-    def __len__(self) -> int:
-        return self.num_samples

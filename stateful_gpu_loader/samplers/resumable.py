@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers.orders import PositionOrder
 from stateful_gpu_loader.state.schema import as_epoch
 from stateful_gpu_loader.state.text_state import TextState
@@ -24,7 +26,7 @@ class Resumable(TextState):
     seed: Any
     epoch: int
     requested_epoch: int | None = None
-    """Set by :meth:`set_epoch`, until a loader takes notice."""
+    """Set by :meth:`set_epoch`, until a loader has read it."""
     resume_at: int | None = None
     """Set by :meth:`load_state_dict`, until the next iteration."""
     _position: int = 0
@@ -92,7 +94,7 @@ class Resumable(TextState):
         self.resume_at = found["position"]
 
     def ordinals(self, num_samples: int) -> Iterator[range]:
-        """Blocks of ordinals that are still to yield; the state follows them one by one."""
+        """The ordinals that are still to come, in blocks; the state counts them one by one."""
         start = self.resume_at or 0
         self.resume_at, self._position = None, start
         for first in range(start, num_samples, _BLOCK):
@@ -107,9 +109,39 @@ class OrderSampler(Resumable):
     The base of this package's samplers.
     """
 
+    def __len__(self) -> int:
+        """Samples in an epoch, all ranks together."""
+        return self.order.num_positions
+
     def __iter__(self) -> Iterator[int]:
         indices = self.order.of_epoch(self.seed or 0, self.epoch)
         for block in self.ordinals(indices.n):
             for index in indices(np.arange(block.start, block.stop, dtype=np.int64)).tolist():
                 self._position += 1
                 yield index
+
+
+def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
+    """The seed that keys an order: the given one, or what the generator would give next.
+
+    The generator is asked on a copy: it does not move, and decides all epochs at once, where
+    torch's samplers draw from it in each.
+
+    Raises:
+        ValueError: both are given.
+
+    >>> settled(None, torch.Generator().manual_seed(1)) == settled(
+    ...     None, torch.Generator().manual_seed(1)
+    ... )
+    True
+    >>> settled(5, None)
+    5
+    """
+    if generator is None:
+        return seed
+    if seed is not None:
+        raise ValueError(
+            f"{seed = } and a generator were given, and either decides the order. Remedy: leave "
+            "one of them out"
+        )
+    return SettledSeed(None, generator, sharded=False).value

@@ -3,18 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import dataclass
 
 import torch
 from torch.utils.data import RandomSampler
 
-from stateful_gpu_loader.samplers.block_order import BlockOrder
-from stateful_gpu_loader.samplers.blocks import Blocks
-from stateful_gpu_loader.samplers.orders import PositionOrder, ShuffledOrder
-from stateful_gpu_loader.samplers.replacement import ReplacementOrder
-from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.samplers.rounds import RoundsOrder
-from stateful_gpu_loader.samplers.seeds import settled
+from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.blocks import BlockOrder, Blocks
+from stateful_gpu_loader.samplers.draws import below, permuted, words_of_64
+from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, ShuffledOrder
+from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 from stateful_gpu_loader.state.schema import as_int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Round after round over ``range(length)``, each in a keyed order of its own.
+
+    An EpochOrder of constant memory.
+
+    >>> import numpy as np
+    >>> rounds = Rounds(8, length=3, seed=2, epoch=0)
+    >>> rounds(np.arange(8)).tolist()
+    [1, 2, 0, 2, 1, 0, 1, 2]
+    """
+
+    n: int
+    length: int
+    seed: int
+    epoch: int
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        places = positions.reshape(-1)
+        indices = permuted(
+            places % self.length,
+            self.length,
+            seed=self.seed,
+            epoch=self.epoch,
+            numbers=places // self.length,
+        )
+        return indices.reshape(positions.shape)
+
+
+class RoundsOrder:
+    """The orders of all epochs: of a part of the dataset, or of it several times over.
+
+    Every round holds each index once, so no two counts differ by more than one.
+    """
+
+    is_shuffled = True
+
+    def __init__(self, data_source: Sized, num_samples: int) -> None:
+        self._data_source = data_source
+        self.num_positions = num_samples
+        n = len(data_source)
+        self.algorithm = f"rounds-1 over {ShuffledOrder.algorithm}, {num_samples} of {n}"
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        return Rounds(self.num_positions, len(self._data_source), seed, epoch)
+
+
+@dataclass(frozen=True)
+class UniformDraws:
+    """Draws from ``range(length)``, an EpochOrder of constant memory.
+
+    >>> import numpy as np
+    >>> UniformDraws(10**9, length=6, seed=1, epoch=0)(np.array([0, 10**9 - 1])).tolist()
+    [0, 1]
+    """
+
+    n: int
+    length: int
+    seed: int
+    epoch: int
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        drawn = words_of_64(self.seed, self.epoch, positions.reshape(-1), Stream.WEIGHTED, 1)
+        return below(drawn[:, 0], self.length).reshape(positions.shape)
+
+
+class ReplacementOrder:
+    """The draws of all epochs.
+
+    Args:
+        data_source: the dataset.
+        num_samples: draws in an epoch; None is the dataset's length.
+    """
+
+    is_shuffled = True
+
+    def __init__(self, data_source: Sized, num_samples: int | None) -> None:
+        self._data_source = data_source
+        self._num_samples = num_samples
+        self.algorithm = f"uniform-1 with replacement, of {len(data_source)}"
+
+    @property
+    def num_positions(self) -> int:
+        return len(self._data_source) if self._num_samples is None else self._num_samples
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        return UniformDraws(self.num_positions, len(self._data_source), seed, epoch)
 
 
 class ShuffledSampler(OrderSampler, RandomSampler):
@@ -31,7 +120,7 @@ class ShuffledSampler(OrderSampler, RandomSampler):
         generator: gives the seed in its place; it is asked on a copy, and does not move.
         seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
         locality: in which blocks the dataset is stored, for an order that reads it nearly
-            sequentially: see :class:`~stateful_gpu_loader.samplers.block_order.BlockOrder`.
+            sequentially: see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
 
     Raises:
         ValueError: ``num_samples`` is no positive int, the blocks do not make up the dataset, or

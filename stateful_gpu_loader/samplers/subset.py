@@ -12,10 +12,8 @@ from torch.utils.data import SubsetRandomSampler
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.digest import digest_of
-from stateful_gpu_loader.samplers.orders import EpochOrder, Identity, ShuffledOrder
-from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.samplers.seeds import settled
+from stateful_gpu_loader.samplers.orders import EpochOrder, Identity, ShuffledOrder, digest_of
+from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 
 
 @dataclass(frozen=True, eq=False)

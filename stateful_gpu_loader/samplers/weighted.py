@@ -3,17 +3,207 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from stateful_gpu_loader.samplers.alias import AliasOrder, FloatArray
-from stateful_gpu_loader.samplers.orders import PositionOrder
-from stateful_gpu_loader.samplers.resumable import OrderSampler
-from stateful_gpu_loader.samplers.seeds import settled
-from stateful_gpu_loader.samplers.weighted_without_replacement import RaceOrder
+from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.draws import below, words_of_64
+from stateful_gpu_loader.samplers.orders import (
+    EpochOrder,
+    LastEpoch,
+    Listed,
+    PositionOrder,
+    digest_of,
+)
+from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 from stateful_gpu_loader.state.schema import as_int
+
+FloatArray = npt.NDArray[np.float64]
+_JUST_BELOW_ONE = 1 - 2.0**-53
+_LN_2 = 0.6931471805599453
+_NUM_TERMS = 18
+
+
+@dataclass(frozen=True, eq=False)
+class AliasTable:
+    """Draws from ``range(n)`` in proportion to weights: a uniform column, then one of two indices.
+
+    Walker, "An efficient method for generating discrete random variables with general
+    distributions", ACM TOMS 3(3), 1977; the columns are filled by the sweep of Hübschle-Schneider
+    and Sanders, "Parallel weighted random sampling", ESA 2019, whose cursors are searches in two
+    prefix sums here. Column i holds index i up to its threshold, and beyond it an index of
+    at least the mean weight, so that a weight of 0 is never drawn.
+
+    No probability is off by more than about n * 2**-45 of itself (3e-8 for a million weights) and
+    2**-64: the prefix sums are rounded. They are made by sums, products and quotients alone, which
+    are rounded the same everywhere.
+    """
+
+    thresholds: npt.NDArray[np.uint64]
+    """uint64 [n]: a column gives its own index for words below this, of 2**64."""
+    aliases: IndexArray
+    """int64 [n]: the index that a column gives for all other words."""
+
+    @classmethod
+    def of(cls, weights: FloatArray) -> AliasTable:
+        """Build the table in O(n log n).
+
+        Args:
+            weights: float64 [n], finite, none negative, one positive.
+
+        >>> table = AliasTable.of(np.array([1.0, 3.0]))
+        >>> (table.thresholds / 2**64).round(6).tolist(), table.aliases.tolist()
+        ([0.5, 1.0], [1, 1])
+        """
+        n = len(weights)
+        own = weights / weights.max()
+        # Sums of numbers up to 1 do not round above their count: the largest stays 1 or more.
+        own *= n / np.cumsum(own)[-1]
+        heavy, light = np.flatnonzero(own >= 1), np.flatnonzero(own < 1)
+        excess = np.cumsum(own[heavy] - 1)
+        deficit = np.cumsum(1 - own[light])
+        aliases = np.arange(n, dtype=np.int64)
+
+        # A light column takes what it lacks from the first heavy index that has anything left.
+        before = np.concatenate([np.zeros(min(1, len(light))), deficit[:-1]])
+        filler = np.searchsorted(excess, before, side="left")
+        aliases[light] = heavy[np.minimum(filler, len(heavy) - 1)]
+
+        # A heavy index that a light column overdraws lacks that much, and takes it from the next.
+        last = np.searchsorted(deficit, excess[:-1], side="right")
+        overdrawn = np.flatnonzero(last < len(light))
+        own[heavy] = 1
+        own[heavy[overdrawn]] = 1 - (deficit[last[overdrawn]] - excess[overdrawn])
+        aliases[heavy[overdrawn]] = heavy[overdrawn + 1]
+        scaled = np.ldexp(np.clip(own, 0, _JUST_BELOW_ONE), 64)
+        return cls(scaled.astype(np.uint64), aliases)
+
+    def draw(self, words: npt.NDArray[np.uint64]) -> IndexArray:
+        """Turn random words into indices.
+
+        Args:
+            words: uint64 [m, 2].
+
+        Returns:
+            int64 [m], each in ``range(n)``.
+        """
+        columns = below(words[:, 0], len(self.aliases))
+        keeps = words[:, 1] < self.thresholds[columns]
+        return np.where(keeps, columns, self.aliases[columns])
+
+
+@dataclass(frozen=True)
+class _WeightedDraws:
+    """One epoch's draws, an EpochOrder."""
+
+    n: int
+    table: AliasTable
+    seed: int
+    epoch: int
+
+    def __call__(self, positions: IndexArray) -> IndexArray:
+        words = words_of_64(self.seed, self.epoch, positions.reshape(-1), Stream.WEIGHTED, 2)
+        return self.table.draw(words).reshape(positions.shape)
+
+
+class AliasOrder:
+    """The weighted draws of all epochs, with replacement.
+
+    Args:
+        weights: float64 [n], finite, none negative, one positive.
+        num_samples: draws in an epoch.
+    """
+
+    is_shuffled = True
+
+    def __init__(self, weights: FloatArray, num_samples: int) -> None:
+        self._weights = weights
+        self.num_positions = num_samples
+        self.algorithm = f"alias-1 over {digest_of(weights)}, {num_samples} draws"
+
+    @cached_property
+    def table(self) -> AliasTable:
+        """Built at the first draw, and not pickled."""
+        return AliasTable.of(self._weights)
+
+    def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
+        return _WeightedDraws(self.num_positions, self.table, seed, epoch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "table"}
+
+
+def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
+    """Exponential variates, each from one word: -log(1 - word / 2**64).
+
+    From sums, products and quotients alone, which are rounded the same everywhere; the last bit of
+    NumPy's log depends on the CPU, and an order may depend on it. Small ones are as exact as large
+    ones, to about 1e-15 of their value.
+
+    Args:
+        words: uint64 of any shape.
+
+    Returns:
+        float64 of the same shape, above 0 and below 37.
+
+    >>> exponentials(np.array([2**63], dtype=np.uint64)).round(6).tolist()
+    [0.693147]
+    """
+    part = np.clip(words * 2.0**-64, 2.0**-65, 1 - 2.0**-53)
+    # 1 - part = fraction * 2**exponent, and -log(fraction) = 2 * atanh((1 - fraction) / (1 +
+    # fraction)); as long as the exponent is 0, 1 - fraction is the part itself, unrounded.
+    fraction, exponent = np.frexp(1 - part)
+    halvings = np.maximum(-exponent, 0)
+    missing = np.where(halvings > 0, 1 - fraction, part)
+    ratio = missing / (2 - missing)
+    square = ratio * ratio
+    series = np.zeros_like(ratio)
+    for term in range(_NUM_TERMS, -1, -1):
+        series = series * square + 1 / (2 * term + 1)
+    variates: FloatArray = halvings * _LN_2 + 2 * ratio * series
+    return variates
+
+
+class RaceOrder(LastEpoch):
+    """The weighted draws of all epochs, without replacement.
+
+    Each index gets an exponential variate divided by its weight, and the smallest come first: so
+    each draw is in proportion to the weights of the indices that are left (Efraimidis and Spirakis,
+    "Weighted random sampling with a reservoir", Information Processing Letters 97, 2006), the
+    distribution of torch.multinomial. They are sorted once an epoch, in O(n log n) time and O(n)
+    memory; the state is a position as ever.
+
+    Args:
+        weights: float64 [n], finite, none negative.
+        num_samples: draws in an epoch, at most as many as there are positive weights.
+    """
+
+    is_shuffled = True
+
+    def __init__(self, weights: FloatArray, num_samples: int) -> None:
+        self._weights = weights
+        self._num_samples = num_samples
+        self.algorithm = f"race-1 over {digest_of(weights)}, {num_samples} draws"
+
+    @property
+    def num_positions(self) -> int:
+        return self._num_samples
+
+    def begin(self, seed: int, epoch: int) -> EpochOrder:
+        runners: IndexArray = np.flatnonzero(self._weights)
+        # Words 0 and 1 of a position are draws with replacement.
+        words = words_of_64(seed, epoch, runners, Stream.WEIGHTED, 3)[:, 2]
+        with np.errstate(over="ignore"):
+            arrivals = exponentials(words) / self._weights[runners]
+        first = np.argsort(arrivals, kind="stable")[: self._num_samples]
+        return Listed(runners[first].astype(np.int64, copy=False))
 
 
 class WeightedSampler(OrderSampler, WeightedRandomSampler):

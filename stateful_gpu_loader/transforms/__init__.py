@@ -4,25 +4,20 @@ Each draws its numbers for a whole batch from the samples' keys, apart from the 
 resumed run crops, flips and colors every image as the uninterrupted one did.
 """
 
+from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
-from stateful_gpu_loader.transforms.geometry.affine import RandomAffine
+from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
 from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
 from stateful_gpu_loader.transforms.geometry.random_resized_crop import RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.resize import Resize
-from stateful_gpu_loader.transforms.geometry.rotation import RandomRotation
-from stateful_gpu_loader.transforms.mixing.batch_recipe import BatchRecipe
-from stateful_gpu_loader.transforms.mixing.cutmix import CutMix
-from stateful_gpu_loader.transforms.mixing.mixup import MixUp
-from stateful_gpu_loader.transforms.policies.rand_augment import RandAugment
-from stateful_gpu_loader.transforms.policies.trivial_augment import TrivialAugmentWide
+from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
+from stateful_gpu_loader.transforms.policies.recipes import RandAugment, TrivialAugmentWide
 from stateful_gpu_loader.transforms.recipe import Draw, Recipe
-from stateful_gpu_loader.transforms.values.cast import ToDtype
-from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
-from stateful_gpu_loader.transforms.values.normalize import Normalize
+from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 __all__ = [
     "BatchRecipe",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
-from stateful_gpu_loader.transforms.foreign import remedy_for
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
-from stateful_gpu_loader.transforms.values.memory_format import ToMemoryFormat
+from stateful_gpu_loader.transforms.values import ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
 """The numbers of one sample: one row for each recipe."""
@@ -141,11 +141,11 @@ class Compose:
     def apply_batch(self, images: Sequence[Tensor], drawn: PipelineDraw) -> Tensor:
         """As :meth:`apply`, for n images of any sizes at once, on any device.
 
-        Crops, bilinear resizes and flips, and what directly follows of Normalize and ToDtype, are
-        one pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after
-        each resize, from a float32 sum, which may differ from torchvision's in its last bits, so
-        that one byte in some thousands differs by a level of 255. Row i depends on image i and
-        its numbers alone, bit for bit.
+        Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
+        pass over the pixels. Bytes are rounded as torchvision rounds them on a GPU: after each
+        resize, from a float32 sum, which may differ from torchvision's in its last bits, so that
+        one byte in some thousands differs by a level of 255. Row i depends on image i and its
+        numbers alone, bit for bit.
 
         Nothing waits for the device; work is queued on the current stream.
 
@@ -181,7 +181,7 @@ class Compose:
         return image
 
     def immovable(self) -> Recipe | None:
-        """The first recipe of which is not known where it moves points; None if there is none."""
+        """The first recipe that does not tell where it moves points; None if all do."""
         unknown = (recipe for recipe in self.recipes if type(recipe).motion is Recipe.motion)
         return next(unknown, None)
 
@@ -262,3 +262,23 @@ def _check_batch(images: Sequence[Tensor], drawn: PipelineDraw) -> None:
             "end the recipes with one that fixes the size, such as RandomResizedCrop(224), or "
             "pass collate_fn"
         )
+
+
+def remedy_for(step: Any) -> str | None:
+    """What to put in place of a ToTensor, v1 or v2, or of v1's PILToTensor; None for all others.
+
+    >>> remedy_for(print) is None
+    True
+    """
+    for kind in type(step).__mro__:
+        if not kind.__module__.startswith("torchvision.transforms"):
+            continue
+        if kind.__name__ == "ToTensor":
+            return (
+                "leave it out, and put ToDtype(torch.float32, scale=True) of "
+                "stateful_gpu_loader.transforms in its place, or Normalize(mean, std) alone, which "
+                "scales uint8 to 0 ... 1 by itself"
+            )
+        if kind.__name__ == "PILToTensor" and ".v2" not in kind.__module__:
+            return "leave it out"
+    return None

@@ -54,7 +54,7 @@ def one_after_the_other(first: FloatArray, second: FloatArray) -> FloatArray:
 def inverted(
     matrices: FloatArray, sizes: npt.NDArray[np.int64], sizes_after: npt.NDArray[np.int64]
 ) -> FloatArray:
-    """The motions of warps that are given by what brings a pixel back.
+    """The motions of warps, from the matrices that take a pixel of the result to the image.
 
     Args:
         matrices: [n, 6], in pixels from the centers, as
@@ -72,7 +72,7 @@ def inverted(
 
 
 def inverse(motions: FloatArray) -> FloatArray:
-    """What brings each point back.
+    """The motions that bring each point back.
 
     >>> inverse(scaled_and_shifted([[2, 4]], [[6, 0]]))[0].tolist()
     [[0.5, 0.0, -3.0], [0.0, 0.25, 0.0]]

@@ -1,11 +1,12 @@
 """A recipe: it draws numbers for a whole batch at once, and applies one row of them to one image.
 
-Recipes draw, makers apply: the numbers come from uniforms that are a function of the samples'
-keys (law 1), so that the CPU and the GPU turn the same numbers into pixels.
+The numbers come from uniforms that are a function of the samples' keys (law 1), so that the CPU
+and the GPU turn the same numbers into pixels.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from torch import Tensor
 from torchvision import tv_tensors
 
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.arguments import as_probability
+from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
-from stateful_gpu_loader.transforms.fingerprint import fingerprint_of
+from stateful_gpu_loader.transforms.motion import at_rest
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -69,13 +72,13 @@ class Recipe(ABC):
     num_draws: int = 0
     """Uniforms per sample: a fixed budget, 0 where nothing is random."""
     number_names: tuple[str, ...] = ()
-    """What the columns of :attr:`Draw.numbers` are called; () leaves them together."""
+    """Names of the columns of :attr:`Draw.numbers`; () leaves them without."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """A class with an :meth:`apply` of its own inherits none of the other ways to it.
+        """A subclass that overrides :meth:`apply` does not inherit its parent's other ways to it.
 
-        They would make the pixels of the class above it. Nor are numbers of its own :meth:`draw`
-        called what those of the class above it are.
+        Those would make the parent's pixels. Likewise a subclass that overrides :meth:`draw` does
+        not inherit its parent's :attr:`number_names`.
         """
         super().__init_subclass__(**arguments)
         if "apply" in vars(cls):
@@ -156,7 +159,7 @@ class Recipe(ABC):
             sizes: int64 [n, 2]: height and width before the recipe, in pixels.
 
         Returns: float64 [n, 2, 3], see :mod:`stateful_gpu_loader.transforms.motion`; None where
-        that is not known, and images with such targets are refused.
+        that is not known; images with boxes or masks are then refused.
         """
         return None
 
@@ -165,7 +168,7 @@ class Recipe(ABC):
         return dtype
 
     def named(self, drawn: Draw) -> dict[str, Any]:
-        """What was drawn, for a person: ``"recipe"``, its name, and an array [n] for each number.
+        """What was drawn, to be read: ``"recipe"``, its name, and an array [n] for each number.
 
         One array ``"numbers"`` [n, k], where the recipe does not name its numbers.
         """
@@ -200,6 +203,17 @@ class Recipe(ABC):
             wrapped: Tensor = tv_tensors.wrap(result, like=image)
             return wrapped
         return result
+
+
+def between(bounds: tuple[float, float], uniforms: FloatArray) -> FloatArray:
+    """Numbers from the lowest to the highest, from uniforms in [0, 1)."""
+    lowest, highest = bounds
+    return lowest + uniforms * (highest - lowest)
+
+
+def in_place(recipe: Recipe, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+    """The :meth:`Recipe.motion` of recipes that leave every point where it is."""
+    return at_rest(len(sizes))
 
 
 def nothing_drawn(sizes: IndexArray) -> Draw:
@@ -249,3 +263,68 @@ def _checked_image(image: Any) -> Tensor:
 
 def _described(array: npt.NDArray[Any]) -> str:
     return f"{array.dtype} {list(array.shape)}"
+
+
+class BatchwiseRecipe(Recipe):
+    """Base of recipes that treat an image as a batch of one: they give :meth:`apply_batch`."""
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return self.apply_batch(image.unsqueeze(0), np.array([numbers])).squeeze(0)
+
+    @abstractmethod
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor: ...
+
+
+class WithProbability(Recipe):
+    """Base of recipes that act with probability p; a subclass gives :meth:`_act`.
+
+    Numbers: 1 to act, 0 to leave the image as it is.
+
+    Args:
+        p: the probability.
+
+    Raises:
+        ValueError: not 0 <= p <= 1.
+    """
+
+    num_draws = 1
+    number_names = ("acts",)
+
+    def __init__(self, p: float) -> None:
+        self.p = as_probability(p)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        return Draw((uniforms < self.p).astype(np.int64), sizes)
+
+    @abstractmethod
+    def _act(self, images: Tensor) -> Tensor:
+        """What happens to images [..., C, H, W] of those that were chosen; no size changes."""
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        return self._act(image) if numbers[0] else image
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        rows = np.flatnonzero(numbers[:, 0])
+        if len(rows) == 0:
+            return images
+        chosen = on_device(rows, images.device)
+        result = images.clone()
+        return result.index_copy_(0, chosen, self._act(images.index_select(0, chosen)))
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def fingerprint_of(step: object) -> str:
+    """The class and its constructor's arguments, which are attributes of the same names.
+
+    >>> from stateful_gpu_loader.transforms.mixing import MixUp
+    >>> fingerprint_of(MixUp(num_classes=10))
+    "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
+    """
+    cls = type(step)
+    # A class of the same name outside this package is another step.
+    prefix = "" if cls.__module__.startswith(f"{_PACKAGE}.") else f"{cls.__module__}."
+    arguments = inspect.signature(cls).parameters
+    described = ", ".join(f"{name}={getattr(step, name)!r}" for name in arguments)
+    return f"{prefix}{cls.__qualname__}({described})"

@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stateful_gpu_loader.decoders import JpegHeader, make_decoder, probe
-from stateful_gpu_loader.decoders.dali_decoder import DaliDecoder
-from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool
+from stateful_gpu_loader.decoders.dali import DaliDecoder, PipelinePool
 from tests.decoders.cuda_stub import same
 from tests.decoders.variants import photo, pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
@@ -156,10 +155,10 @@ def test_the_machines_faults_are_not_the_files(
             raise RuntimeError(report)
 
     monkeypatch.setattr(
-        "stateful_gpu_loader.decoders.dali_pipelines.build", lambda *sizes, **options: Exhausted()
+        "stateful_gpu_loader.decoders.dali.build", lambda *sizes, **options: Exhausted()
     )
     monkeypatch.setattr(
-        "stateful_gpu_loader.decoders.dali_decoder._POOL",
+        "stateful_gpu_loader.decoders.dali._POOL",
         PipelinePool(device_id=None, num_threads=1),
     )
     with pytest.raises(torch.OutOfMemoryError):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import dali_cuda, dali_pipelines, make_decoder, probe
-from stateful_gpu_loader.decoders.dali_cuda import DaliBatchDecoder
+from stateful_gpu_loader.decoders import dali as module
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.dali import DaliBatchDecoder
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same
 from tests.decoders.variants import pillow_variants
@@ -20,7 +21,7 @@ pytest.importorskip("nvidia.dali")
 FILES = [data for data in pillow_variants().values() if is_common_jpeg(probe(data))]
 
 
-class PoolOfTheCpu(dali_pipelines.PipelinePool):
+class PoolOfTheCpu(module.PipelinePool):
     """As asked for, but on the CPU; overwrites its last batch as DALI may overwrite a GPU's."""
 
     made: list[tuple[int | None, int]]
@@ -45,7 +46,7 @@ class PoolOfTheCpu(dali_pipelines.PipelinePool):
 def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
     stub = CudaStub(monkeypatch)
     PoolOfTheCpu.made, PoolOfTheCpu.stub = [], stub
-    monkeypatch.setattr(dali_cuda, "PipelinePool", PoolOfTheCpu)
+    monkeypatch.setattr(module, "PipelinePool", PoolOfTheCpu)
     return stub
 
 
@@ -88,7 +89,7 @@ def test_a_refusal_on_a_full_gpu_is_want_of_memory(stub: CudaStub) -> None:
 def test_pipelines_are_made_at_the_first_batch_for_the_device(
     stub: CudaStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dali_cuda, "host_threads", lambda: 5)
+    monkeypatch.setattr(module, "host_threads", lambda: 5)
     given, current = DaliBatchDecoder(DEVICE), DaliBatchDecoder(torch.device("cuda"))
     assert PoolOfTheCpu.made == []
     for decoder in (given, current, given):
@@ -100,7 +101,7 @@ def test_pipelines_are_made_at_the_first_batch_for_the_device(
 def test_a_gpus_pipeline_leaves_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 1: with any other hw_decoder_load the length of a batch would decide pixels."""
     asked: dict[str, Any] = {}
-    dali = dali_pipelines.require_dali()
+    dali = module.require_dali()
 
     def image(encoded: Any, **options: Any) -> Any:
         asked.update(options)
@@ -108,7 +109,7 @@ def test_a_gpus_pipeline_leaves_nothing_to_load(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(dali.fn.decoders, "image", image)
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)
-    dali_pipelines.build(8, device_id=0, num_threads=2)
+    module.build(8, device_id=0, num_threads=2)
     assert asked.pop("output_type") == dali.types.RGB
     assert asked == {
         "device": "mixed",

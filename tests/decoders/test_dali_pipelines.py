@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import dali_pipelines
-from stateful_gpu_loader.decoders.dali_pipelines import PipelinePool
+from stateful_gpu_loader.decoders import dali as module
+from stateful_gpu_loader.decoders.dali import PipelinePool
 
 DATA = torch.zeros(1, dtype=torch.uint8)
 
@@ -41,8 +41,8 @@ class Pipelines:
 @pytest.fixture
 def pipelines(monkeypatch: pytest.MonkeyPatch) -> Pipelines:
     pipelines = Pipelines()
-    monkeypatch.setattr(dali_pipelines, "build", pipelines.build)
-    monkeypatch.setattr(dali_pipelines, "run", pipelines.run)
+    monkeypatch.setattr(module, "build", pipelines.build)
+    monkeypatch.setattr(module, "run", pipelines.run)
     return pipelines
 
 

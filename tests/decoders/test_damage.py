@@ -21,7 +21,7 @@ from stateful_gpu_loader.decoders import (
     make_decoder,
     probe,
     rule,
-    torchvision_decoder,
+    torchvision,
 )
 from tests.conformance import same
 from tests.decoders.png_files import as_tensor, chunk, header, write_png
@@ -252,7 +252,7 @@ def test_no_sample_is_replaced_for_want_of_memory(
     for i in range(4):
         (tmp_path / "a" / f"{i}.jpg").write_bytes(bytes(encode(photo()).numpy()))
     operators = failing()
-    monkeypatch.setattr(torchvision_decoder, "_operators", lambda: operators)
+    monkeypatch.setattr(torchvision, "_operators", lambda: operators)
 
     def build() -> StatefulGPULoader[Any]:
         source = FolderSource(tmp_path)

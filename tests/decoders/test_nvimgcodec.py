@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import make_decoder, probe
-from stateful_gpu_loader.decoders import nvimgcodec_cuda as module
-from stateful_gpu_loader.decoders.nvimgcodec_cuda import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders import nvimgcodec as module
+from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec

@@ -6,15 +6,29 @@ import importlib.util
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from stateful_gpu_loader.decoders import Decoder, available, make_decoder, probe
-from stateful_gpu_loader.decoders import torchcodec_decoder as codec
+from stateful_gpu_loader.decoders import (
+    BATCH_DECODERS,
+    DECODER_NAMES,
+    DECODERS,
+    Decoder,
+    available,
+    dali,
+    make_batch_decoder,
+    make_decoder,
+    nvimgcodec,
+    probe,
+    torchcodec,
+)
+from stateful_gpu_loader.decoders.registry import FAMILIES
 from stateful_gpu_loader.errors import LoaderError, MissingDependency
+from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.decoders.variants import pillow_variants
 
 
@@ -26,7 +40,7 @@ def without_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
         return None if name == "torchcodec" else find_spec(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_no_torchcodec)
-    codec._operators.cache_clear()
+    torchcodec._operators.cache_clear()
 
 
 @pytest.fixture
@@ -36,13 +50,13 @@ def with_broken_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(f"libavutil.so.60: cannot open shared object file ({name})\nand more")
 
     monkeypatch.setattr(torch.ops, "torchcodec_ns", Broken(), raising=False)
-    codec._operators.cache_clear()
+    torchcodec._operators.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _forget_operators() -> Any:
     yield
-    codec._operators.cache_clear()
+    torchcodec._operators.cache_clear()
 
 
 def test_every_available_decoder_can_be_made_by_name() -> None:
@@ -124,3 +138,154 @@ def test_threads_decode_what_one_thread_decodes(name: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(decode, files * 4))
     assert all(torch.equal(image, alone[i % len(files)]) for i, image in enumerate(together))
+
+
+DEVICE = torch.device("cuda")
+
+
+def forget() -> None:
+    for cached in (dali.require_dali, nvimgcodec._library, torchcodec._operators):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Packages that are not found as long as they are in this set."""
+    absent: set[str] = set()
+    find_spec = importlib.util.find_spec
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name in absent else find_spec(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    forget()
+    yield absent
+    forget()
+
+
+@pytest.mark.parametrize("name", BATCH_DECODERS)
+def test_making_a_decoder_starts_nothing(name: str) -> None:
+    if name == "dali":
+        pytest.importorskip("nvidia.dali")
+    decoder = make_batch_decoder(name, DEVICE)
+    assert FAMILIES[decoder.family] == name
+    assert decoder.family not in DECODERS
+    assert decoder.version()
+    assert repr(decoder).endswith("(cuda)")
+    assert not torch.cuda.is_initialized()
+
+
+def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
+    pytest.importorskip("nvidia.dali")
+    cpu = {name: make_batch_decoder(name, DEVICE).cpu.family for name in BATCH_DECODERS}
+    assert cpu == {
+        "torchcodec": "torchcodec",
+        "torchvision": "torchvision",
+        "nvimgcodec": "torchvision",
+        "dali": "torchvision",
+    }
+
+
+def test_auto_takes_the_family_that_was_saved() -> None:
+    pytest.importorskip("nvidia.dali")
+    assert make_batch_decoder("auto", DEVICE).family == "torchcodec-cuda"
+    for family in FAMILIES:
+        assert make_batch_decoder("auto", DEVICE, prefer=family).family == family
+    for unknown in (None, "torchvision", "a family of tomorrow"):
+        assert make_batch_decoder("auto", DEVICE, prefer=unknown).family == "torchcodec-cuda"
+    assert make_batch_decoder("dali", DEVICE, prefer="torchvision-cuda").family == "dali-cuda"
+
+
+def test_auto_goes_on_to_what_is_installed(missing: set[str]) -> None:
+    missing |= {"torchcodec", "nvidia.dali", "nvidia.nvimgcodec"}
+    for prefer in (None, *FAMILIES):
+        assert make_batch_decoder("auto", DEVICE, prefer=prefer).family == "torchvision-cuda"
+    assert make_decoder("auto", prefer="dali").family == "torchvision"
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        ("torchcodec", "torchcodec", "codec"),
+        ("nvimgcodec", "nvidia.nvimgcodec", "nvimgcodec"),
+        ("nvimgcodec", "nvidia", "nvimgcodec"),
+        ("dali", "nvidia.dali", "dali"),
+        ("dali", "nvidia", "dali"),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(
+    missing: set[str], name: str, package: str, extra: str
+) -> None:
+    missing.add(package)
+    remedy = rf"decoder='{name}' needs .*pip install 'stateful_gpu_loader\[{extra}\]'"
+    with pytest.raises(MissingDependency, match=remedy):
+        make_batch_decoder(name, DEVICE)
+    if extra in ("nvimgcodec", "dali"):
+        with pytest.raises(MissingDependency, match=rf"\[{extra}-cu13\]' under CUDA 13"):
+            make_batch_decoder(name, DEVICE)
+    if name in DECODERS:
+        with pytest.raises(MissingDependency, match=remedy):
+            make_decoder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("nvimgcodec", "nvidia.nvimgcodec"), ("dali", "nvidia.dali")]
+)
+def test_a_package_that_cannot_be_loaded_says_why(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    """None in ``sys.modules`` is how Python marks an import that fails."""
+    parent, _, child = module.rpartition(".")
+    monkeypatch.delattr(importlib.import_module(parent), child, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    with pytest.raises(LoaderError, match=rf"'{name}' cannot be used: importing .*Remedy: install"):
+        make_batch_decoder(name, DEVICE)
+
+
+def test_what_needs_dali_is_named_where_it_is_missing(missing: set[str]) -> None:
+    """It is not always a decoder."""
+    missing.add("nvidia.dali")
+    with pytest.raises(MissingDependency, match=r"^DALILoader needs .*stateful_gpu_loader\[dali\]"):
+        DALILoader(3, ["images"])
+
+
+def test_a_dali_that_cannot_be_loaded_is_not_replaced_by_a_decoder(
+    missing: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "found")
+    with pytest.raises(LoaderError, match=r"^DALILoader cannot be used: .*Remedy") as caught:
+        DALILoader(3, ["images"])
+    assert "decoder" not in str(caught.value)
+
+
+def test_an_unknown_batch_decoder_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"unknown decoder 'pillow'.*'nvimgcodec', 'dali'"):
+        make_batch_decoder("pillow", DEVICE)
+    assert ("auto", *BATCH_DECODERS) == DECODER_NAMES
+    assert set(DECODERS) < set(DECODER_NAMES)
+
+
+def test_nvimgcodec_without_a_gpu_says_which_device_it_needs() -> None:
+    with pytest.raises(ValueError, match=r"'nvimgcodec' decodes on GPUs only.*device is None"):
+        make_decoder("nvimgcodec")
+
+
+def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"device='cpu'.*make_decoder\('dali'\)"):
+        make_batch_decoder("dali", torch.device("cpu"))
+
+
+@pytest.mark.processes
+def test_auto_imports_no_more_than_it_needs() -> None:
+    """DALI's import takes a while, and starts with what CUDA finds."""
+    code = (
+        "import sys, torch, stateful_gpu_loader.decoders as d;"
+        "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'));"
+        "print([name for name in sys.modules if name.startswith('nvidia.')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"

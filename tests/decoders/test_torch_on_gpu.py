@@ -14,7 +14,7 @@ from stateful_gpu_loader.decoders import (
     make_batch_decoder,
     make_decoder,
     probe,
-    torchvision_cuda,
+    torchvision,
 )
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
@@ -53,7 +53,7 @@ def operator(monkeypatch: pytest.MonkeyPatch, stub: CudaStub) -> Operator:
     fake = Operator(stub)
     for name in NAMES:
         make_batch_decoder(name, DEVICE)  # registers the real operator
-    monkeypatch.setattr(torchvision_cuda, "_DEVICES", set())
+    monkeypatch.setattr(torchvision, "_DEVICES", set())
     monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", fake)
     monkeypatch.setattr(torch.ops.torchcodec_ns, "decode_jpegs_cuda", fake)
     return fake

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
-from stateful_gpu_loader.samplers.sharded import ShardSampler
-from stateful_gpu_loader.samplers.sharding import LastBatchPolicy
+from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
 from tests.conformance import assert_exact_resume, flat
 from tests.map_datasets import Indices, Noisy
 from tests.samplers.dali_epochs import POLICIES, dali_epochs

@@ -9,7 +9,7 @@ import pytest
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.samplers import Blocks, ShuffledSampler
-from stateful_gpu_loader.samplers.permutations import permuted
+from stateful_gpu_loader.samplers.draws import permuted
 from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 

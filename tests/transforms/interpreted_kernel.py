@@ -10,8 +10,7 @@ import json
 import torch
 
 from stateful_gpu_loader.transforms.batches import kernels
-from stateful_gpu_loader.transforms.batches.ragged import resample
-from stateful_gpu_loader.transforms.batches.ragged_launch import launch
+from stateful_gpu_loader.transforms.batches.ragged import launch, resample
 from tests.transforms.guarded import guarded
 from tests.transforms.kernel_cases import SIZES, cases
 from tests.transforms.ragged_pictures import ragged

@@ -19,7 +19,7 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali_pipeline.description import NO_OPERATOR, unmatched
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
 from stateful_gpu_loader.integrations.dali_pipeline.state import Place
-from stateful_gpu_loader.samplers.sharding import least_multiple
+from stateful_gpu_loader.samplers.sharded import least_multiple
 
 _INSERTED = re.compile(r"__(Copy|MakeContiguous)_[CG]puTo[CG]pu_")
 """Begins the names of operators that DALI adds by itself."""

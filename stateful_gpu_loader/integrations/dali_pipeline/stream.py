@@ -13,7 +13,7 @@ from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.integrations.dali_identity import foreign
 from stateful_gpu_loader.integrations.dali_pipeline.outputs import to_tensors
 from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
-from stateful_gpu_loader.samplers.sharding import LastBatchPolicy, Sharding
+from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, Sharding
 
 Batch = dict[str, torch.Tensor]
 

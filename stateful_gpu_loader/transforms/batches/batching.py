@@ -85,7 +85,7 @@ class Batching:
         if self._images[0].dtype is not torch.uint8:
             return False
         placed = recipe.place(self._placement, numbers)
-        # What moves pixels may as well come before the steps; a resize, which rounds, may not.
+        # Moving pixels gives the same before the steps as after; a resize, which rounds, does not.
         if placed is not None and (
             self._pointwise == Pointwise() or placed.antialias == self._placement.antialias
         ):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 VERSION: str = triton.__version__
 FIELDS = 12
-"""Whole numbers a sample: see :func:`~.ragged_launch.parameters`."""
+"""Whole numbers a sample: see :func:`~.ragged.parameters`."""
 
 BLOCK = (8, 64)
 """Rows and columns, fewer where the batch is narrow. Compiled for an H100 it needs as many
@@ -72,7 +72,7 @@ def _taps(
 ) -> tl.tensor:
     """What pixel ``index`` of the resized axis takes from ``length`` pixels.
 
-    As :func:`~.ragged_torch._taps`: first pixel, number of pixels,
+    As :func:`~.ragged._taps`: first pixel, number of pixels,
     where the first lies from the center, one over the triangle's half width.
     """
     scale = tl.math.div_rn(length.to(tl.float32), resized.to(tl.float32))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.batches.device import on_device
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

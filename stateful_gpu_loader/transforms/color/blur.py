@@ -13,12 +13,17 @@ from torch.nn.functional import conv2d, pad
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range, as_size
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
-from stateful_gpu_loader.transforms.motion import at_rest
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+from stateful_gpu_loader.transforms.batches.device import on_device
+from stateful_gpu_loader.transforms.recipe import (
+    BatchwiseRecipe,
+    Draw,
+    FloatArray,
+    between,
+    in_place,
+)
 
 
-class GaussianBlur(Recipe):
+class GaussianBlur(BatchwiseRecipe):
     """Blur the image, as ``torchvision.transforms.v2.GaussianBlur``; edges are mirrored.
 
     Numbers: the standard deviation of the Gaussian in pixels. float16 and bfloat16 images are
@@ -61,19 +66,11 @@ class GaussianBlur(Recipe):
                 f"and sample {small[0]} of the batch has {height}x{width} (height x width). "
                 "Remedy: Resize first, or take a smaller kernel"
             )
-        lowest, highest = self.sigma
-        return Draw(lowest + uniforms * (highest - lowest), sizes)
+        return Draw(between(self.sigma, uniforms), sizes)
 
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return at_rest(len(sizes))
-
-    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return self._blurred(image.unsqueeze(0), np.array([numbers])).squeeze(0)
+    motion = in_place
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        return self._blurred(images, numbers)
-
-    def _blurred(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         n, channels, height, width = images.shape
         dtype = torch.float64 if images.dtype is torch.float64 else torch.float32
         deviations = on_device(numbers, images.device).to(dtype)

@@ -1,9 +1,17 @@
-"""RandomErasing: put a number, or noise, in place of a random box."""
+"""RandomErasing: put a number, or noise, in place of a random box.
+
+The noise is the same on every device. Philox4x32-10 in torch's int64, as ``randomness`` has it in
+NumPy, turns (seed, number of the block) into eight halves of words; each half is the place of a
+value in a table of the normal distribution. Whole numbers and look-ups are exact everywhere
+(law 1).
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -12,13 +20,18 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability, as_range
-from stateful_gpu_loader.transforms.batches.device_numbers import constant, on_device
-from stateful_gpu_loader.transforms.color.noise import normal_noise
-from stateful_gpu_loader.transforms.motion import at_rest
-from stateful_gpu_loader.transforms.portable import portable_exp, portable_log
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+from stateful_gpu_loader.transforms.batches.device import constant, on_device
+from stateful_gpu_loader.transforms.random_boxes import NUM_ATTEMPTS, attempted_sides, log_range
+from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, in_place
 
-_NUM_ATTEMPTS = 10
+_NUM_ROUNDS = 10
+_MULTIPLIERS_HIGH = (0xD251, 0xCD9E)
+_MULTIPLIERS_LOW = (0x1F53, 0x8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_HALF = 0xFFFF
+_PER_BLOCK = 8
+_GRANULE = 2.0**-20
 
 
 class RandomErasing(Recipe):
@@ -44,7 +57,7 @@ class RandomErasing(Recipe):
     array([[ 97, 159, 181, 182]])
     """
 
-    num_draws = 1 + 2 + 2 * _NUM_ATTEMPTS + 2
+    num_draws = 1 + 2 + 2 * NUM_ATTEMPTS + 2
     number_names = ("top", "left", "height", "width", "seed_low", "seed_high")
 
     def __init__(
@@ -66,18 +79,10 @@ class RandomErasing(Recipe):
             raise ValueError(f"{ratio = } must be positive")
         if inplace:
             raise ValueError(f"{inplace = } is not supported. Remedy: leave it out")
-        self._log_ratio = (portable_log(self.ratio[0]), portable_log(self.ratio[1]))
+        self._log_ratio = log_range(self.ratio)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        attempts = uniforms[:, 3:-2]
-        lowest, highest = self.scale
-        areas = sizes.prod(axis=1, keepdims=True) * (
-            lowest + attempts[:, :_NUM_ATTEMPTS] * (highest - lowest)
-        )
-        lowest, highest = self._log_ratio
-        ratios = portable_exp(lowest + attempts[:, _NUM_ATTEMPTS:] * (highest - lowest))
-        # Half to even, as Python's round, which torchvision calls here.
-        heights, widths = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+        heights, widths = attempted_sides(uniforms[:, 3:-2], sizes, self.scale, self._log_ratio)
         fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
         first = fits.argmax(axis=1)[:, None]
         boxes = np.column_stack(
@@ -89,8 +94,7 @@ class RandomErasing(Recipe):
         numbers = np.column_stack((corners * erased[:, None], boxes * erased[:, None], seeds))
         return Draw(numbers.astype(np.int64), sizes)
 
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return at_rest(len(sizes))
+    motion = in_place
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         top, left, height, width, *seed = map(int, numbers)
@@ -149,7 +153,7 @@ class RandomErasing(Recipe):
 
 
 def _as_pixels(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """By way of int64, which holds what a small integer type would leave to the compiler."""
+    """By way of int64: from float, what a smaller integer type cannot hold is undefined."""
     return values.to(dtype) if dtype.is_floating_point else values.to(torch.int64).to(dtype)
 
 
@@ -167,3 +171,78 @@ def _canonical_value(value: Any) -> float | str | tuple[float, ...]:
     if not numbers or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{value = } must have at least one number, and finite ones only")
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+def normal_noise(
+    seeds: IndexArray, counts: IndexArray, device: torch.device
+) -> tuple[Tensor, IndexArray]:
+    """Standard normal values for several seeds, one after the other.
+
+    Args:
+        seeds: int64 [m, 2]: the low and the high 32 bits of each seed.
+        counts: int64 [m]: how many values each seed gives, at least.
+        device: where to draw them.
+
+    Returns:
+        float32 [...], multiples of 2**-20 between -4.33 and 4.33; and int64 [m], where the values
+        of each seed begin. The first values of a seed do not depend on how many are drawn.
+
+    >>> seeds = np.array([[1, 0], [2, 0]])
+    >>> values, starts = normal_noise(seeds, np.array([3, 9]), torch.device("cpu"))
+    >>> values.shape, starts
+    (torch.Size([24]), array([0, 8]))
+    """
+    num_blocks = -(-counts // _PER_BLOCK)
+    starts = np.cumsum(num_blocks) - num_blocks
+    total = int(num_blocks.sum())
+    table = on_device(np.column_stack((seeds, starts, num_blocks)), device)
+    rows = table.repeat_interleave(table[:, 3], dim=0, output_size=total)
+    blocks = torch.arange(total, device=device) - rows[:, 2]
+    zeros = torch.zeros_like(blocks)
+    words = philox(torch.stack((blocks, zeros, zeros, zeros)), rows[:, :2].T)
+    halves = torch.stack((words & _HALF, words >> 16), dim=-1)
+    places = halves.permute(1, 0, 2).reshape(-1)
+    return _quantiles(device).index_select(0, places), starts * _PER_BLOCK
+
+
+def philox(counter: Tensor, key: Tensor) -> Tensor:
+    """``randomness.philox4x32`` on any device.
+
+    Args:
+        counter: int64 [4, n], each word within 32 bits.
+        key: int64 [2, n], likewise.
+
+    Returns:
+        int64 [4, n], likewise.
+
+    >>> zero = torch.zeros(4, 1, dtype=torch.int64)
+    >>> [f"{word:08x}" for word in philox(zero, zero[:2]).flatten().tolist()]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    # Lanes 0 and 2 are multiplied, lanes 1 and 3 are mixed in; both kinds travel as a pair. No
+    # product exceeds 48 bits, since torch does not define what becomes of an int64 that overflows.
+    multiplied, mixed = counter[0::2], counter[1::2]
+    high, low, steps = (
+        constant(pair, torch.int64, counter.device).view(2, 1)
+        for pair in (_MULTIPLIERS_HIGH, _MULTIPLIERS_LOW, _KEY_STEPS)
+    )
+    for _ in range(_NUM_ROUNDS):
+        by_high, by_low = multiplied * high, multiplied * low
+        upper = (by_high + (by_low >> 16)) >> 16
+        lower = (((by_high & _HALF) << 16) + by_low) & _WORD
+        multiplied = upper.flip(0) ^ mixed ^ key
+        mixed = lower.flip(0)
+        key = (key + steps) & _WORD
+    return torch.stack((multiplied, mixed), dim=1).flatten(0, 1)
+
+
+@functools.cache
+def _quantiles(device: torch.device) -> Tensor:
+    """The normal distribution in 2**16 equal parts, the middle of each: float32 [65536].
+
+    Multiples of 2**-20, on which all C libraries agree.
+    """
+    inverse = NormalDist().inv_cdf
+    upper = [round(inverse(0.5 + (i + 0.5) / 65536) / _GRANULE) * _GRANULE for i in range(32768)]
+    values = [-value for value in reversed(upper)] + upper
+    return torch.tensor(values, dtype=torch.float32).to(device)

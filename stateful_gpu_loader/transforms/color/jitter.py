@@ -15,19 +15,22 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
-from stateful_gpu_loader.transforms.batches.trial import kernels_that_run
+from stateful_gpu_loader.transforms.batches.device import kernels_that_run, on_device
 from stateful_gpu_loader.transforms.color.adjustments import (
     Factor,
     adjust_brightness,
     adjust_contrast,
+    adjust_hue,
     adjust_saturation,
     to_grey,
 )
-from stateful_gpu_loader.transforms.color.hue import adjust_hue
-from stateful_gpu_loader.transforms.motion import at_rest
-from stateful_gpu_loader.transforms.probability import WithProbability
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+from stateful_gpu_loader.transforms.recipe import (
+    Draw,
+    FloatArray,
+    Recipe,
+    WithProbability,
+    in_place,
+)
 
 _LARGEST_INT32 = 2**31 - 1
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
@@ -84,8 +87,7 @@ class ColorJitter(Recipe):
         factors = lowest + uniforms[:, 1:] * (highest - lowest)
         return Draw(np.concatenate((orders, factors), axis=1), sizes)
 
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return at_rest(len(sizes))
+    motion = in_place
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         chosen = [i for i in map(int, numbers[:4]) if self._ranges[i] is not None]
@@ -154,8 +156,7 @@ class RandomGrayscale(WithProbability):
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
 
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return at_rest(len(sizes))
+    motion = in_place
 
     def _act(self, images: Tensor) -> Tensor:
         return to_grey(images).expand(images.shape)

@@ -6,8 +6,8 @@ Contrast blends with the mean grey of the image as the operations before it have
 first launch carries those out and sums the grey; the second carries out all. Pixels stay in
 registers between the operations: each launch reads the batch once, the second writes it once.
 
-The arithmetic is that of ``adjustments`` and ``hue``, in their order, to the bit. One thing can
-differ: where they round a sum to float64 and then to float32, ``fma`` rounds once. For bytes that
+The arithmetic is that of ``adjustments``, in its order, to the bit. One thing can
+differ: where that rounds a sum to float64 and then to float32, ``fma`` rounds once. For bytes that
 is the same; of float32 values, about one sum in 2**29 is off by its last bit.
 
 Sums are whole numbers below 2**53 in float64, so they do not depend on the order of additions
@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 NOTHING = 4
@@ -90,14 +90,14 @@ def _loaded(place: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _clamped(value: tl.tensor, highest: tl.constexpr) -> tl.tensor:
-    """As torch.clamp from 0: what is no number stays none."""
+    """As torch.clamp from 0: NaN stays NaN."""
     value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(value, highest, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _bounded(value: tl.tensor, BYTES: tl.constexpr) -> tl.tensor:
-    """What the dtype of the images holds of it; bytes are cut off at the point."""
+    """Cut off to the range of the dtype; bytes are rounded down."""
     return tl.floor(_clamped(value, 255.0)) if BYTES else _clamped(value, 1.0)
 
 
@@ -139,7 +139,7 @@ def _blended(
 def _turned(
     red: tl.tensor, green: tl.tensor, blue: tl.tensor, shift: tl.tensor, BYTES: tl.constexpr
 ) -> tl.tensor:
-    """The hue, as ``hue.adjust_hue``; what is chosen there by products is chosen here."""
+    """The hue, as ``adjustments.adjust_hue``; what is chosen there by products is chosen here."""
     if BYTES:
         red *= 1.0 / 255.0
         green *= 1.0 / 255.0

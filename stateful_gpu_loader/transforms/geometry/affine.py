@@ -1,4 +1,4 @@
-"""RandomAffine: turn, shift, scale and shear the image at random."""
+"""RandomAffine and RandomRotation: turn, shift, scale and shear the image at random."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import (
@@ -18,12 +20,13 @@ from stateful_gpu_loader.transforms.arguments import (
     as_range,
     as_symmetric_range,
 )
+from stateful_gpu_loader.transforms.batches.device import apply_by_group
 from stateful_gpu_loader.transforms.geometry.warp import inverse_affine_matrices, warp
 from stateful_gpu_loader.transforms.motion import inverted
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+from stateful_gpu_loader.transforms.recipe import BatchwiseRecipe, Draw, FloatArray, between
 
 
-class RandomAffine(Recipe):
+class RandomAffine(BatchwiseRecipe):
     """Turn, shift, scale and shear the image, as ``torchvision.transforms.v2.RandomAffine``.
 
     Numbers: the angle in degrees, clockwise; the shift to the right and down in whole pixels; the
@@ -86,12 +89,6 @@ class RandomAffine(Recipe):
         numbers[:, 1:3] = np.rint(numbers[:, 1:3])
         return Draw(numbers, sizes)
 
-    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return self._warped(image.unsqueeze(0), np.array([numbers])).squeeze(0)
-
-    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        return self._warped(images, numbers)
-
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
         matrices = [
             self._matrices(numbers[i : i + 1], (height, width))
@@ -99,7 +96,7 @@ class RandomAffine(Recipe):
         ]
         return inverted(np.concatenate(matrices), sizes, sizes)
 
-    def _warped(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
         height, width = images.shape[-2:]
         matrices = self._matrices(numbers, (height, width))
         return warp(images, matrices, self.interpolation, self.fill)
@@ -132,3 +129,106 @@ def _as_shear(shear: Any) -> tuple[float, ...] | None:
     if isinstance(shear, Sequence) and not isinstance(shear, str) and len(shear) == 4:
         return (*as_range("shear", shear[:2]), *as_range("shear", shear[2:]))
     return as_symmetric_range("shear", shear)
+
+
+class RandomRotation(BatchwiseRecipe):
+    """Turn the image counter-clockwise, as ``torchvision.transforms.v2.RandomRotation``.
+
+    Numbers: the angle in degrees.
+
+    Args:
+        degrees: lowest and highest angle, or one number d for (-d, d).
+        interpolation: "nearest" or "bilinear".
+        expand: whether the result is large enough to hold the whole turned image.
+        center: (x, y) in pixels from the upper left corner; None for the image's center.
+        fill: what lies outside the image: one number, one for each channel, or None for zeros
+            into which the border is blended.
+
+    Raises:
+        TypeError, ValueError: an argument is of another kind or outside its range.
+
+    >>> RandomRotation(30).draw(np.array([[0.75]]), np.array([[375, 500]])).numbers
+    array([[15.]])
+    """
+
+    num_draws = 1
+    number_names = ("angle",)
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: Interpolation = "nearest",
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: Fill = 0,
+    ) -> None:
+        self.degrees = as_symmetric_range("degrees", degrees)
+        self.interpolation = as_interpolation(interpolation, ("nearest", "bilinear"))
+        self.expand = bool(expand)
+        self.center = as_center(center)
+        self.fill = as_fill(fill)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        angles = between(self.degrees, uniforms)
+        return Draw(angles, self._sizes_after(angles, sizes) if self.expand else sizes)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        matrices = [
+            inverse_affine_matrices((height, width), angles=-angle % 360.0, center=self.center)
+            for (height, width), angle in zip(sizes.tolist(), numbers[:, 0].tolist(), strict=True)
+        ]
+        angles = np.asarray(numbers, dtype=np.float64)
+        after = self._sizes_after(angles, sizes) if self.expand else sizes
+        return inverted(np.concatenate(matrices), sizes, after)
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        height, width = images.shape[-2:]
+        angles = np.asarray(numbers[:, 0], dtype=np.float64) % 360.0
+        turns = self._quarter_turns(angles, is_square=height == width)
+
+        def turn(chosen: Tensor, rows: IndexArray) -> Tensor:
+            return torch.rot90(chosen, int(turns[rows[0]]), dims=(-2, -1))
+
+        def warp_freely(chosen: Tensor, rows: IndexArray) -> Tensor:
+            size = self._one_size_after(angles[rows], (height, width)) if self.expand else None
+            matrices = inverse_affine_matrices(
+                (height, width), angles=-angles[rows], center=self.center
+            )
+            return warp(chosen, matrices, self.interpolation, self.fill, size)
+
+        return apply_by_group(images, turns, {-1: warp_freely, 0: turn, 1: turn, 2: turn, 3: turn})
+
+    def _quarter_turns(self, angles: FloatArray, is_square: bool) -> IndexArray:
+        """How many quarter turns do as well, as torchvision has it; -1 where none does."""
+        turns = np.where(angles % 90.0 == 0.0, angles // 90.0, -1.0).astype(np.int64)
+        if self.center is not None:
+            turns[:] = -1
+        elif not (self.expand or is_square):
+            turns[turns % 2 == 1] = -1
+        return turns
+
+    def _one_size_after(self, angles: FloatArray, size: tuple[int, int]) -> tuple[int, int]:
+        sizes = self._sizes_after(angles[:, None], np.full((len(angles), 2), size))
+        different = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+        if len(different):
+            raise ValueError(
+                f"{self.fingerprint()} makes {sizes[0].tolist()} and "
+                f"{sizes[different[0]].tolist()} pixels (height, width) of images of one batch. "
+                "Remedy: expand=False, or apply it image by image"
+            )
+        height, width = sizes[0].tolist()
+        return height, width
+
+    def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
+        """As torchvision rounds them, asked with images on the meta device, without memory."""
+        rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
+        shapes = [
+            F.rotate_image(
+                torch.empty(1, *size, device="meta"),
+                angle,
+                expand=True,
+                center=None if self.center is None else list(self.center),
+            ).shape[1:]
+            for angle, size in rows
+        ]
+        return np.array(shapes, dtype=np.int64).reshape(-1, 2)

@@ -11,9 +11,9 @@ from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import Fill, as_fill, as_size
-from stateful_gpu_loader.transforms.batches.device_numbers import on_device
+from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.geometry.resampling import crop
+from stateful_gpu_loader.transforms.geometry.resize import crop
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
 
@@ -21,7 +21,60 @@ _NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom", "top", "left"
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 
 
-class CenterCrop(Recipe):
+class _Crop(Recipe):
+    """Base of crops to one size: a subclass decides how to pad, and where the box lies.
+
+    Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
+    """
+
+    size: tuple[int, int]
+    fill: float | tuple[float, ...] | None = 0.0
+    padding_mode: str = "constant"
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        *padding, top, left = map(int, numbers)
+        return crop(self._padded(image, padding), top, left, *self.size)
+
+    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
+        # Images of one size are padded alike; where the box lies may differ.
+        whole = numbers.astype(np.int64)
+        padded = self._padded(images, whole[0, :4].tolist())
+        if (whole[:, 4:] == whole[0, 4:]).all():
+            top, left = whole[0, 4:].tolist()
+            return padded.narrow(2, top, self.size[0]).narrow(3, left, self.size[1])
+        corners = on_device(whole[:, 4:].T, images.device)
+        height, width = (torch.arange(side, device=images.device) for side in self.size)
+        rows = (corners[0].unsqueeze(1) + height).view(-1, 1, self.size[0], 1)
+        columns = (corners[1].unsqueeze(1) + width).view(-1, 1, 1, self.size[1])
+        n, channels = (torch.arange(size, device=images.device) for size in padded.shape[:2])
+        return padded[n.view(-1, 1, 1, 1), channels.view(-1, 1, 1), rows, columns]
+
+    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
+        if numbers[:, :4].any():
+            return None
+        corners = numbers[:, 4:].astype(np.int64)
+        sizes = np.full_like(corners, self.size)
+        return placement.crop(np.concatenate((corners, sizes), axis=1))
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        left, top = numbers[:, 0] - numbers[:, 5], numbers[:, 1] - numbers[:, 4]
+        return scaled_and_shifted(np.ones((1, 2)), np.stack((left, top), axis=1))
+
+    def _draw(self, before: IndexArray, after: IndexArray, corners: IndexArray) -> Draw:
+        """From pixels padded before and after, and corners of the box: int64 [n, 2] each, y, x."""
+        numbers = np.concatenate((before[:, ::-1], after[:, ::-1], corners), axis=1)
+        return Draw(numbers, np.full_like(corners, self.size))
+
+    def _padded(self, images: Tensor, padding: list[int]) -> Tensor:
+        """[..., C, H, W] with pixels added left, top, right, bottom; itself if there are none."""
+        if not any(padding):
+            return images
+        fill = list(self.fill) if isinstance(self.fill, tuple) else self.fill
+        padded: Tensor = F.pad_image(images, padding, fill=fill, padding_mode=self.padding_mode)
+        return padded
+
+
+class CenterCrop(_Crop):
     """Cut the center out, as ``torchvision.transforms.v2.CenterCrop``; smaller images get zeros.
 
     Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
@@ -46,26 +99,10 @@ class CenterCrop(Recipe):
         before, after = missing // 2, (missing + 1) // 2
         # Half to even, as Python's round, by which torchvision finds the anchor.
         anchors = np.rint((sizes + before + after - self.size) / 2.0).astype(np.int64)
-        numbers = np.concatenate((before[:, ::-1], after[:, ::-1], anchors), axis=1)
-        return Draw(numbers, np.full_like(sizes, self.size))
-
-    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return _pad_and_crop(image, numbers, self.size, fill=0.0, padding_mode="constant")
-
-    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size have one box.
-        *padding, top, left = numbers[0].astype(np.int64).tolist()
-        padded = _padded(images, padding, fill=0.0, padding_mode="constant")
-        return padded.narrow(2, top, self.size[0]).narrow(3, left, self.size[1])
-
-    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
-        return _placed(placement, numbers, self.size)
-
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return _moved(numbers)
+        return self._draw(before, after, anchors)
 
 
-class RandomCrop(Recipe):
+class RandomCrop(_Crop):
     """Cut a box out at a random place, as ``torchvision.transforms.v2.RandomCrop``.
 
     Numbers: pixels padded left, top, right, bottom; then top, left of the box in the padded image.
@@ -127,28 +164,7 @@ class RandomCrop(Recipe):
         if (room < 0).any():
             self._refuse_small(sizes, room)
         corners = np.floor(uniforms * (room + 1)).astype(np.int64)
-        numbers = np.concatenate((before[:, ::-1], after[:, ::-1], corners), axis=1)
-        return Draw(numbers, np.full_like(sizes, self.size))
-
-    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        return _pad_and_crop(image, numbers, self.size, self.fill, self.padding_mode)
-
-    def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        # Images of one size are padded alike; where the box lies differs.
-        whole = numbers.astype(np.int64)
-        padded = _padded(images, whole[0, :4].tolist(), self.fill, self.padding_mode)
-        corners = on_device(whole[:, 4:].T, images.device)
-        height, width = (torch.arange(side, device=images.device) for side in self.size)
-        rows = (corners[0].unsqueeze(1) + height).view(-1, 1, self.size[0], 1)
-        columns = (corners[1].unsqueeze(1) + width).view(-1, 1, 1, self.size[1])
-        n, channels = (torch.arange(size, device=images.device) for size in padded.shape[:2])
-        return padded[n.view(-1, 1, 1, 1), channels.view(-1, 1, 1), rows, columns]
-
-    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
-        return _placed(placement, numbers, self.size)
-
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return _moved(numbers)
+        return self._draw(before, after, corners)
 
     def _refuse_small(self, sizes: IndexArray, room: IndexArray) -> None:
         i = int(np.flatnonzero((room < 0).any(axis=1))[0])
@@ -158,45 +174,6 @@ class RandomCrop(Recipe):
             f"has {height}x{width}, padded {padded_height}x{padded_width} (height x width). "
             "Remedy: pad_if_needed=True, or Resize first"
         )
-
-
-def _pad_and_crop(
-    image: Tensor,
-    numbers: Sequence[float],
-    size: tuple[int, int],
-    fill: float | tuple[float, ...] | None,
-    padding_mode: str,
-) -> Tensor:
-    *padding, top, left = map(int, numbers)
-    return crop(_padded(image, padding, fill, padding_mode), top, left, *size)
-
-
-def _padded(
-    images: Tensor,
-    padding: list[int],
-    fill: float | tuple[float, ...] | None,
-    padding_mode: str,
-) -> Tensor:
-    """[..., C, H, W] with pixels added left, top, right, bottom; itself if there are none."""
-    if not any(padding):
-        return images
-    value = list(fill) if isinstance(fill, tuple) else fill
-    padded: Tensor = F.pad_image(images, padding, fill=value, padding_mode=padding_mode)
-    return padded
-
-
-def _placed(
-    placement: Placement, numbers: IndexArray | FloatArray, size: tuple[int, int]
-) -> Placement | None:
-    if numbers[:, :4].any():
-        return None
-    corners = numbers[:, 4:].astype(np.int64)
-    return placement.crop(np.concatenate((corners, np.full_like(corners, size)), axis=1))
-
-
-def _moved(numbers: IndexArray | FloatArray) -> FloatArray:
-    left, top = numbers[:, 0] - numbers[:, 5], numbers[:, 1] - numbers[:, 4]
-    return scaled_and_shifted(np.ones((1, 2)), np.stack((left, top), axis=1))
 
 
 def _canonical_padding(padding: int | Sequence[int] | None) -> tuple[int, int, int, int] | None:

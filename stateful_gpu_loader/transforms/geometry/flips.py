@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
-from stateful_gpu_loader.transforms.probability import WithProbability
-from stateful_gpu_loader.transforms.recipe import FloatArray
+from stateful_gpu_loader.transforms.recipe import FloatArray, WithProbability
 
 
-class RandomHorizontalFlip(WithProbability):
+class _Flip(WithProbability):
+    """Base of the two flips: rows (axis 0) or columns (axis 1) in reverse order."""
+
+    _axis: int
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__(p)
+
+    def _act(self, images: Tensor) -> Tensor:
+        return images.flip(self._axis - 2)
+
+    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
+        return placement.flip(self._axis, numbers[:, 0] != 0)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        chosen = numbers[:, 0] != 0
+        scales, shifts = np.ones((len(sizes), 2)), np.zeros((len(sizes), 2))
+        # Sizes are (height, width), motions (x, y).
+        scales[chosen, 1 - self._axis] = -1.0
+        shifts[chosen, 1 - self._axis] = sizes[chosen, self._axis]
+        return scaled_and_shifted(scales, shifts)
+
+
+class RandomHorizontalFlip(_Flip):
     """Swap left and right, as ``torchvision.transforms.v2.RandomHorizontalFlip``.
 
     Numbers: 1 to flip, 0 to leave the image as it is.
@@ -29,20 +50,10 @@ class RandomHorizontalFlip(WithProbability):
     tensor([[[3, 2, 1]]])
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
-
-    def _act(self, images: Tensor) -> Tensor:
-        return images.flip(-1)
-
-    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
-        return placement.flip(1, numbers[:, 0] != 0)
-
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return _mirrored(numbers[:, 0] != 0, sizes, axis=0)
+    _axis = 1
 
 
-class RandomVerticalFlip(WithProbability):
+class RandomVerticalFlip(_Flip):
     """Swap top and bottom, as ``torchvision.transforms.v2.RandomVerticalFlip``.
 
     Numbers: 1 to flip, 0 to leave the image as it is.
@@ -59,22 +70,4 @@ class RandomVerticalFlip(WithProbability):
              [1]]])
     """
 
-    def __init__(self, p: float = 0.5) -> None:
-        super().__init__(p)
-
-    def _act(self, images: Tensor) -> Tensor:
-        return images.flip(-2)
-
-    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement:
-        return placement.flip(0, numbers[:, 0] != 0)
-
-    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
-        return _mirrored(numbers[:, 0] != 0, sizes, axis=1)
-
-
-def _mirrored(chosen: npt.NDArray[np.bool_], sizes: IndexArray, *, axis: int) -> FloatArray:
-    """Motions that mirror the images chosen, along x (axis 0) or y (axis 1)."""
-    scales, shifts = np.ones((len(sizes), 2)), np.zeros((len(sizes), 2))
-    scales[chosen, axis] = -1.0
-    shifts[chosen, axis] = sizes[chosen, 1 - axis]
-    return scaled_and_shifted(scales, shifts)
+    _axis = 0

@@ -16,12 +16,10 @@ from stateful_gpu_loader.transforms.arguments import (
     as_size,
 )
 from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.geometry.resampling import INTERPOLATIONS, resized_crop
+from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, resized_crop
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
-from stateful_gpu_loader.transforms.portable import portable_exp, portable_log
+from stateful_gpu_loader.transforms.random_boxes import NUM_ATTEMPTS, attempted_sides, log_range
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
-
-_NUM_ATTEMPTS = 10
 
 
 class RandomResizedCrop(Recipe):
@@ -45,7 +43,7 @@ class RandomResizedCrop(Recipe):
     array([[ 29,  91, 318, 318]])
     """
 
-    num_draws = 2 + 2 * _NUM_ATTEMPTS
+    num_draws = 2 + 2 * NUM_ATTEMPTS
     number_names = ("top", "left", "height", "width")
 
     def __init__(
@@ -65,10 +63,11 @@ class RandomResizedCrop(Recipe):
             raise ValueError(f"{scale = } must not be negative")
         if self.ratio[0] <= 0:
             raise ValueError(f"{ratio = } must be positive")
-        self._log_ratio = (portable_log(self.ratio[0]), portable_log(self.ratio[1]))
+        self._log_ratio = log_range(self.ratio)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
-        heights, widths, fits = self._attempts(uniforms[:, 2:], sizes)
+        widths, heights = attempted_sides(uniforms[:, 2:], sizes, self.scale, self._log_ratio)
+        fits = (widths > 0) & (widths <= sizes[:, 1:]) & (heights > 0) & (heights <= sizes[:, :1])
         boxes = self._central(sizes)
         rows = np.flatnonzero(fits.any(axis=1))
         first = fits[rows].argmax(axis=1)
@@ -94,22 +93,6 @@ class RandomResizedCrop(Recipe):
     def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
         scales = np.array(self.size[::-1]) / numbers[:, :1:-1]
         return scaled_and_shifted(scales, -numbers[:, 1::-1] * scales)
-
-    def _attempts(
-        self, uniforms: FloatArray, sizes: IndexArray
-    ) -> tuple[FloatArray, FloatArray, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
-        """Heights and widths of ten boxes for each sample [n, 10], and which fit its image."""
-        lowest, highest = self.scale
-        areas = sizes.prod(axis=1, keepdims=True) * (
-            lowest + uniforms[:, :_NUM_ATTEMPTS] * (highest - lowest)
-        )
-        lowest, highest = self._log_ratio
-        ratios = portable_exp(lowest + uniforms[:, _NUM_ATTEMPTS:] * (highest - lowest))
-        # Half to even, as Python's round, which torchvision calls here.
-        widths = np.rint(np.sqrt(areas * ratios))
-        heights = np.rint(np.sqrt(areas / ratios))
-        fits = (widths > 0) & (widths <= sizes[:, 1:]) & (heights > 0) & (heights <= sizes[:, :1])
-        return heights, widths, fits
 
     def _central(self, sizes: IndexArray) -> IndexArray:
         """Height and width of the box where no attempt fits: int64 [n, 2]."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-from stateful_gpu_loader.transforms.batches.device_numbers import constant, on_device
+from stateful_gpu_loader.transforms.batches.device import constant, on_device
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 _RADIANS = math.pi / 180.0
@@ -32,7 +32,7 @@ def inverse_affine_matrices(
     shears: npt.ArrayLike = (0.0, 0.0),
     center: tuple[float, float] | None = None,
 ) -> FloatArray:
-    """What brings a pixel of the result back to the image, as torchvision's ``affine`` has it.
+    """Matrices that take a pixel of the result to its place in the image, as ``affine`` has them.
 
     Source: ``torchvision.transforms.functional._get_inverse_affine_matrix``, number by number.
     Its angles are clockwise; ``rotate`` passes them negated.

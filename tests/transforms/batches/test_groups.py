@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.transforms.batches.groups import apply_by_group
+from stateful_gpu_loader.transforms.batches.device import apply_by_group
 
 IMAGES = torch.arange(6).view(6, 1, 1, 1)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from stateful_gpu_loader.transforms import batches
-from stateful_gpu_loader.transforms.batches import ragged, ragged_torch
+from stateful_gpu_loader.transforms.batches import ragged
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
@@ -49,7 +49,7 @@ def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) ->
         rounded = resample(images, placement, Pointwise())
         with monkeypatch.context() as patch:
             patch.setattr(Tensor, "round_", lambda values: values)
-            sums = ragged_torch.resample_with_torch(images, placement)
+            sums = ragged.resample_with_torch(images, placement)
         exact = torch.stack([aten(image, size, antialias) for image in images])
         error = (sums - exact).abs()
         assert error.max() <= 2e-4
@@ -95,11 +95,11 @@ def test_much_padding_is_done_in_portions(monkeypatch: pytest.MonkeyPatch) -> No
     images = ragged_images([(61, 47), (400, 30), (75, 75), (5, 700), (61, 47)])
     placement = resized(images, (32, 40), True)
     whole = resample(images, placement, Pointwise())
-    monkeypatch.setattr(ragged_torch, "_PACKED_BYTES", 2 * 75 * 75)
-    portions = [members.tolist() for members in ragged_torch.portions(placement)]
+    monkeypatch.setattr(ragged, "_PACKED_BYTES", 2 * 75 * 75)
+    portions = [members.tolist() for members in ragged.portions(placement)]
     assert portions == [[0], [1], [2], [3], [4]]
-    monkeypatch.setattr(ragged_torch, "_PACKED_BYTES", 2 * 400 * 47)
-    portions = [members.tolist() for members in ragged_torch.portions(placement)]
+    monkeypatch.setattr(ragged, "_PACKED_BYTES", 2 * 400 * 47)
+    portions = [members.tolist() for members in ragged.portions(placement)]
     assert portions == [[0, 1], [2], [3], [4]]
     assert torch.equal(resample(images, placement, Pointwise()), whole)
 

@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
-from stateful_gpu_loader.transforms.geometry.resampling import crop, resize
+from stateful_gpu_loader.transforms.geometry.resize import crop, resize
 from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
 
@@ -83,7 +83,7 @@ def test_very_long_image() -> None:
 def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """D6: on a CPU where torchvision goes by way of float, so does the recipe."""
     monkeypatch.setattr(
-        "stateful_gpu_loader.transforms.geometry.resampling._resizes_bytes", lambda: False
+        "stateful_gpu_loader.transforms.geometry.resize._resizes_bytes", lambda: False
     )
     called = []
     functional = F.resize_image

@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
-from stateful_gpu_loader.transforms.policies.augment_operations import augment, augment_batch
-from stateful_gpu_loader.transforms.policies.augment_space import Operation
-from stateful_gpu_loader.transforms.policies.augment_warps import Sampling
+from stateful_gpu_loader.transforms.policies.operations import (
+    Operation,
+    Sampling,
+    augment,
+    augment_batch,
+)
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
 NAMES = list(v2.TrivialAugmentWide._AUGMENTATION_SPACE)

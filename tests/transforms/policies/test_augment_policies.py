@@ -12,9 +12,8 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
-from stateful_gpu_loader.transforms.policies.augment_space import Operation
-from stateful_gpu_loader.transforms.policies.rand_augment import RandAugment
-from stateful_gpu_loader.transforms.policies.trivial_augment import TrivialAugmentWide
+from stateful_gpu_loader.transforms.policies.operations import Operation
+from stateful_gpu_loader.transforms.policies.recipes import RandAugment, TrivialAugmentWide
 from stateful_gpu_loader.transforms.recipe import Recipe
 from tests.transforms.pictures import decoded, noise, rows_for, sizes_of
 

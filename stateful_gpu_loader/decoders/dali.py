@@ -1,0 +1,270 @@
+"""Decoding with DALI: pipelines of bytes in and pixels out, for the CPU and for a GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from stateful_gpu_loader.decoders.batch_rule import (
+    NO_FAULT_OF_THE_BYTES,
+    NO_MEMORY,
+    decode_batch_by_rule,
+    wait_for_the_stream,
+    with_index,
+)
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.machine import (
+    DALI,
+    NVIMGCODEC,
+    describe_versions,
+    host_threads,
+    load_package,
+)
+from stateful_gpu_loader.decoders.routing import is_common_jpeg, takes_common
+from stateful_gpu_loader.decoders.rule import decode_by_rule
+from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
+
+INPUT = "encoded"
+
+Pipeline = Any
+"""A ``nvidia.dali.Pipeline``."""
+
+
+def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pipeline:
+    """A pipeline for batches of 1 to ``max_batch_size`` images.
+
+    Args:
+        max_batch_size: images.
+        device_id: of the GPU that decodes; None for the CPU.
+        num_threads: of DALI's own, for the part of the work that is done on the CPU.
+
+    Law 1 decides its options. With any other ``hw_decoder_load`` than 0 DALI would share a batch
+    out between the GPU's JPEG engines and CUDA by its length, even with 1.0 (the length of the
+    first batch is the limit), and these differ in pixels.
+    """
+    dali = require_dali()
+    pipeline = dali.Pipeline(
+        batch_size=max_batch_size,
+        num_threads=num_threads,
+        device_id=device_id,
+        prefetch_queue_depth=1,
+        exec_async=False,
+        exec_pipelined=False,
+        # Its outputs own their memory, the other executors write the next batch over them.
+        exec_dynamic=True,
+    )
+    with pipeline:
+        encoded = dali.fn.external_source(name=INPUT, device="cpu", batch=True)
+        pixels = dali.fn.decoders.image(
+            encoded,
+            device="cpu" if device_id is None else "mixed",
+            output_type=dali.types.RGB,
+            adjust_orientation=False,
+            use_fast_idct=False,
+            hw_decoder_load=0.0,
+            jpeg_fancy_upsampling=True,
+        )
+        pipeline.set_outputs(pixels)
+    pipeline.build()
+    return pipeline
+
+
+def run(pipeline: Pipeline, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The pixels of a batch, complete: uint8 [3, height, width] each, views of DALI's HWC memory.
+
+    Args:
+        pipeline: as :func:`build` made it. It cannot be used again after an error.
+        data: uint8 [num_bytes] each, on the CPU; at least one, at most the pipeline's batch size.
+
+    Raises:
+        RuntimeError: DALI cannot decode one of them, in one line; it names no culprit that could
+            be trusted.
+    """
+    try:
+        pipeline.feed_input(INPUT, [each.numpy() for each in data])
+        (pixels,) = pipeline.run()
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(_reason(str(error))) from error
+    return [from_dlpack(pixels[i]).permute(2, 0, 1) for i in range(len(data))]
+
+
+class PipelinePool:
+    """Pipelines that are built when they are needed, each used by one thread at a time.
+
+    Args:
+        device_id: of the GPU that decodes; None for the CPU.
+        num_threads: of DALI's own, in each pipeline.
+    """
+
+    def __init__(self, *, device_id: int | None, num_threads: int) -> None:
+        self._device_id = device_id
+        self._num_threads = num_threads
+        # By process: a pipeline that a fork inherits hangs when it runs, because its threads
+        # stayed behind, and when it is freed. So it is left lying here.
+        self._idle: dict[int, list[tuple[int, Pipeline]]] = {}
+
+    def decode(self, data: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As :func:`run`; a pipeline that raises is not used again."""
+        idle = self._idle.setdefault(os.getpid(), [])
+        try:
+            size, pipeline = idle.pop()
+        except IndexError:
+            size, pipeline = 0, None
+        if size < len(data):
+            size = 1 << (len(data) - 1).bit_length()
+            pipeline = build(size, device_id=self._device_id, num_threads=self._num_threads)
+        pixels = run(pipeline, data)
+        idle.append((size, pipeline))
+        return pixels
+
+
+@functools.cache
+def require_dali(needed_for: str = "decoder='dali'") -> Any:
+    """The package ``nvidia.dali``.
+
+    Args:
+        needed_for: what asks for it.
+
+    Raises:
+        MissingDependency: it is not installed.
+        LoaderError: it is installed and cannot be imported; the text says why.
+    """
+    return load_package(
+        _load,
+        module="nvidia.dali",
+        package="nvidia-dali-cuda120",
+        needed_for=needed_for,
+        extra="dali",
+        cuda_13_extra="dali-cu13",
+        remedy="a nvidia-dali that fits the driver's CUDA",
+    )
+
+
+def _load() -> Any:
+    import nvidia.dali
+    import nvidia.dali.fn
+    import nvidia.dali.types
+
+    return nvidia.dali
+
+
+def _reason(text: str) -> str:
+    """The line of DALI's report that says what happened, without its place in the batch."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [
+        line for line in lines if NO_MEMORY.search(line) or NO_FAULT_OF_THE_BYTES.search(line)
+    ]
+    if telling:
+        return telling[0]
+    return "DALI failed to decode it"
+
+
+_POOL = PipelinePool(device_id=None, num_threads=1)
+"""Shared by all decoders of a process: they hold nothing themselves, so they can be pickled."""
+
+
+class DaliDecoder:
+    """Decodes common JPEGs with DALI on the CPU, the rest with torchvision; needs ``dali``.
+
+    It gives the pixels that DALI pipelines give elsewhere in a project. A pipeline is built for
+    each thread that decodes at the same time, in each process, when it first does.
+
+    Raises:
+        MissingDependency: DALI is not installed.
+        LoaderError: DALI is installed and cannot be imported; the text says why.
+    """
+
+    family = "dali"
+    takes = staticmethod(is_common_jpeg)
+
+    def __init__(self) -> None:
+        require_dali()
+        self._other = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """As ``nvidia.dali.__version__``."""
+        return str(require_dali().__version__)
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        if not is_common_jpeg(header):
+            return self._other.decode(data, header)
+        return decode_by_rule({"jpeg": _decode_one}, data, header)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """What :meth:`decode` gives or raises for each image, in one run of DALI.
+
+        Args:
+            data: uint8 [num_bytes] each, on the CPU: images that :attr:`takes` is true of.
+            headers: what ``probe`` says of each.
+        """
+        return decode_batch_by_rule(_POOL.decode, data, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _decode_one(data: torch.Tensor, mode: int) -> torch.Tensor:
+    (pixels,) = _POOL.decode([data])
+    return pixels
+
+
+class DaliBatchDecoder:
+    """Decodes with a DALI pipeline that does nothing else; needs the extra ``dali``.
+
+    The JPEG engines stay unused: DALI would choose between them and CUDA by the batch's length.
+    DALI keeps no state of the stream. Its pixels are copied once, into torch's own memory on the
+    current stream, and its buffers are given back only when the copies are done: another pipeline
+    of the process may write there next, on a stream of its own.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        MissingDependency: DALI is not installed.
+        LoaderError: DALI is installed and cannot be imported; the text says why.
+    """
+
+    family = "dali-cuda"
+    takes = staticmethod(takes_common)
+
+    def __init__(self, device: torch.device) -> None:
+        require_dali()
+        self._device = device
+        self._pool: PipelinePool | None = None
+        self.cpu: Decoder = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of DALI, the nvImageCodec and nvJPEG under it, and the GPU's model."""
+        return describe_versions(*DALI, *NVIMGCODEC)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        return decode_batch_by_rule(self._decode, data, headers)
+
+    def _decode(self, data: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self._pool is None:
+            self._pool = PipelinePool(
+                device_id=with_index(self._device).index, num_threads=host_threads()
+            )
+        pixels = self._pool.decode(data)
+        copies = [image.clone() for image in pixels]
+        wait_for_the_stream(self._device)
+        return copies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._device,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"

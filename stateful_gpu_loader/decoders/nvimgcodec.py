@@ -1,0 +1,174 @@
+"""NvimgcodecBatchDecoder: the GPU's JPEG engines and CUDA kernels through nvImageCodec."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from stateful_gpu_loader.decoders.batch_rule import (
+    decode_batch_by_rule,
+    wait_for_the_stream,
+    with_index,
+)
+from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.machine import (
+    NVIMGCODEC,
+    describe_versions,
+    host_threads,
+    load_package,
+)
+from stateful_gpu_loader.decoders.routing import takes_common
+from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
+
+OPTIONS = ":fancy_upsampling=1"
+"""Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
+
+KEPT_BYTES = 2**28
+"""Freed memory that is kept for the next batch: the pixels of some 500 images of 500 x 375."""
+
+TRIAL_SIDE = 256
+"""Pixels of the grey image that tells whether this GPU has JPEG engines."""
+
+
+class NvimgcodecBatchDecoder:
+    """Decodes with nvImageCodec; needs the extra ``nvimgcodec``.
+
+    One decoder that holds several backends would share a batch out among them by its length and by
+    that of the first batch it ever saw, and they differ in pixels. So there are two decoders of one
+    backend each: the engines, then nvJPEG on CUDA for what an engine cannot take or refuses when
+    it is alone. nvImageCodec itself writes a line to stderr for a refused image.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        MissingDependency: nvimgcodec is not installed.
+        LoaderError: nvimgcodec is installed and cannot be imported; the text says why.
+    """
+
+    family = "nvimgcodec"
+    takes = staticmethod(takes_common)
+
+    def __init__(self, device: torch.device) -> None:
+        _library()
+        self._device = device
+        self._stages: _Stages | None = None
+        self.cpu: Decoder = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of nvImageCodec, its nvJPEG, and the GPU's model."""
+        return describe_versions(*NVIMGCODEC)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        if self._stages is None:
+            self._stages = _Stages(self._device)
+        wait_for_the_stream(self._device)
+        answers: list[torch.Tensor | ValueError | None] = [None] * len(data)
+        simple = [i for i, header in enumerate(headers) if _is_for_engines(header)]
+        if self._stages.engines is not None:
+            _fill(answers, simple, self._stages.engines, data, headers)
+        rest = [i for i, answer in enumerate(answers) if not isinstance(answer, torch.Tensor)]
+        _fill(answers, rest, self._stages.cuda, data, headers)
+        return [answer for answer in answers if answer is not None]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._device,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"
+
+
+class _Stages:
+    """nvImageCodec's objects, made at the first batch (law 7)."""
+
+    def __init__(self, device: torch.device) -> None:
+        kinds = _library().BackendKind
+        device = with_index(device)
+        keep_freed_memory(device.index, KEPT_BYTES)
+        self.cuda = _Stage(device, kinds.HYBRID_CPU_GPU)
+        engines = _Stage(device, kinds.HW_GPU_ONLY)
+        self.engines = engines if engines.decode([_trial()])[0] is not None else None
+
+
+class _Stage:
+    """One backend on one device."""
+
+    def __init__(self, device: torch.device, kind: Any) -> None:
+        library = _library()
+        self._device = device
+        self._parameters = library.DecodeParams(
+            apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB, allow_any_depth=False
+        )
+        self._decoder = library.Decoder(
+            device_id=device.index,
+            max_num_cpu_threads=host_threads(),
+            backends=[library.Backend(kind)],
+            options=OPTIONS,
+        )
+
+    def decode(self, data: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """uint8 [3, height, width] each, views of HWC memory that nvImageCodec owns, or None."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        images = self._decoder.decode(
+            [_library().CodeStream(each.numpy()) for each in data],
+            params=self._parameters,
+            cuda_stream=stream,
+        )
+        return [_as_tensor(image, stream) for image in images]
+
+
+def _fill(
+    answers: list[torch.Tensor | ValueError | None],
+    places: list[int],
+    stage: _Stage,
+    data: Sequence[torch.Tensor],
+    headers: Sequence[ImageHeader],
+) -> None:
+    found = decode_batch_by_rule(
+        stage.decode, [data[i] for i in places], [headers[i] for i in places]
+    )
+    for i, answer in zip(places, found, strict=True):
+        answers[i] = answer
+
+
+def _is_for_engines(header: ImageHeader) -> bool:
+    return isinstance(header, JpegHeader) and not header.progressive
+
+
+def _as_tensor(image: Any, stream: int) -> torch.Tensor | None:
+    # from_dlpack(image) would first ask for a later version of DLPack, in vain: an exception each.
+    return None if image is None else from_dlpack(image.to_dlpack(stream)).permute(2, 0, 1)
+
+
+def _trial() -> torch.Tensor:
+    grey = torch.full((3, TRIAL_SIDE, TRIAL_SIDE), 128, dtype=torch.uint8)
+    encoded: torch.Tensor = torch.ops.image.encode_jpeg(grey, 90)
+    return encoded
+
+
+@functools.cache
+def _library() -> Any:
+    return load_package(
+        _load,
+        module="nvidia.nvimgcodec",
+        package="nvidia-nvimgcodec-cu12",
+        needed_for="decoder='nvimgcodec'",
+        extra="nvimgcodec",
+        cuda_13_extra="nvimgcodec-cu13",
+        remedy="a nvidia-nvimgcodec that fits the driver's CUDA",
+    )
+
+
+def _load() -> Any:
+    from nvidia import nvimgcodec
+
+    return nvimgcodec

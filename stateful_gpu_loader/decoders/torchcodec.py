@@ -1,0 +1,119 @@
+"""Decoding with torchcodec: libjpeg-turbo, libpng and libwebp on the CPU, nvJPEG on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.machine import describe_versions, load_package
+from stateful_gpu_loader.decoders.routing import takes_baseline
+from stateful_gpu_loader.decoders.rule import (
+    RGB,
+    RawOperator,
+    decode_by_rule,
+    raw_operators,
+    without_exif,
+)
+from stateful_gpu_loader.errors import LoaderError
+
+
+class TorchcodecDecoder:
+    """Decodes with torchcodec's image operators; needs the extra ``codec``, but no FFmpeg.
+
+    torchcodec applies EXIF orientations by its own reading. So that every backend shows the
+    same pixels, it is given the bytes without EXIF, and the orientation is applied here.
+
+    Raises:
+        MissingDependency: torchcodec is not installed.
+        LoaderError: torchcodec is installed and cannot be used; the text says why.
+    """
+
+    family = "torchcodec"
+
+    def __init__(self) -> None:
+        _operators()
+
+    def version(self) -> str:
+        """As ``torchcodec.__version__``."""
+        import torchcodec
+
+        return str(torchcodec.__version__)
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        if isinstance(header, JpegHeader):
+            data = without_exif(data, header)
+        return decode_by_rule(_operators(), data, header)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+@functools.cache
+def _operators() -> dict[str, RawOperator]:
+    return load_package(
+        _load,
+        module="torchcodec",
+        package="torchcodec",
+        needed_for="decoder='torchcodec'",
+        extra="codec",
+        remedy=f"a torchcodec (>= 0.16) that fits torch {torch.__version__}",
+    )
+
+
+def _load() -> dict[str, RawOperator]:
+    import torchcodec  # noqa: F401  (registers the operators)
+
+    return raw_operators(torch.ops.torchcodec_ns)
+
+
+class TorchcodecBatchDecoder:
+    """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
+
+    As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
+    torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
+
+    Args:
+        device: a CUDA device.
+
+    Raises:
+        MissingDependency: torchcodec is not installed.
+        LoaderError: torchcodec is installed and cannot be used, or decodes on the CPU alone.
+    """
+
+    family = "torchcodec-cuda"
+    takes = staticmethod(takes_baseline)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.cpu: Decoder = TorchcodecDecoder()
+        if not hasattr(torch.ops.torchcodec_ns, "decode_jpegs_cuda"):
+            raise LoaderError(
+                f"decoder='torchcodec' with device={str(device)!r} cannot be used: torchcodec "
+                f"{self.cpu.version()} decodes no images on GPUs. Remedy: install torchcodec >= "
+                "0.17, or use decoder='torchvision'"
+            )
+
+    def version(self) -> str:
+        """Of torchcodec, which brings its own nvJPEG, and the GPU's model."""
+        return describe_versions("torchcodec")
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        plain = [
+            without_exif(each, header) if isinstance(header, JpegHeader) else each
+            for each, header in zip(data, headers, strict=True)
+        ]
+        decode = torch.ops.torchcodec_ns.decode_jpegs_cuda
+        return decode_batch_by_rule(lambda each: decode(each, RGB, self._device), plain, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"

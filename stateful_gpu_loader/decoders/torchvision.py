@@ -1,0 +1,117 @@
+"""Decoding with torchvision: libjpeg-turbo, libpng and libwebp on the CPU, nvJPEG on a GPU."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from stateful_gpu_loader.decoders.batch_rule import (
+    decode_batch_by_rule,
+    wait_for_the_stream,
+    with_index,
+)
+from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.machine import describe_versions
+from stateful_gpu_loader.decoders.routing import takes_baseline
+from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, raw_operators
+
+
+class TorchvisionDecoder:
+    """Decodes with torchvision's registered operators; always there.
+
+    The functions of ``torchvision.io`` warn since 0.29 that they are deprecated, the operators
+    under them do not. They keep the same two leading arguments from torchvision 0.23 on, and
+    apply no EXIF orientation unless asked.
+
+    >>> from stateful_gpu_loader.decoders import probe
+    >>> TorchvisionDecoder()
+    TorchvisionDecoder()
+    """
+
+    family = "torchvision"
+
+    def __init__(self) -> None:
+        _operators()
+
+    def version(self) -> str:
+        """As ``torchvision.__version__``."""
+        import torchvision
+
+        return str(torchvision.__version__)
+
+    def decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+        """See :meth:`Decoder.decode`."""
+        return decode_by_rule(_operators(), data, header)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+@functools.cache
+def _operators() -> dict[str, RawOperator]:
+    import torchvision  # noqa: F401  (registers the operators)
+
+    return raw_operators(torch.ops.image)
+
+
+class TorchvisionBatchDecoder:
+    """Decodes with ``torch.ops.image.decode_jpegs_cuda``; always there.
+
+    It gives an image to the GPU's JPEG engines where they take it, otherwise to nvJPEG's CUDA
+    kernels: by the image's bytes, never by load. EXIF is not looked at. It works on a private
+    stream and has finished when it returns. A process has one such decoder: each change of the
+    device makes another, and the old one's memory is never given back.
+
+    Args:
+        device: a CUDA device.
+
+    >>> TorchvisionBatchDecoder(torch.device("cuda", 0))
+    TorchvisionBatchDecoder(cuda:0)
+    """
+
+    family = "torchvision-cuda"
+    takes = staticmethod(takes_baseline)
+
+    def __init__(self, device: torch.device) -> None:
+        import torchvision  # noqa: F401  (registers the operators)
+
+        self._device = device
+        self.cpu: Decoder = TorchvisionDecoder()
+
+    def version(self) -> str:
+        """Of torchvision, which brings its own nvJPEG, and the GPU's model."""
+        return describe_versions("torchvision")
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        """See :meth:`BatchDecoder.decode_batch`."""
+        wait_for_the_stream(self._device)
+        # "cuda" beside "cuda:0" would be another device each time.
+        device = with_index(self._device)
+        _warn_of_several(device)
+        decode = torch.ops.image.decode_jpegs_cuda
+        return decode_batch_by_rule(lambda images: decode(images, RGB, device), data, headers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._device})"
+
+
+_DEVICES: set[torch.device] = set()
+"""On which this process has decoded."""
+
+
+def _warn_of_several(device: torch.device) -> None:
+    if device not in _DEVICES and _DEVICES:
+        warnings.warn(
+            f"decoder='torchvision' has decoded on {', '.join(map(str, _DEVICES))} in this "
+            f"process, and now does on {device}: torchvision keeps one decoder for a process, and "
+            "makes a new one at each change of the device, whose memory is not given back. "
+            "Remedy: decoder='torchcodec', or a process for each GPU",
+            stacklevel=2,
+        )
+    _DEVICES.add(device)

@@ -1,0 +1,118 @@
+"""Work on the device of the images, without waiting for it.
+
+What is decided for each sample is known on the CPU. It follows the images in one small copy that
+the device's stream orders, so that the host does not wait and nothing is read back.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from stateful_gpu_loader.records import IndexArray
+
+Operation = Callable[[Tensor, IndexArray], Tensor]
+"""Of m images [m, C, H, W] and their rows in the batch, int64 [m]; it leaves them as they are."""
+
+_logger = logging.getLogger(__name__)
+
+
+def on_device(numbers: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array on the device; on CUDA it is made when the current stream comes to it.
+
+    >>> import numpy as np
+    >>> on_device(np.array([3, 1]), torch.device("cpu"))
+    tensor([3, 1])
+    """
+    copied = torch.tensor(numbers)
+    if device.type == "cpu":
+        return copied
+    if device.type == "cuda":
+        # From pageable memory even a copy that is not to block waits for the stream.
+        copied = copied.pin_memory()
+    return copied.to(device, non_blocking=True)
+
+
+@functools.cache
+def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that never change, [len(values)]: copied once for a device, and waited for then.
+
+    It is kept for the life of the process, so that any stream may read it. Never write to it.
+
+    >>> constant((0.5, 0.25), torch.float32, torch.device("cpu"))
+    tensor([0.5000, 0.2500])
+    """
+    with torch.inference_mode(False):  # the tensor is kept for callers outside of it, too
+        return torch.tensor(values, dtype=dtype).to(device)
+
+
+def apply_by_group(
+    images: Tensor, groups: IndexArray, operations: Mapping[int, Operation]
+) -> Tensor:
+    """Apply to each image its group's operation, as many calls as there are groups.
+
+    Args:
+        images: [n, C, H, W], n > 0; they stay as they are, the result may be a view of them.
+        groups: int64 [n], known on the CPU, so that nothing is read back from the device.
+        operations: one for each group; all that are called give results of one size and dtype.
+
+    Raises:
+        ValueError: the operations gave results of several sizes.
+
+    >>> import torch
+    >>> images = torch.tensor([1, 2, 3]).view(3, 1, 1, 1)
+    >>> operations = {0: lambda chosen, rows: chosen, 1: lambda chosen, rows: -chosen}
+    >>> apply_by_group(images, np.array([1, 0, 1]), operations).flatten()
+    tensor([-1,  2, -3])
+    """
+    order = np.argsort(groups, kind="stable")
+    present, starts = np.unique(groups[order], return_index=True)
+    if len(present) == 1:
+        return operations[int(present[0])](images, order)
+    order_there = on_device(order, images.device)
+    ends = [*starts[1:].tolist(), len(groups)]
+    made = []
+    for group, start, end in zip(present.tolist(), starts.tolist(), ends, strict=True):
+        chosen = order_there[start:end]
+        result = operations[group](images.index_select(0, chosen), order[start:end])
+        made.append((chosen, result))
+    first = made[0][1]
+    results = first.new_empty(len(groups), *first.shape[1:])
+    for chosen, result in made:
+        if result.shape[1:] != results.shape[1:]:
+            raise ValueError(
+                f"a batch would have images of {list(results.shape[1:])} and of "
+                f"{list(result.shape[1:])}. Remedy: put a recipe that makes one size, such as "
+                "Resize, behind the one that does not"
+            )
+        results.index_copy_(0, chosen, result)
+    return results
+
+
+def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleType | None:
+    """The kernels that ``try_out`` imports and launches; None, with a warning, where that fails.
+
+    It can fail where triton is installed: it needs a C compiler, which not every machine has.
+
+    Args:
+        try_out: imports a module of kernels, launches them once and returns it.
+        instead: what is done without them, for the warning.
+
+    Raises:
+        torch.OutOfMemoryError: which code runs depends on the machine, never on its load (law 1).
+    """
+    try:
+        return try_out()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        _logger.warning("triton does not run here, so %s, slower: %s", instead, error)
+        return None

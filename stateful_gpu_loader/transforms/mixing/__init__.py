@@ -1,1 +1,0 @@
-"""Batch recipes: samples of one batch mixed with each other, labels too."""

@@ -1,1 +1,0 @@
-"""Other dtypes, ranges and layouts of the same pixels."""

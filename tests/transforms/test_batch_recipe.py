@@ -1,0 +1,224 @@
+"""What every batch recipe keeps: pure functions, torchvision's arguments and calls (D5, D6)."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
+from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
+from tests.transforms.augmented_batches import batch
+
+RECIPES = [MixUp(num_classes=5), CutMix(num_classes=5)]
+KINDS = [MixUp, CutMix]
+every_recipe = pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: type(r).__name__)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_arguments_are_torchvisions(kind: type[BatchRecipe]) -> None:
+    """D6: the same names in the same order with the same defaults, by name only."""
+    ours = inspect.signature(kind).parameters.values()
+    theirs = inspect.signature(getattr(v2, kind.__name__)).parameters.values()
+    assert [(p.name, p.default, p.kind) for p in ours] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
+
+
+@every_recipe
+def test_numbers_are_plain_and_of_their_uniforms_alone(recipe: BatchRecipe) -> None:
+    """D5, law 1: floats that any state or process can carry; torch's generator stays put."""
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    for row in np.random.default_rng(0).random((20, recipe.num_draws)):
+        numbers = recipe.draw(row, 8, (30, 20))
+        assert {type(number) for number in numbers} == {float}
+        assert recipe.draw(row.copy(), 8, (30, 20)) == numbers
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_recipe
+def test_a_call_draws_from_torchs_default_generator(recipe: BatchRecipe) -> None:
+    """D6: so that it works in any collate_fn; the budget is what is drawn."""
+    images, labels = batch(4)
+    torch.manual_seed(7)
+    made, after = recipe(images, labels), torch.rand(1)
+    torch.manual_seed(7)
+    uniforms = torch.rand(recipe.num_draws, dtype=torch.float64).numpy()
+    expected = recipe.apply(images, labels, recipe.draw(uniforms, 4, (7, 9)))
+    assert all(map(torch.equal, made, expected))
+    assert torch.equal(torch.rand(1), after)
+
+
+@every_recipe
+def test_a_batch_is_made_of_its_uniforms(recipe: BatchRecipe) -> None:
+    """D5: what the loader calls, with uniforms of the batch's key; the generator stays put."""
+    images, labels = batch(4)
+    uniforms = np.linspace(0.3, 0.6, recipe.num_draws)
+    state = torch.get_rng_state()
+    made = recipe.transform([images, labels, "rest"], uniforms)
+    expected = recipe.apply(images, labels, recipe.draw(uniforms, 4, (7, 9)))
+    assert type(made) is list
+    assert all(map(torch.equal, made[:2], expected))
+    assert made[2:] == ["rest"]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+Sample = namedtuple("Sample", ["image", "label", "name"])
+
+
+@every_recipe
+def test_a_call_keeps_the_structure(recipe: BatchRecipe) -> None:
+    """D6: two arguments, a list as default_collate makes it, a named tuple; further items pass."""
+    images, labels = batch(3)
+    for inputs in (
+        (images, labels),
+        ([images, labels],),
+        ((images, labels),),
+        (images, labels, "x"),
+        ([images, labels, ["a", "b", "c"]],),
+        (Sample(images, labels, ["a", "b", "c"]),),
+    ):
+        made = recipe(*inputs)
+        expected = getattr(v2, type(recipe).__name__)(num_classes=5)(*inputs)
+        assert type(made) is type(expected)
+        assert [type(item) for item in made] == [type(item) for item in expected]
+        assert [getattr(i, "shape", i) for i in made] == [getattr(i, "shape", i) for i in expected]
+
+
+@every_recipe
+def test_replaces_torchvisions_in_a_collate_fn(recipe: BatchRecipe) -> None:
+    """D6, D10."""
+    images, labels = batch(6)
+    made, weights = recipe(default_collate(list(zip(images, labels.tolist(), strict=True))))
+    assert made.shape == images.shape
+    torch.testing.assert_close(weights.sum(1), torch.ones(6))
+
+
+@every_recipe
+def test_a_tv_tensor_stays_one(recipe: BatchRecipe) -> None:
+    images, labels = batch(3)
+    made, _ = recipe(tv_tensors.Image(images), labels)
+    assert type(made) is tv_tensors.Image
+
+
+@every_recipe
+def test_survives_pickling(recipe: BatchRecipe) -> None:
+    copy = pickle.loads(pickle.dumps(recipe))
+    images, labels = batch(4)
+    numbers = recipe.draw(np.full(recipe.num_draws, 0.3), 4, (7, 9))
+    made, expected = copy.apply(images, labels, numbers), recipe.apply(images, labels, numbers)
+    assert all(map(torch.equal, made, expected))
+
+
+def test_fingerprint_is_canonical() -> None:
+    """B7: made from arguments alone; golden, since states hold it."""
+    golden = "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
+    assert MixUp(alpha=1, num_classes=np.int64(10)).fingerprint() == golden
+    assert repr(CutMix()) == "CutMix(alpha=1.0, num_classes=None, labels_getter='default')"
+
+
+class Halve(BatchRecipe):
+    """A user's own batch recipe."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def draw(self, uniforms: np.ndarray, num_samples: int, size: tuple[int, int]) -> tuple[()]:
+        return ()
+
+    def apply(
+        self, images: Tensor, labels: Tensor, numbers: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        return images * 0.5**self.times, labels
+
+
+def test_a_users_batch_recipe_works_and_has_another_fingerprint() -> None:
+    """Law 4."""
+    images, labels = batch(2)
+    assert torch.equal(Halve(2)(images, labels)[0], images / 4)
+    assert Halve(2).fingerprint() == f"{__name__}.Halve(times=2)"
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"alpha": 0}, ValueError, "alpha = 0"),
+        ({"num_classes": 0}, ValueError, "num_classes = 0"),
+        ({"num_classes": 2.5}, TypeError, "float"),
+        ({"labels_getter": None}, ValueError, "labels_getter = None"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(
+    kind: type[BatchRecipe], arguments: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        kind(**arguments)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("arguments", "images", "labels", "match"),
+    [
+        ({}, (2, 3, 4, 4), torch.zeros(2).long(), "num_classes="),
+        ({"num_classes": 3}, (2, 3, 4, 4), torch.zeros(2, 4), r"num_classes=3.*\[2, 4\]"),
+        ({"num_classes": 3}, (2, 3, 4, 4), torch.zeros(3).long(), r"\[2, 3, 4, 4\] and 3"),
+        ({"num_classes": 3}, (3, 4, 4), torch.zeros(3).long(), r"\[3, 4, 4\]"),
+        ({"num_classes": 3}, (2, 3, 4, 4), torch.zeros(2, 1, 3), r"\[2, 1, 3\]"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(
+    kind: type[BatchRecipe],
+    arguments: dict[str, Any],
+    images: tuple[int, ...],
+    labels: Tensor,
+    match: str,
+) -> None:
+    """D6: by the kind of error that torchvision raises, in ``apply`` as in a call."""
+    pixels = torch.zeros(images)
+    with pytest.raises(ValueError, match=match):
+        kind(**arguments).apply(pixels, labels, (0.0, 0.0, 1.0, 1.0, 0.5)[: kind.num_draws])
+    with pytest.raises(ValueError, match="Remedy"):
+        kind(**arguments)(pixels, labels)
+    with pytest.raises(ValueError, match=r"."):
+        getattr(v2, kind.__name__)(**arguments)(pixels, labels)
+
+
+@every_recipe
+@pytest.mark.parametrize(
+    ("inputs", "match"),
+    [
+        ((torch.zeros(2, 3, 4, 4),), r"Tensor \[2, 3, 4, 4\]"),
+        (([torch.zeros(2, 3, 4, 4)],), "list of 1"),
+        (({"image": 1, "label": 2},), "dict"),
+        ((np.zeros((2, 3, 4, 4)), torch.zeros(2).long()), "ndarray for the images"),
+        ((tv_tensors.Mask(torch.zeros(2, 3, 4, 4)), torch.zeros(2).long()), "Mask"),
+        ((torch.zeros(2, 3, 4, 4), [0, 1]), "list of 2 for the labels"),
+    ],
+    ids=["images alone", "list of one", "dict", "numpy", "mask", "list of labels"],
+)
+def test_a_call_refuses_what_is_no_batch(
+    recipe: BatchRecipe, inputs: tuple[Any, ...], match: str
+) -> None:
+    with pytest.raises(ValueError, match=match):
+        recipe(*inputs)
+
+
+@every_recipe
+def test_labels_that_are_no_class_numbers_are_refused(recipe: BatchRecipe) -> None:
+    images, labels = batch(3)
+    with pytest.raises(TypeError, match="int32"):
+        recipe(images, labels.int())

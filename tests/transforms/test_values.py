@@ -1,0 +1,171 @@
+"""ToDtype, ToMemoryFormat and Normalize: torchvision's pixels, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as F
+
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.transforms import Normalize, ToDtype
+from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
+from tests.transforms.ragged_pictures import drawn_for, ragged
+
+DTYPES = [torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_torchvisions(dtype: torch.dtype, scale: bool) -> None:
+    """D6: bit for bit, from bytes and from floats."""
+    for image in (decoded("coffee"), as_float(decoded("coffee"))):
+        made = ToDtype(dtype, scale).apply(image, [])
+        assert torch.equal(made, F.to_dtype(image, dtype, scale))
+        assert made.dtype is dtype is ToDtype(dtype, scale).dtype_after(image.dtype)
+
+
+@pytest.mark.parametrize("dtype", [{tv_tensors.Image: torch.float32}, "float32", float])
+def test_anything_but_a_dtype_is_refused(dtype: object) -> None:
+    with pytest.raises(TypeError, match=r"pass the image's dtype"):
+        ToDtype(dtype)  # type: ignore[arg-type]
+
+
+LAST, FIRST = torch.channels_last, torch.contiguous_format
+
+
+@pytest.mark.parametrize("memory_format", [LAST, FIRST])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_is_laid_out_and_equal(memory_format: torch.memory_format, channels: int) -> None:
+    image = noise(5, 7, channels)
+    recipe = T.ToMemoryFormat(memory_format)
+    for given in (image, image.contiguous(), image.to(torch.float32)):
+        made = recipe.apply(given, [])
+        assert torch.equal(made, given)
+        assert made.unsqueeze(0).is_contiguous(memory_format=memory_format)
+        batch = torch.stack([given, given])
+        laid_out = recipe.apply_batch(batch, torch.empty(2, 0).numpy())
+        assert torch.equal(laid_out, batch)
+        assert laid_out.is_contiguous(memory_format=memory_format)
+
+
+def test_the_last_one_counts_for_the_batch() -> None:
+    assert T.Compose([T.Resize(8)]).memory_format is FIRST
+    assert T.Compose([T.ToMemoryFormat(LAST), T.Resize(8)]).memory_format is LAST
+    assert T.Compose([T.ToMemoryFormat(LAST), T.ToMemoryFormat(FIRST)]).memory_format is FIRST
+
+
+@pytest.mark.parametrize(
+    "recipes",
+    [
+        [T.ToMemoryFormat(LAST), T.Resize((16, 18)), T.Normalize([0.5], [0.5])],
+        [T.Resize((16, 18)), T.Normalize([0.5], [0.5]), T.ToMemoryFormat(LAST)],
+        [T.Resize((16, 18)), T.ToMemoryFormat(LAST), T.ColorJitter(0.5), T.RandomGrayscale()],
+    ],
+    ids=str,
+)
+def test_a_batch_is_laid_out_wherever_the_recipe_stands(recipes: list[T.Recipe]) -> None:
+    images = ragged()
+    asked = T.Compose(recipes)
+    made = asked.apply_batch(images, drawn_for(asked, images))
+    assert made.is_contiguous(memory_format=LAST)
+    assert not made.is_contiguous()
+    # In the place of the recipe one that does nothing, so that the streams stay.
+    plain = T.Compose([T.ToMemoryFormat(FIRST) if "Memory" in str(r) else r for r in recipes])
+    usual = plain.apply_batch(images, drawn_for(plain, images))
+    assert usual.is_contiguous()
+    assert torch.equal(made, usual)
+
+
+def test_fingerprint_names_the_format() -> None:
+    assert T.ToMemoryFormat(LAST).fingerprint() == (
+        "ToMemoryFormat(memory_format=torch.channels_last)"
+    )
+
+
+def test_wrong_arguments_of_memory_format_are_refused() -> None:
+    with pytest.raises(TypeError, match="channels_last"):
+        T.ToMemoryFormat("channels_last")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must be one of"):
+        T.ToMemoryFormat(torch.preserve_format)
+
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+@pytest.mark.parametrize("name", ["astronaut", "coffee", "rocket"])
+def test_bytes_become_normalized_floats(name: str) -> None:
+    """D6: within 1e-6 of to_dtype(scale=True) and normalize, from any memory layout."""
+    for image in (decoded(name), decoded(name).contiguous(), decoded(name).flip(-1)):
+        expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
+        made = Normalize(MEAN, STD).apply(image, [])
+        torch.testing.assert_close(made, expected, rtol=0, atol=1e-6)
+
+
+def test_every_level_of_every_channel() -> None:
+    """D6: all 256 values, within 1e-6."""
+    image = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
+    expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
+    torch.testing.assert_close(Normalize(MEAN, STD).apply(image, []), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_floats_are_normalized_as_by_torchvision(dtype: torch.dtype) -> None:
+    """D6: bit for bit, keeping the dtype."""
+    image = as_float(decoded("coffee")).to(dtype)
+    made = Normalize(MEAN, STD).apply(image, [])
+    assert made.dtype is dtype
+    assert torch.equal(made, F.normalize(image, MEAN, STD))
+    assert Normalize(MEAN, STD).dtype_after(dtype) is dtype
+
+
+@pytest.mark.parametrize("size", ODD_SIZES)
+def test_into_the_batch_gives_the_same_bits(size: tuple[int, int]) -> None:
+    """D6: the fused way and the plain one are one result; the rows around stay untouched."""
+    image, recipe = noise(*size), Normalize(MEAN, STD)
+    batch = torch.full((3, 3, *size), -7.0)
+    recipe.apply_into(image, [], batch[1])
+    assert torch.equal(batch[1], recipe.apply(image, []))
+    assert (batch[0] == -7).all()
+    assert (batch[2] == -7).all()
+
+
+def test_one_number_serves_all_channels() -> None:
+    """D6: as torchvision broadcasts it."""
+    image = decoded("coffee")
+    made = Normalize([0.5], [0.25]).apply(image, [])
+    expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), [0.5], [0.25])
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "out", [torch.empty(3, 8, 9), torch.empty(3, 8, 8, dtype=torch.uint8), torch.empty(1, 8, 8)]
+)
+def test_wrong_room_in_the_batch_is_refused(out: torch.Tensor) -> None:
+    """Nothing is broadcast, resized or converted in silence."""
+    with pytest.raises(ValueError, match="has room for"):
+        Normalize(MEAN, STD).apply_into(noise(8, 8), [], out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((MEAN, [0.1, 0.0, 0.1]), ValueError, "has a 0"),
+        ((MEAN, [0.1]), ValueError, "each channel"),
+        (([], []), ValueError, "each channel"),
+        ((MEAN, STD, True), ValueError, "inplace = True"),
+        ((0.5, 0.5), TypeError, "mean=0.5"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_of_normalize_are_refused(
+    arguments: tuple[object, ...], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        Normalize(*arguments)
+
+
+def test_other_integers_are_refused() -> None:
+    """D6: as torchvision refuses them."""
+    with pytest.raises(TypeError, match="float tensor"):
+        Normalize(MEAN, STD).apply(noise(4, 4).int(), [])

@@ -290,7 +290,9 @@ class Checkpoint:
         self._pending.add(name)
 
     def serialize(self) -> str:
-        """The states as the text that :meth:`save` writes: JSON with a version and a checksum.
+        """The states as JSON text with a version and a checksum, tensors in base64.
+
+        :meth:`save` writes the same, with the raw bytes of tensors and arrays after the text.
 
         Raises:
             CheckpointError: there are none.
@@ -302,17 +304,15 @@ class Checkpoint:
         >>> restored.get_state("sampler")
         {'position': 8}
         """
-        if not self._states:
-            raise CheckpointError(
-                "there are no states to save. Remedy: register() objects and collect() first"
-            )
-        return document.to_text(self._states)
+        return document.to_text(self._held_states())
 
     def deserialize(self, text: str | bytes) -> None:
-        """Hold the states of a text in place of the present ones, until they are applied.
+        """Hold the states of a text, or of a file's content, in place of the present ones.
+
+        They are applied by :meth:`register` or :meth:`restore`.
 
         Raises:
-            CheckpointError: the text is truncated, altered, empty, foreign or of a later version.
+            CheckpointError: it is truncated, altered, empty, foreign or of a later version.
                 Nothing is changed.
         """
         self._adopt(document.from_text(text))
@@ -339,7 +339,7 @@ class Checkpoint:
         """
         pattern = Pattern.of(path)
         check_keep(keep, pattern)
-        data = self.serialize().encode()
+        data = document.to_bytes(self._held_states())
         number, written = files.write(pattern, data)
         if keep is not None:
             failures = self._retention.remove_old(pattern, newest=number, keep=keep)
@@ -379,6 +379,13 @@ class Checkpoint:
                 raise CheckpointError(f"{found}: {damage}") from damage
         self._adopt(states)
         return found
+
+    def _held_states(self) -> dict[str, SavedState]:
+        if not self._states:
+            raise CheckpointError(
+                "there are no states to save. Remedy: register() objects and collect() first"
+            )
+        return self._states
 
     def _name_for(self, thing: Any, name: str | None) -> str:
         known = next((key for key, other in self._objects.items() if other.object is thing), None)

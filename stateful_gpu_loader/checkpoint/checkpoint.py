@@ -9,10 +9,14 @@ from typing import Any
 
 from stateful_gpu_loader.checkpoint import document, files
 from stateful_gpu_loader.checkpoint.document import SavedState
-from stateful_gpu_loader.checkpoint.names import Pattern
-from stateful_gpu_loader.checkpoint.objects import Stateful, saved_state, type_name
-from stateful_gpu_loader.checkpoint.restoring import put_all, put_one
-from stateful_gpu_loader.checkpoint.retention import Retention, check_keep
+from stateful_gpu_loader.checkpoint.files import Pattern, Stamp
+from stateful_gpu_loader.checkpoint.objects import (
+    Stateful,
+    put_all,
+    put_one,
+    saved_state,
+    type_name,
+)
 from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.state.typed_json import is_text
 
@@ -21,10 +25,9 @@ AUTOMATIC = "__object_"
 
 
 class _Threads(threading.local):
-    """What each thread has entered; the first is its own."""
-
     def __init__(self) -> None:
         self.entered: list[Checkpoint] = []
+        """This thread's own checkpoint, and those whose ``with`` blocks it is inside of."""
 
 
 _threads = _Threads()
@@ -116,7 +119,7 @@ class Checkpoint:
         self._is_complete = False
         self._is_loaded = False
         self._is_set = False
-        self._retention = Retention()
+        self._known_files: dict[str, Stamp] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -338,11 +341,11 @@ class Checkpoint:
                 not be written.
         """
         pattern = Pattern.of(path)
-        check_keep(keep, pattern)
+        _check_keep(keep, pattern)
         data = document.to_bytes(self._held_states())
         number, written = files.write(pattern, data)
         if keep is not None:
-            failures = self._retention.remove_old(pattern, newest=number, keep=keep)
+            failures = files.remove_old(pattern, newest=number, keep=keep, known=self._known_files)
             for old, failure in failures.items():
                 warnings.warn(
                     f"the old checkpoint {old} was not removed: {failure.strerror}", stacklevel=2
@@ -367,7 +370,7 @@ class Checkpoint:
         """
         pattern = Pattern.to_read(path)
         if pattern.is_numbered:
-            found, states, passed_over = files.read_newest(pattern, document.from_text)
+            found, states, passed_over = files.read_newest(pattern)
             for other, reason in passed_over.items():
                 warnings.warn(f"{other} is passed over for {found}: {reason}", stacklevel=2)
         else:
@@ -445,4 +448,18 @@ def _check_text(name: object) -> None:
         raise CheckpointError(
             f"{name = } is no name for an object. Remedy: pass a str with at least one character "
             "and no surrogates"
+        )
+
+
+def _check_keep(keep: int | None, pattern: Pattern) -> None:
+    if keep is None:
+        return
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise CheckpointError(
+            f"{keep = } is no number of files to keep. Remedy: pass an int of 1 or more, or None"
+        )
+    if not pattern.is_numbered:
+        raise CheckpointError(
+            f"{keep = } says how many numbered files to keep, and {pattern.text!r} is one file. "
+            "Remedy: leave keep out, or put {seq} into the name"
         )

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.checkpoint import names
-from stateful_gpu_loader.checkpoint.names import Pattern
+from stateful_gpu_loader.checkpoint import files
+from stateful_gpu_loader.checkpoint.files import Pattern
 from stateful_gpu_loader.errors import CheckpointError
 
 TOKEN = "0123456789abcdef"
@@ -139,7 +139,7 @@ def test_parts_of_another_machine_are_nobodys_here(monkeypatch: pytest.MonkeyPat
     """Locks of network file systems may hold on one machine only."""
     pattern = Pattern.of("run_{seq}.json")
     part = pattern.part_name(TOKEN)
-    monkeypatch.setattr(names, "_machine", lambda: "00000000")
+    monkeypatch.setattr(files, "_machine", lambda: "00000000")
     assert pattern.part_name(TOKEN) != part
     assert list(pattern.parts([part, pattern.part_name(TOKEN)])) == [pattern.part_name(TOKEN)]
 

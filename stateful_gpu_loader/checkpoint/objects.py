@@ -24,7 +24,7 @@ _OURS = "stateful_gpu_loader."
 _DALI = "nvidia.dali."
 _MAIN = "__main__"
 _MOVED = {"stateful_gpu_loader.rng.RNG": "stateful_gpu_loader.RNG"}
-"""Names in files of older versions."""
+"""Types that have another name in files of older versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
@@ -48,28 +48,28 @@ class Stateful:
 
     @functools.cached_property
     def type_name(self) -> str:
-        """Under which a checkpoint keeps its type."""
+        """The name by which a checkpoint keeps the object's type."""
         return type_name(self.object)
 
     @property
     def checks_first(self) -> bool:
-        """Whether the object, when it refuses a state, has changed nothing.
+        """Whether the object checks a state before it changes, so that a refusal changes nothing.
 
-        So it is with all of this package, unless a subclass loads in a way of its own.
+        All objects of this package do, unless a subclass overrides ``load_state_dict``.
         """
         loads = (base for base in type(self.object).__mro__ if "load_state_dict" in vars(base))
         return next(loads, object).__module__.startswith(_OURS)
 
     @property
     def has_iterators(self) -> bool:
-        """Whether iterators move its state, until one is loaded."""
+        """Whether running iterators move the object's state, and a load detaches them."""
         return isinstance(self.object, TextState | DataLoader)
 
     def prepare(self) -> None:
-        """Refuse what has no state; have a DALI reader keep its own.
+        """Check that the object has a state, and let a DALI reader begin to keep its own.
 
         Raises:
-            CheckpointError: of either, or the reader was started without.
+            CheckpointError: the object has no state, or the reader has begun without keeping it.
         """
         _ = self._methods
         if _is_dali(self.object) and hasattr(self.object, "_enable_checkpointing"):
@@ -96,7 +96,7 @@ class Stateful:
         return saved_state(self.name, self.type_name, state)
 
     def check(self, saved: SavedState) -> None:
-        """Find out what can be known before anything is changed.
+        """Check of a state what can be checked before anything is changed.
 
         Raises:
             CheckpointError: the state is of another type or algorithm, or the object is a DALI
@@ -130,13 +130,13 @@ class Stateful:
         self._methods.put(self.object, saved.state)
 
     def way_back(self) -> Callable[[], None]:
-        """What brings the object's present state back.
+        """A function that brings the object's present state back.
 
         Raises:
-            CheckpointError: it cannot be had.
+            CheckpointError: the present state cannot be taken.
         """
         if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
-            # A reader that has not begun has no state to take, only one that awaits its beginning.
+            # Before its first iteration a reader has no state, only one to begin with.
             pending = self.object._pending_state
             return lambda: setattr(self.object, "_pending_state", pending)
         present = self.take()
@@ -154,8 +154,8 @@ def put_one(stateful: Stateful, saved: SavedState) -> None:
         CheckpointError: the state is of another type, or the object refuses it.
     """
     stateful.check(saved)
-    # Asked for its state, torchdata's loader starts workers and draws from its generator, which may
-    # have been registered, and restored, before it. It refuses no state.
+    # torchdata's loader refuses no state. Taking its former one would start workers and draw from
+    # its generator, which may have been registered, and restored, before it.
     way_back = bool if isinstance(stateful.object, DataLoader) else _way_back(stateful)
     _put([(stateful, saved, way_back)])
 
@@ -175,8 +175,9 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
 def _turn(way: tuple[Stateful, SavedState, _WayBack]) -> int:
     """In which turn a state is put, so that a refusal costs the least.
 
-    Most refusals are those of our own objects, which are unchanged by them; put back, they would
-    have lost their iterators. Whose former state cannot be had comes last.
+    This package's objects are unchanged when they refuse a state, but would lose their iterators if
+    their former state had to be put back, so they come after the others. Objects whose former state
+    cannot be taken come last.
     """
     stateful, _, way_back = way
     return 2 if way_back is None else int(stateful.checks_first)
@@ -214,7 +215,7 @@ def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
 
 
 def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:
-    """Put the former states back, the last first; names of those that did not take it."""
+    """Put the former states back, the last first; return the names of objects where that failed."""
     failed = []
     for stateful, _, way_back in reversed(changed):
         try:
@@ -247,10 +248,10 @@ def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState
 
 
 def type_name(thing: Any) -> str:
-    """Under which name a checkpoint keeps the type of an object, or a class.
+    """The name by which a checkpoint keeps a class, or the type of an object.
 
-    The shortest module that has the class under its name, so that a class may move inside its
-    package.
+    The module in it is the shortest that has the class under its name, so that the class may move
+    inside its package.
 
     >>> import torch
     >>> type_name(torch.optim.SGD([torch.zeros(1)], lr=0.1))

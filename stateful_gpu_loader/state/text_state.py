@@ -1,4 +1,4 @@
-"""State as text, for what asks objects for ``get_state`` and ``set_state``, as DALI does."""
+"""State as text: ``get_state`` and ``set_state``, by which DALI's Checkpoint keeps objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Stateful(Protocol):
 
 
 class TextState:
-    """Gives an object with ``state_dict`` and ``load_state_dict`` the same state as one string.
+    """Adds ``get_state`` and ``set_state``, the state as one string, to torch's two methods.
 
     So it can be registered in ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint`` beside
     DALI's own readers.

@@ -6,7 +6,6 @@ States are put into several objects so that either all have them, or all keep th
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ class Stateful:
         Raises:
             CheckpointError: the object has no state, or the reader has begun without keeping it.
         """
-        _ = self._methods
+        _methods(self.object)
         if _is_dali(self.object) and hasattr(self.object, "_enable_checkpointing"):
             try:
                 self.object._enable_checkpointing()
@@ -88,7 +87,8 @@ class Stateful:
             CheckpointError: the object does not give it, or it has no form in a checkpoint.
         """
         try:
-            state = self._methods.take(self.object)
+            take, _ = _methods(self.object)
+            state = take()
         except Exception as error:
             raise CheckpointError(
                 f"the state of {self} cannot be taken: {type(error).__name__}: {error}"
@@ -127,7 +127,8 @@ class Stateful:
         Raises:
             Exception: whatever the object raises.
         """
-        self._methods.put(self.object, saved.state)
+        _, put = _methods(self.object)
+        put(saved.state)
 
     def way_back(self) -> Callable[[], None]:
         """A function that brings the object's present state back.
@@ -141,10 +142,6 @@ class Stateful:
             return lambda: setattr(self.object, "_pending_state", pending)
         present = self.take()
         return lambda: self.put(present)
-
-    @functools.cached_property
-    def _methods(self) -> _Methods:
-        return _methods(self.object)
 
 
 def put_one(stateful: Stateful, saved: SavedState) -> None:
@@ -190,28 +187,28 @@ def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
         except BaseException as error:
             is_unchanged = stateful.checks_first and isinstance(error, Exception)
             changed = ways[: number + (not is_unchanged)]
-            changed_for_good = _go_back(changed)
+            lost = _go_back(changed)
             if not isinstance(error, Exception):
                 raise
-            text = f"{stateful} refused its state: {type(error).__name__}: {error}"
-            if is_unchanged:
-                text += "\nIt is unchanged."
-            if before := [other.name for other, _, _ in ways[:number]]:
-                text += f"\n{before} had been restored before it."
-            back = [other for other, _, _ in changed if other.name not in changed_for_good]
-            if back:
-                text += f"\nThe former state is back in {[other.name for other in back]}."
-            if detached := [other.name for other in back if other.has_iterators]:
-                text += (
-                    f"\nIterators of {detached} that were under way do not move its state any "
-                    "more. Remedy: begin new ones"
-                )
-            if changed_for_good:
-                text += (
-                    f"\nThe former state of {changed_for_good} could not be put back. Remedy: "
-                    "build these anew"
-                )
-            raise CheckpointError(text) from error
+            before = [other.name for other, _, _ in ways[:number]]
+            back = [other for other, _, _ in changed if other.name not in lost]
+            detached = [other.name for other in back if other.has_iterators]
+            sentences = [
+                (True, f"{stateful} refused its state: {type(error).__name__}: {error}"),
+                (is_unchanged, "It is unchanged."),
+                (before, f"{before} had been restored before it."),
+                (back, f"The former state is back in {[other.name for other in back]}."),
+                (
+                    detached,
+                    f"Iterators of {detached} that were under way do not move its state any more. "
+                    "Remedy: begin new ones",
+                ),
+                (
+                    lost,
+                    f"The former state of {lost} could not be put back. Remedy: build these anew",
+                ),
+            ]
+            raise CheckpointError("\n".join(text for holds, text in sentences if holds)) from error
 
 
 def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:
@@ -289,47 +286,27 @@ def _is_of(saved: str, thing: Any) -> bool:
     return saved == f"{_MAIN}.{cls.__qualname__}"
 
 
-@dataclass(frozen=True)
-class _Methods:
-    take: Callable[[Any], Any]
-    put: Callable[[Any, Any], Any]
-
-
-def _methods(thing: Any) -> _Methods:
+def _methods(thing: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What takes the state of an object, and what puts one into it."""
     if isinstance(thing, type):
         remedy = "register an instance of it"
         raise CheckpointError(f"{type_name(thing)} is a class and has no state. Remedy: {remedy}")
-    if isinstance(thing, np.random.Generator):
-        return _Methods(
-            lambda generator: generator.bit_generator.state,
-            lambda generator, state: setattr(generator.bit_generator, "state", state),
-        )
-    if isinstance(thing, np.random.BitGenerator):
-        return _Methods(
-            lambda generator: generator.state,
-            lambda generator, state: setattr(generator, "state", state),
-        )
+    numpy_bits = thing.bit_generator if isinstance(thing, np.random.Generator) else thing
+    if isinstance(numpy_bits, np.random.BitGenerator):
+        return lambda: numpy_bits.state, lambda state: setattr(numpy_bits, "state", state)
     lacking = []
-    for take, put in _METHODS:
-        present = [callable(getattr(thing, method, None)) for method in (take, put)]
-        if all(present):
-            dali = take == "get_state" and _is_dali(thing)
-            return _Methods(
-                _dali_state if dali else operator.methodcaller(take),
-                functools.partial(_call, put),
-            )
-        if any(present):
-            lacking.append(
-                f"{take if present[0] else put}() without {put if present[0] else take}()"
-            )
+    for names in _METHODS:
+        take, put = (getattr(thing, name, None) for name in names)
+        if callable(take) and callable(put):
+            is_dali = names[0] == "get_state" and _is_dali(thing)
+            return functools.partial(_dali_state, thing) if is_dali else take, put
+        if callable(take) or callable(put):
+            present, absent = names if callable(take) else reversed(names)
+            lacking.append(f"{present}() without {absent}()")
     raise CheckpointError(
         f"{type_name(thing)} has no state that can be taken and put back"
         f"{': ' + ', '.join(lacking) if lacking else ''}. Remedy: {_ADVICE}"
     )
-
-
-def _call(method: str, thing: Any, state: Any) -> None:
-    getattr(thing, method)(state)
 
 
 def _dali_state(thing: Any) -> str:

@@ -77,9 +77,9 @@ class Checkpoint:
         """The checkpoint of this thread, for code that is not handed one: the same at every call.
 
         Inside ``with checkpoint:`` it is that one; elsewhere one that the thread has for its whole
-        life. It is that of ``nvidia.dali.experimental.dynamic.checkpoint.current()``, with a
-        checkpoint in place of the ``EvalContext``. What is registered stays registered, so a second
-        run in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
+        life. It is the counterpart of ``nvidia.dali.experimental.dynamic.checkpoint.current()``,
+        which goes by DALI's ``EvalContext``. What is registered stays registered, so a second run
+        in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
 
         >>> def build_noise():
         ...     from stateful_gpu_loader import RNG
@@ -123,12 +123,12 @@ class Checkpoint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the registered objects, in their order."""
+        """Names of the registered objects, in their order."""
         return tuple(self._objects)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the states are those that :meth:`collect` took, and none was set since."""
+        """Whether the states are those of the last :meth:`collect`, and none was set since."""
         return self._is_complete and not self._is_set
 
     @property
@@ -154,8 +154,8 @@ class Checkpoint:
 
         Args:
             thing: the object; it is kept, not copied. A DALI reader before its first iteration.
-            name: its key in the file; None for one that tells its place among those registered
-                without a name. Registered again, an object keeps its name.
+            name: its key in the file; None numbers the objects that are registered without a
+                name. Registered again, an object keeps its name.
 
         Returns:
             Its name.
@@ -272,7 +272,7 @@ class Checkpoint:
                 before the state is applied; None for any.
 
         Raises:
-            CheckpointError: the name or the type is none, the state has no form in a checkpoint,
+            CheckpointError: the name or the type is not valid, the state has no form in a file,
                 or the states are complete and there is no object of the name.
         """
         _check_text(name)
@@ -337,8 +337,8 @@ class Checkpoint:
             The path of the file.
 
         Raises:
-            CheckpointError: there are no states, the path or ``keep`` is none, or the file could
-                not be written.
+            CheckpointError: there are no states, the path or ``keep`` is not valid, or the file
+                could not be written.
         """
         pattern = Pattern.of(path)
         _check_keep(keep, pattern)

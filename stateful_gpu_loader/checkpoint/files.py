@@ -28,7 +28,7 @@ from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound
 
 _WIDTH = re.compile(r"(0[1-9]\d?)?d?")
 _MOST_DIGITS = 18
-"""Of a number that needs them; more only where the pattern has them."""
+"""Most digits of a number, unless the pattern asks for more."""
 _TOKEN = re.compile("[0-9a-f]{16}")
 _MOST_OF_A_NAME = 40
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -45,7 +45,7 @@ _States = dict[str, SavedState]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A folder, and what stands before and after the number in the names of its files.
+    """A folder, and what comes before and after the number in the names of its files.
 
     >>> pattern = Pattern.of("run_{seq:04d}.json")
     >>> pattern.path(7)
@@ -55,11 +55,11 @@ class Pattern:
     """
 
     text: str
-    """As it was given, for errors."""
+    """The path as it was given, for errors."""
     folder: str
     before: str
     width: int | None
-    """Digits of the number, at least; None where there is none and ``before`` is the whole name."""
+    """Least digits of the number; None if there is no number and ``before`` is the whole name."""
     after: str = ""
 
     @classmethod
@@ -117,7 +117,7 @@ class Pattern:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether it stands for many files."""
+        """Whether the pattern stands for many files, by number."""
         return self.width is not None
 
     def path(self, number: int = 0) -> str:
@@ -149,7 +149,7 @@ class Pattern:
             return []
 
     def files(self) -> dict[int, str]:
-        """Paths of what has such a name, by number, the highest first.
+        """Paths of the pattern's files, by number, the highest first.
 
         Raises:
             OSError: the folder cannot be listed.
@@ -157,27 +157,27 @@ class Pattern:
         return {number: self.path(number) for number in sorted(self.numbers(self.listed()))[::-1]}
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """The numbers of those of the names that have one."""
+        """The numbers of the names that have one."""
         # A folder may have thousands of files, and each save looks through them.
         match = self._numbered.fullmatch
         return [int(found[1]) for name in names if (found := match(name))]
 
     def part_name(self, token: str) -> str:
-        """The name under which a file is written before it gets its own; hidden, and of no pattern.
+        """The name under which a file is written before it gets its own.
 
-        It tells the machine, because of another's writers none can say whether they live: on
-        network file systems, locks may hold on one machine only.
+        It is hidden and matches no pattern. It contains the machine: locks of network file systems
+        may hold on one machine only, so nobody can tell whether a writer on another one is alive.
 
         >>> machine = _machine()
         >>> Pattern.of("run_{seq}.json").part_name("01234567").replace(machine, "machine")
         '.run_.json.machine.01234567.part'
         """
-        # Cut, so that whatever name a file may have, its part may have one.
+        # Cut, so that the part of a file with the longest name allowed has an allowed name, too.
         beginning = f"{self.before}{self.after}"[:_MOST_OF_A_NAME]
         return f".{beginning}.{_machine()}.{token}.part"
 
     def parts(self, names: Iterable[str]) -> Iterator[str]:
-        """Paths of those of the names that are names of this machine's parts."""
+        """Paths of the unfinished files of this machine's writers among the names."""
         beginning = self.part_name("").removesuffix(".part")
         for name in names:
             if name.startswith(beginning) and name.endswith(".part"):
@@ -187,7 +187,7 @@ class Pattern:
 
     @functools.cached_property
     def _numbered(self) -> re.Pattern[str]:
-        """A name with its number."""
+        """What matches a name with its number."""
         width = self.width or 1
         digits = f"[0-9]{{{width}}}|[1-9][0-9]{{{width},{max(width, _MOST_DIGITS - 1)}}}"
         before, after = re.escape(self.before), re.escape(self.after)
@@ -222,7 +222,7 @@ def read(path: str) -> bytes:
         CheckpointError: it is no regular file or cannot be read.
     """
     try:
-        # Asked before it is opened: opening a named pipe waits for its writer.
+        # The kind is asked for first, because opening a named pipe waits for its writer.
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise CheckpointError(
@@ -338,7 +338,7 @@ class Stamp:
 
     @classmethod
     def of(cls, path: str) -> Stamp:
-        """The present one of a file."""
+        """The present stamp of a file."""
         status = os.stat(path)
         return cls(status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -391,7 +391,7 @@ def _check_replaceable(path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        # A rename would put a file where a device was, of which others think as a device.
+        # A rename would put a file in the place of a device that other programs use.
         raise CheckpointError(
             f"{path!r} is no regular file, and nothing was written. Remedy: pass the path of a file"
         )
@@ -417,7 +417,7 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
         path = os.path.join(folder, pattern.part_name(secrets.token_hex(8)))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # Where files cannot be locked, nobody can take this one for abandoned either.
+            # Where files cannot be locked, no other writer can take this one for abandoned either.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
@@ -435,7 +435,7 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
 
 
 def _take_number(pattern: Pattern, part: str) -> int:
-    """Give a file the number after the highest, or the next that nobody takes meanwhile."""
+    """Give a file the number after the highest, or the next that no other process has taken."""
     number = _highest(pattern) + 1
     while not _take_name(pattern, part, number):
         number = max(number, _highest(pattern)) + 1
@@ -447,7 +447,7 @@ def _highest(pattern: Pattern) -> int:
 
 
 def _take_name(pattern: Pattern, part: str, number: int) -> bool:
-    """Give a file a number, unless that is taken, or was: below a higher one it would be old."""
+    """Give a file a number, unless it is taken, or lies below a higher one and would seem old."""
     path = pattern.path(number)
     try:
         has_links = _link(part, path)
@@ -468,7 +468,7 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
 
 
 def _link(part: str, path: str) -> bool:
-    """Whether there are hard links; if there are none, an empty file holds the name."""
+    """Link a file; False if there are no hard links, and an empty file now holds the name."""
     try:
         os.link(part, path)
     except OSError as error:
@@ -480,7 +480,7 @@ def _link(part: str, path: str) -> bool:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and those above it, so that all of them outlast a loss of power."""
+    """Make a folder and its parents, so that all of them outlast a loss of power."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(os.path.abspath(folder))

@@ -9,10 +9,14 @@ from typing import Any
 
 from stateful_gpu_loader.checkpoint import document, files
 from stateful_gpu_loader.checkpoint.document import SavedState
-from stateful_gpu_loader.checkpoint.names import Pattern
-from stateful_gpu_loader.checkpoint.objects import Stateful, saved_state, type_name
-from stateful_gpu_loader.checkpoint.restoring import put_all, put_one
-from stateful_gpu_loader.checkpoint.retention import Retention, check_keep
+from stateful_gpu_loader.checkpoint.files import Pattern, Stamp
+from stateful_gpu_loader.checkpoint.objects import (
+    Stateful,
+    put_all,
+    put_one,
+    saved_state,
+    type_name,
+)
 from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.state.typed_json import is_text
 
@@ -21,10 +25,9 @@ AUTOMATIC = "__object_"
 
 
 class _Threads(threading.local):
-    """What each thread has entered; the first is its own."""
-
     def __init__(self) -> None:
         self.entered: list[Checkpoint] = []
+        """This thread's own checkpoint, and those whose ``with`` blocks it is inside of."""
 
 
 _threads = _Threads()
@@ -74,9 +77,9 @@ class Checkpoint:
         """The checkpoint of this thread, for code that is not handed one: the same at every call.
 
         Inside ``with checkpoint:`` it is that one; elsewhere one that the thread has for its whole
-        life. It is that of ``nvidia.dali.experimental.dynamic.checkpoint.current()``, with a
-        checkpoint in place of the ``EvalContext``. What is registered stays registered, so a second
-        run in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
+        life. It is the counterpart of ``nvidia.dali.experimental.dynamic.checkpoint.current()``,
+        which goes by DALI's ``EvalContext``. What is registered stays registered, so a second run
+        in the same thread begins with ``clear()``, or in a ``with Checkpoint():`` of its own.
 
         >>> def build_noise():
         ...     from stateful_gpu_loader import RNG
@@ -116,16 +119,16 @@ class Checkpoint:
         self._is_complete = False
         self._is_loaded = False
         self._is_set = False
-        self._retention = Retention()
+        self._known_files: dict[str, Stamp] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the registered objects, in their order."""
+        """Names of the registered objects, in their order."""
         return tuple(self._objects)
 
     @property
     def is_complete(self) -> bool:
-        """Whether the states are those that :meth:`collect` took, and none was set since."""
+        """Whether the states are those of the last :meth:`collect`, and none was set since."""
         return self._is_complete and not self._is_set
 
     @property
@@ -151,8 +154,8 @@ class Checkpoint:
 
         Args:
             thing: the object; it is kept, not copied. A DALI reader before its first iteration.
-            name: its key in the file; None for one that tells its place among those registered
-                without a name. Registered again, an object keeps its name.
+            name: its key in the file; None numbers the objects that are registered without a
+                name. Registered again, an object keeps its name.
 
         Returns:
             Its name.
@@ -269,7 +272,7 @@ class Checkpoint:
                 before the state is applied; None for any.
 
         Raises:
-            CheckpointError: the name or the type is none, the state has no form in a checkpoint,
+            CheckpointError: the name or the type is not valid, the state has no form in a file,
                 or the states are complete and there is no object of the name.
         """
         _check_text(name)
@@ -290,7 +293,9 @@ class Checkpoint:
         self._pending.add(name)
 
     def serialize(self) -> str:
-        """The states as the text that :meth:`save` writes: JSON with a version and a checksum.
+        """The states as JSON text with a version and a checksum, tensors in base64.
+
+        :meth:`save` writes the same, with the raw bytes of tensors and arrays after the text.
 
         Raises:
             CheckpointError: there are none.
@@ -302,17 +307,15 @@ class Checkpoint:
         >>> restored.get_state("sampler")
         {'position': 8}
         """
-        if not self._states:
-            raise CheckpointError(
-                "there are no states to save. Remedy: register() objects and collect() first"
-            )
-        return document.to_text(self._states)
+        return document.to_text(self._held_states())
 
     def deserialize(self, text: str | bytes) -> None:
-        """Hold the states of a text in place of the present ones, until they are applied.
+        """Hold the states of a text, or of a file's content, in place of the present ones.
+
+        They are applied by :meth:`register` or :meth:`restore`.
 
         Raises:
-            CheckpointError: the text is truncated, altered, empty, foreign or of a later version.
+            CheckpointError: it is truncated, altered, empty, foreign or of a later version.
                 Nothing is changed.
         """
         self._adopt(document.from_text(text))
@@ -334,15 +337,15 @@ class Checkpoint:
             The path of the file.
 
         Raises:
-            CheckpointError: there are no states, the path or ``keep`` is none, or the file could
-                not be written.
+            CheckpointError: there are no states, the path or ``keep`` is not valid, or the file
+                could not be written.
         """
         pattern = Pattern.of(path)
-        check_keep(keep, pattern)
-        data = self.serialize().encode()
+        _check_keep(keep, pattern)
+        data = document.to_bytes(self._held_states())
         number, written = files.write(pattern, data)
         if keep is not None:
-            failures = self._retention.remove_old(pattern, newest=number, keep=keep)
+            failures = files.remove_old(pattern, newest=number, keep=keep, known=self._known_files)
             for old, failure in failures.items():
                 warnings.warn(
                     f"the old checkpoint {old} was not removed: {failure.strerror}", stacklevel=2
@@ -367,7 +370,7 @@ class Checkpoint:
         """
         pattern = Pattern.to_read(path)
         if pattern.is_numbered:
-            found, states, passed_over = files.read_newest(pattern, document.from_text)
+            found, states, passed_over = files.read_newest(pattern)
             for other, reason in passed_over.items():
                 warnings.warn(f"{other} is passed over for {found}: {reason}", stacklevel=2)
         else:
@@ -379,6 +382,13 @@ class Checkpoint:
                 raise CheckpointError(f"{found}: {damage}") from damage
         self._adopt(states)
         return found
+
+    def _held_states(self) -> dict[str, SavedState]:
+        if not self._states:
+            raise CheckpointError(
+                "there are no states to save. Remedy: register() objects and collect() first"
+            )
+        return self._states
 
     def _name_for(self, thing: Any, name: str | None) -> str:
         known = next((key for key, other in self._objects.items() if other.object is thing), None)
@@ -438,4 +448,18 @@ def _check_text(name: object) -> None:
         raise CheckpointError(
             f"{name = } is no name for an object. Remedy: pass a str with at least one character "
             "and no surrogates"
+        )
+
+
+def _check_keep(keep: int | None, pattern: Pattern) -> None:
+    if keep is None:
+        return
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise CheckpointError(
+            f"{keep = } is no number of files to keep. Remedy: pass an int of 1 or more, or None"
+        )
+    if not pattern.is_numbered:
+        raise CheckpointError(
+            f"{keep = } says how many numbered files to keep, and {pattern.text!r} is one file. "
+            "Remedy: leave keep out, or put {seq} into the name"
         )

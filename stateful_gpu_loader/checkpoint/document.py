@@ -1,4 +1,4 @@
-"""The text of a checkpoint: one JSON object that knows its length, its checksum and its version.
+"""The content of a checkpoint file: JSON that knows its length, its checksum and its version.
 
 Its first line is the head, the same in every version:
 
@@ -6,8 +6,12 @@ Its first line is the head, the same in every version:
 
 ``length`` is the number of bytes after the head, and the SHA-256 covers these and the head up to
 the end of the length. So damage is found before anything is parsed. On the lines below are the
-time, the versions of libraries, and the states, which have the form of
-:mod:`stateful_gpu_loader.state.typed_json`. All of it is ASCII.
+time, the versions of libraries, and a line for each state, in the form of
+:mod:`stateful_gpu_loader.state.typed_json`; the last line is ``}}``. All of that is ASCII.
+
+Version 1 ends there, and its tensors are base64 in the text. In version 2 the raw bytes of all
+tensors and arrays follow, and the text says where each lies. Whatever has neither tensors nor
+arrays is written as version 1, which every JSON program and every version of this package reads.
 """
 
 from __future__ import annotations
@@ -28,20 +32,21 @@ import torch
 
 from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.state import typed_json
-from stateful_gpu_loader.state.typed_json import bounded
 
 FORMAT = "stateful_gpu_loader checkpoint"
-VERSION = 1
+VERSION = 2
+"""The latest version that is read."""
 
 _BEGINNING = f'{{"format": "{FORMAT}", "version": '.encode()
 _HEAD = re.compile(
     re.escape(_BEGINNING) + rb'([1-9][0-9]{0,8}), "length": (0|[1-9][0-9]{0,17})'
     rb', "sha256": "([0-9a-f]{64})",\n'
 )
+_END_OF_TEXT = b"\n}}\n"
 _NUM_HEAD_BYTES = 200
-"""At least as many as any head has."""
+"""More bytes than any head has."""
 _NUM_DAMAGED = 8
-"""Of the bytes that every checkpoint begins with, by which damage is told from another format."""
+"""A file that differs in up to so many of the first bytes is a damaged checkpoint, not foreign."""
 _FIELDS = ["format", "version", "length", "sha256", "time", "libraries", "states"]
 _BEFORE = "load the one before, or a copy"
 
@@ -53,7 +58,7 @@ class SavedState:
     type_name: str | None
     """``module.Qualname`` of the object; None where it is not known."""
     form: Any
-    """A copy, ready to be written: what ``typed_json.encode`` made of it."""
+    """What ``typed_json.encode`` made of the state: a copy, ready to be written."""
 
     @classmethod
     def of(cls, type_name: str | None, state: Any) -> SavedState:
@@ -71,7 +76,7 @@ class SavedState:
 
 
 def to_text(states: Mapping[str, SavedState]) -> str:
-    """Write states, in their order, with a head, the time and the versions of libraries.
+    """Write states, in their order, as one JSON text, of version 1.
 
     Raises:
         TypeError: a name is no text.
@@ -80,21 +85,32 @@ def to_text(states: Mapping[str, SavedState]) -> str:
     >>> text.splitlines()[3]
     '"rng": {"type": "stateful_gpu_loader.RNG", "state": {"n": {"$tuple": [1, 2]}}}'
     """
-    entries = ",\n".join(f"{_name(name)}: {_entry(saved)}" for name, saved in states.items())
-    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    rest = (
-        f'"time": "{time}", "libraries": {_libraries()},\n"states": {{\n{entries}\n}}}}\n'
-    ).encode("ascii")
-    head = _BEGINNING + f'{VERSION}, "length": {len(rest)}'.encode()
-    digest = _digest(head, rest)
-    return f'{head.decode()}, "sha256": "{digest}",\n{rest.decode()}'
+    return _with_head(1, _text(states, None)).decode("ascii")
+
+
+def to_bytes(states: Mapping[str, SavedState]) -> bytes:
+    """Write states, in their order, as the content of a file: raw bytes for tensors and arrays.
+
+    Raises:
+        TypeError: a name is no text.
+
+    >>> import torch
+    >>> content = to_bytes({"weights": SavedState.of(None, torch.zeros(1000))})
+    >>> content[:56], content.endswith(b"}}\\n" + bytes(4000))
+    (b'{"format": "stateful_gpu_loader checkpoint", "version": 2', True)
+    """
+    raw = bytearray()
+    text = _text(states, raw)
+    return _with_head(2 if raw else 1, text, raw)
 
 
 def from_text(text: str | bytes) -> dict[str, SavedState]:
-    """Read back :func:`to_text`, in time and memory in proportion to the length of the text.
+    """Read what :func:`to_text` or :func:`to_bytes` wrote, in any version of this package.
+
+    Time and memory are in proportion to its length, whatever it says.
 
     Raises:
-        CheckpointError: the text is empty, truncated, altered, foreign or of a later version.
+        CheckpointError: it is empty, truncated, altered, foreign or of a later version.
 
     >>> saved = SavedState.of("builtins.list", [1, 2])
     >>> from_text(to_text({"a": saved})) == {"a": saved}
@@ -115,7 +131,7 @@ at its end. Remedy: load the one before, or a copy
         raise _truncated(f"{missing} bytes are missing at its end")
     if missing < 0:
         raise _altered(f"{-missing} bytes follow its end")
-    if _digest(data[: head.end(2)], data[head.end() :]).encode() != head[3]:
+    if _digest(data[: head.end(2)], memoryview(data)[head.end() :]).encode() != head[3]:
         raise _altered("its checksum does not fit")
     if version > VERSION:
         raise CheckpointError(
@@ -123,7 +139,7 @@ at its end. Remedy: load the one before, or a copy
             f"to {VERSION}. Remedy: install the version that wrote it, or a later one"
         )
     try:
-        return _states(bounded.parse(data))
+        return _states(_parsed(data, version))
     except ValueError as error:
         raise CheckpointError(
             f"the checkpoint is whole, and holds what cannot be read here: {error}. Remedy: "
@@ -131,14 +147,33 @@ at its end. Remedy: load the one before, or a copy
         ) from error
 
 
-def _name(name: str) -> str:
-    if not isinstance(name, str) or not typed_json.is_text(name):
-        raise TypeError(f"{name!r} is no name of a state. Remedy: use str without surrogates")
-    return bounded.write(name)
+def _text(states: Mapping[str, SavedState], raw: bytearray | None) -> bytes:
+    """All below the head; the data of tensors and arrays is appended to ``raw``, unless None."""
+    lines = []
+    for name, saved in states.items():
+        if not isinstance(name, str) or not typed_json.is_text(name):
+            raise TypeError(f"{name!r} is no name of a state. Remedy: use str without surrogates")
+        entry = {"type": saved.type_name, "state": saved.form}
+        lines.append(f"{typed_json.write(name)}: {typed_json.write(entry, raw)}")
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    entries = ",\n".join(lines)
+    text = f'"time": "{time}", "libraries": {_libraries()},\n"states": {{\n{entries}'
+    return text.encode("ascii") + _END_OF_TEXT
 
 
-def _entry(saved: SavedState) -> str:
-    return bounded.write({"type": saved.type_name, "state": saved.form})
+def _with_head(version: int, text: bytes, raw: bytes | bytearray = b"") -> bytes:
+    head = _BEGINNING + f'{version}, "length": {len(text) + len(raw)}'.encode()
+    digest = _digest(head, text, raw)
+    return b"".join([head, f', "sha256": "{digest}",\n'.encode(), text, raw])
+
+
+def _parsed(data: bytes, version: int) -> Any:
+    if version == 1:
+        return typed_json.parse(data)
+    if _END_OF_TEXT not in data:
+        raise ValueError("no line ends its text")
+    end = data.index(_END_OF_TEXT) + len(_END_OF_TEXT)
+    return typed_json.parse(data[:end], raw=memoryview(data)[end:])
 
 
 def _states(found: Any) -> dict[str, SavedState]:
@@ -163,7 +198,7 @@ def _saved(name: str, entry: Any) -> SavedState:
 
 
 def _headless(data: bytes) -> CheckpointError:
-    """Why there is no head; only here may a text be parsed without a checksum."""
+    """Say why there is no head; only here may a text be parsed without a checksum."""
     if not data.strip(b"\0 \t\r\n"):
         return CheckpointError(
             f"the checkpoint is empty: {len(data)} bytes of nothing. Remedy: {_BEFORE}"
@@ -175,7 +210,7 @@ def _headless(data: bytes) -> CheckpointError:
     if FORMAT.encode() in data[:_NUM_HEAD_BYTES] or num_alike >= len(_BEGINNING) - _NUM_DAMAGED:
         return _altered("its first line is not as it was written")
     try:
-        found = bounded.parse(data)
+        found = typed_json.parse(data)
     except ValueError:
         return _foreign(f"no JSON; it begins with {data[:16]!r}")
     if isinstance(found, dict) and found.get("format") == FORMAT:
@@ -198,9 +233,10 @@ def _foreign(reason: str) -> CheckpointError:
     )
 
 
-def _digest(head: bytes, rest: bytes) -> str:
-    digest = hashlib.sha256(head)
-    digest.update(rest)
+def _digest(*parts: bytes | bytearray | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 
@@ -210,7 +246,7 @@ def _libraries() -> str:
         own = importlib.metadata.version("stateful_gpu_loader")
     except importlib.metadata.PackageNotFoundError:
         own = "not installed"
-    return bounded.write(
+    return typed_json.write(
         {
             "stateful_gpu_loader": own,
             "torch": str(torch.__version__),

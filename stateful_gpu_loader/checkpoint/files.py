@@ -1,8 +1,9 @@
-"""Files of checkpoints: written whole or not at all, and found by number.
+"""Files of checkpoints: named by a pattern, written whole or not at all, read, removed when old.
 
 A file is written under another name beside its own, synced, and then given its own name in one
-step, which a number that another process has taken meanwhile refuses. Whoever dies before that
-leaves a file of the other name, which is never read; the next writer removes it.
+step. The step fails if another process has taken the name meanwhile, and the next number is tried.
+A writer that dies before it leaves a file of the other name, which is never read; the next writer
+removes it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,26 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import TypeVar
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeGuard
 
-from stateful_gpu_loader.checkpoint.names import Pattern
+from stateful_gpu_loader.checkpoint import document
+from stateful_gpu_loader.checkpoint.document import SavedState
 from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound
 
-_Read = TypeVar("_Read")
-
+_WIDTH = re.compile(r"(0[1-9]\d?)?d?")
+_MOST_DIGITS = 18
+"""Most digits of a number, unless the pattern asks for more."""
+_TOKEN = re.compile("[0-9a-f]{16}")
+_MOST_OF_A_NAME = 40
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _NO_SYNC_OF_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 _REMEDIES = {
@@ -29,6 +38,160 @@ _REMEDIES = {
     errno.EISDIR: "pass the path of a file, or a pattern such as 'step_{seq}.json' in this folder",
     errno.ENAMETOOLONG: "pass a shorter name",
 }
+_HEAD_BYTES = 512
+
+_States = dict[str, SavedState]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A folder, and what comes before and after the number in the names of its files.
+
+    >>> pattern = Pattern.of("run_{seq:04d}.json")
+    >>> pattern.path(7)
+    'run_0007.json'
+    >>> pattern.number("run_0007.json"), pattern.number("run_7.json")
+    (7, None)
+    """
+
+    text: str
+    """The path as it was given, for errors."""
+    folder: str
+    before: str
+    width: int | None
+    """Least digits of the number; None if there is no number and ``before`` is the whole name."""
+    after: str = ""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Pattern:
+        """Parse a path, in which ``{{`` and ``}}`` stand for braces.
+
+        Raises:
+            CheckpointError: it has another field than ``{seq}``, a format other than ``d`` or
+                ``04d``, the number in its folder or twice, or no name.
+        """
+        text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
+        if not _is_path(text):
+            raise _refused(path, "it is no path", "pass a str or pathlib.Path")
+        try:
+            pieces = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise _refused(text, str(error), "write {{ and }} for braces in a path") from None
+        before, after = "", ""
+        width: int | None = None
+        for literal, field, spec, conversion in pieces:
+            if width is None:
+                before += literal
+            else:
+                after += literal
+            if field is None:
+                continue
+            if field != "seq" or conversion:
+                mark = f"{{{field}{f'!{conversion}' if conversion else ''}}}"
+                remedy = "use {seq} alone, and {{ and }} for braces in a path"
+                raise _refused(text, f"{mark} is no field of it", remedy)
+            if width is not None:
+                raise _refused(text, "{seq} stands in it twice", "leave one out")
+            if not (found := _WIDTH.fullmatch(spec or "")):
+                remedy = "write {seq} or, for four digits at least, {seq:04d}"
+                raise _refused(text, f"the format {spec!r} gives no plain number", remedy)
+            width = int(found[1] or 1)
+        folder, before = os.path.split(before)
+        if "/" in after:
+            raise _refused(text, "{seq} stands in its folder", "put {seq} into the file's name")
+        if width is None and before in ("", ".", ".."):
+            raise _refused(text, "it names no file", "pass the path of a file")
+        return cls(text, folder, before, width, after)
+
+    @classmethod
+    def to_read(cls, path: str | os.PathLike[str]) -> Pattern:
+        """As :meth:`of`, but the path of a file is that file, whatever braces it has.
+
+        Raises:
+            CheckpointError: as :meth:`of`, where there is no such file.
+        """
+        if isinstance(path, str | os.PathLike) and os.path.isfile(path):
+            text = os.fsdecode(path)
+            return cls(text, *os.path.split(text), width=None)
+        return cls.of(path)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether the pattern stands for many files, by number."""
+        return self.width is not None
+
+    def path(self, number: int = 0) -> str:
+        """The path of a file.
+
+        >>> Pattern.of("runs/{seq:04d}.json").path(7)
+        'runs/0007.json'
+        """
+        digits = "" if self.width is None else f"{number:0{self.width}d}"
+        return os.path.join(self.folder, f"{self.before}{digits}{self.after}")
+
+    def number(self, name: str) -> int | None:
+        """The number of the file of this name, or None.
+
+        A name has one number and a number one name, so "run_7.json" is not of "run_{seq:04d}.json".
+        """
+        found = self._numbered.fullmatch(name)
+        return int(found[1]) if found else None
+
+    def listed(self) -> list[str]:
+        """All names in the folder; none where there is no folder.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        try:
+            return os.listdir(self.folder or os.curdir)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self) -> dict[int, str]:
+        """Paths of the pattern's files, by number, the highest first.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
+        return {number: self.path(number) for number in sorted(self.numbers(self.listed()))[::-1]}
+
+    def numbers(self, names: Iterable[str]) -> list[int]:
+        """The numbers of the names that have one."""
+        # A folder may have thousands of files, and each save looks through them.
+        match = self._numbered.fullmatch
+        return [int(found[1]) for name in names if (found := match(name))]
+
+    def part_name(self, token: str) -> str:
+        """The name under which a file is written before it gets its own.
+
+        It is hidden and matches no pattern. It contains the machine: locks of network file systems
+        may hold on one machine only, so nobody can tell whether a writer on another one is alive.
+
+        >>> machine = _machine()
+        >>> Pattern.of("run_{seq}.json").part_name("01234567").replace(machine, "machine")
+        '.run_.json.machine.01234567.part'
+        """
+        # Cut, so that the part of a file with the longest name allowed has an allowed name, too.
+        beginning = f"{self.before}{self.after}"[:_MOST_OF_A_NAME]
+        return f".{beginning}.{_machine()}.{token}.part"
+
+    def parts(self, names: Iterable[str]) -> Iterator[str]:
+        """Paths of the unfinished files of this machine's writers among the names."""
+        beginning = self.part_name("").removesuffix(".part")
+        for name in names:
+            if name.startswith(beginning) and name.endswith(".part"):
+                token = name.removeprefix(beginning).removesuffix(".part")
+                if _TOKEN.fullmatch(token):
+                    yield os.path.join(self.folder, name)
+
+    @functools.cached_property
+    def _numbered(self) -> re.Pattern[str]:
+        """What matches a name with its number."""
+        width = self.width or 1
+        digits = f"[0-9]{{{width}}}|[1-9][0-9]{{{width},{max(width, _MOST_DIGITS - 1)}}}"
+        before, after = re.escape(self.before), re.escape(self.after)
+        return re.compile(f"{before}({digits}){after}")
 
 
 def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
@@ -49,6 +212,154 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
             f"{pattern.text!r} could not be written: {error.strerror}. The files before it are "
             f"whole. Remedy: {remedy}"
         ) from error
+
+
+def read(path: str) -> bytes:
+    """The bytes of one file.
+
+    Raises:
+        CheckpointNotFound: there is no such file.
+        CheckpointError: it is no regular file or cannot be read.
+    """
+    try:
+        # The kind is asked for first, because opening a named pipe waits for its writer.
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise CheckpointError(
+                f"{path!r} is no regular file{' but a folder' if stat.S_ISDIR(mode) else ''}. "
+                "Remedy: pass a path that save() returned, or the pattern that was saved to"
+            )
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointNotFound(
+            f"there is no file {path!r}. Remedy: pass the path that save() returned, or begin "
+            "without a checkpoint"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(
+            f"{path!r} cannot be read: {error.strerror}. Remedy: make it readable, or pass another"
+        ) from error
+
+
+def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointError]]:
+    """Read the whole checkpoint of the highest number.
+
+    Args:
+        pattern: with a number.
+
+    Returns:
+        Its path, its states, and why the files of higher numbers were passed over.
+
+    Raises:
+        CheckpointNotFound: there is no file of the pattern.
+        CheckpointError: none is whole; the text names all of them and why.
+    """
+    vanished: set[str] = set()
+    while True:
+        try:
+            paths = pattern.files().values()
+        except OSError as error:
+            raise CheckpointError(
+                f"the folder of {pattern.text!r} cannot be listed: {error.strerror}. Remedy: make "
+                "it readable, or pass another"
+            ) from error
+        if not paths:
+            raise CheckpointNotFound(
+                f"there is no file of {pattern.text!r}. Remedy: pass the pattern that was saved "
+                "to, or begin without a checkpoint"
+            )
+        passed_over: dict[str, CheckpointError] = {}
+        for path in paths:
+            try:
+                return path, document.from_text(read(path)), passed_over
+            except CheckpointError as error:
+                passed_over[path] = error
+                # Another process's keep= removes a file after a newer one is there: look again.
+                if path not in vanished and not os.path.lexists(path):
+                    vanished.add(path)
+                    break
+        else:
+            reasons = "".join(f"\n  {path}: {error}" for path, error in passed_over.items())
+            raise CheckpointError(
+                f"none of the {len(paths)} files of {pattern.text!r} is a whole checkpoint:"
+                f"{reasons}\nRemedy: restore one of them, or begin without a checkpoint"
+            )
+
+
+def remove_old(
+    pattern: Pattern, *, newest: int, keep: int, known: dict[str, Stamp]
+) -> dict[str, OSError]:
+    """Remove what is older than the newest ``keep`` whole checkpoints of a pattern.
+
+    A damaged checkpoint does not count as one of them. A file that does not begin as a checkpoint
+    belongs to another program and stays.
+
+    Args:
+        pattern: with a number.
+        newest: the number of a file that is whole and durable; none above it is removed.
+        keep: 1 or more.
+        known: files that were found whole before and need not be read again; brought up to date.
+
+    Returns:
+        The files that should have been removed and could not be, or the pattern where its folder
+        could not be listed, each with the reason.
+    """
+    whole: dict[str, Stamp] = {}
+    failures: dict[str, OSError] = {}
+    try:
+        found = pattern.files()
+    except OSError as error:
+        return {pattern.text: error}
+    for number, path in found.items():
+        try:
+            if len(whole) < keep:
+                stamp = Stamp.of(path)
+                if number == newest or known.get(path) == stamp or _is_whole(path):
+                    whole[path] = stamp
+            elif number < newest and _begins_as_checkpoint(path):
+                os.unlink(path)
+        except FileNotFoundError:
+            continue  # another process has removed it
+        except OSError as error:
+            failures[path] = error
+    known.clear()
+    known.update(whole)
+    return failures
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What changes when a file is written anew."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Stamp:
+        """The present stamp of a file."""
+        status = os.stat(path)
+        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _machine() -> str:
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
+
+
+def _is_path(text: object) -> TypeGuard[str]:
+    if not isinstance(text, str) or "\0" in text:
+        return False
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refused(path: object, reason: str, remedy: str) -> CheckpointError:
+    return CheckpointError(f"the path {path!r} names no checkpoint: {reason}. Remedy: {remedy}")
 
 
 def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
@@ -72,84 +383,6 @@ def _write(pattern: Pattern, data: bytes) -> tuple[int, str]:
     return number, path
 
 
-def read(path: str) -> bytes:
-    """The bytes of one file.
-
-    Raises:
-        CheckpointNotFound: there is no such file.
-        CheckpointError: it is no regular file or cannot be read.
-    """
-    try:
-        # Asked before it is opened: opening a named pipe waits for its writer.
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise CheckpointError(
-                f"{path!r} is no regular file{' but a folder' if stat.S_ISDIR(mode) else ''}. "
-                "Remedy: pass a path that save() returned, or the pattern that was saved to"
-            )
-        with open(path, "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointNotFound(
-            f"there is no file {path!r}. Remedy: pass the path that save() returned, or begin "
-            "without a checkpoint"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{path!r} cannot be read: {error.strerror}. Remedy: make it readable, or pass another"
-        ) from error
-
-
-def read_newest(
-    pattern: Pattern, parse: Callable[[bytes], _Read]
-) -> tuple[str, _Read, dict[str, CheckpointError]]:
-    """The file of the highest number that can be parsed.
-
-    Args:
-        pattern: with a number.
-        parse: raises CheckpointError for what is no whole checkpoint.
-
-    Returns:
-        Its path, what ``parse`` made of it, and why those of higher numbers were passed over.
-
-    Raises:
-        CheckpointNotFound: there is no file of the pattern.
-        CheckpointError: none can be parsed; the text names all of them and why.
-    """
-    vanished: set[str] = set()
-    while files := _listed(pattern):
-        passed_over: dict[str, CheckpointError] = {}
-        for path in files:
-            try:
-                return path, parse(read(path)), passed_over
-            except CheckpointError as error:
-                passed_over[path] = error
-                # Another process's keep= removes a file after a newer one is there: look again.
-                if path not in vanished and not os.path.lexists(path):
-                    vanished.add(path)
-                    break
-        else:
-            reasons = "".join(f"\n  {path}: {error}" for path, error in passed_over.items())
-            raise CheckpointError(
-                f"none of the {len(files)} files of {pattern.text!r} is a whole checkpoint:"
-                f"{reasons}\nRemedy: restore one of them, or begin without a checkpoint"
-            )
-    raise CheckpointNotFound(
-        f"there is no file of {pattern.text!r}. Remedy: pass the pattern that was saved to, "
-        "or begin without a checkpoint"
-    )
-
-
-def _listed(pattern: Pattern) -> list[str]:
-    try:
-        return list(pattern.files().values())
-    except OSError as error:
-        raise CheckpointError(
-            f"the folder of {pattern.text!r} cannot be listed: {error.strerror}. Remedy: make it "
-            "readable, or pass another"
-        ) from error
-
-
 def _check_replaceable(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
@@ -158,7 +391,7 @@ def _check_replaceable(path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        # A rename would put a file where a device was, of which others think as a device.
+        # A rename would put a file in the place of a device that other programs use.
         raise CheckpointError(
             f"{path!r} is no regular file, and nothing was written. Remedy: pass the path of a file"
         )
@@ -167,7 +400,7 @@ def _check_replaceable(path: str) -> None:
 def _remove_abandoned(parts: Iterable[str]) -> None:
     """Remove the unfinished files of writers that died; those of living ones are locked."""
     for path in parts:
-        # Whatever hinders it: such a file is in nobody's way but that of the disk's room.
+        # Whatever the reason why it cannot be removed, the leftover only costs disk space.
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
@@ -184,7 +417,7 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
         path = os.path.join(folder, pattern.part_name(secrets.token_hex(8)))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            # Where files cannot be locked, nobody can take this one for abandoned either.
+            # Where files cannot be locked, no other writer can take this one for abandoned either.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
@@ -202,7 +435,7 @@ def _part(folder: str, pattern: Pattern, data: bytes) -> Iterator[str]:
 
 
 def _take_number(pattern: Pattern, part: str) -> int:
-    """Give a file the number after the highest, or the next that nobody takes meanwhile."""
+    """Give a file the number after the highest, or the next that no other process has taken."""
     number = _highest(pattern) + 1
     while not _take_name(pattern, part, number):
         number = max(number, _highest(pattern)) + 1
@@ -214,7 +447,7 @@ def _highest(pattern: Pattern) -> int:
 
 
 def _take_name(pattern: Pattern, part: str, number: int) -> bool:
-    """Give a file a number, unless that is taken, or was: below a higher one it would be old."""
+    """Give a file a number, unless it is taken, or lies below a higher one and would seem old."""
     path = pattern.path(number)
     try:
         has_links = _link(part, path)
@@ -235,7 +468,7 @@ def _take_name(pattern: Pattern, part: str, number: int) -> bool:
 
 
 def _link(part: str, path: str) -> bool:
-    """Whether there are hard links; if there are none, an empty file holds the name."""
+    """Link a file; False if there are no hard links, and an empty file now holds the name."""
     try:
         os.link(part, path)
     except OSError as error:
@@ -247,7 +480,7 @@ def _link(part: str, path: str) -> bool:
 
 
 def _make_folder(folder: str) -> None:
-    """Make a folder and those above it, so that all of them outlast a loss of power."""
+    """Make a folder and its parents, so that all of them outlast a loss of power."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(os.path.abspath(folder))
@@ -266,3 +499,18 @@ def _sync_folder(folder: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        document.from_text(read(path))
+    except CheckpointError:
+        return False
+    return True
+
+
+def _begins_as_checkpoint(path: str) -> bool:
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return False
+    with open(path, "rb") as file:
+        return document.FORMAT.encode() in file.read(_HEAD_BYTES)

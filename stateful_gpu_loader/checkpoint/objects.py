@@ -1,11 +1,13 @@
-"""What state an object has, and how it is taken and put back: by its methods, never by pickle."""
+"""The states of registered objects: taken and put back by the objects' methods, never by pickle.
+
+States are put into several objects so that either all have them, or all keep the one they had.
+"""
 
 from __future__ import annotations
 
 import functools
-import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,13 +23,16 @@ _OURS = "stateful_gpu_loader."
 _DALI = "nvidia.dali."
 _MAIN = "__main__"
 _MOVED = {"stateful_gpu_loader.rng.RNG": "stateful_gpu_loader.RNG"}
-"""Names in files of older versions."""
+"""Types that have another name in files of older versions."""
 _METHODS = (
     ("state_dict", "load_state_dict"),
     ("get_state", "set_state"),
     ("getstate", "setstate"),  # random.Random
 )
 _ADVICE = "register an object with state_dict() and load_state_dict(state)"
+
+
+_WayBack = Callable[[], object] | None
 
 
 @dataclass(frozen=True)
@@ -42,30 +47,30 @@ class Stateful:
 
     @functools.cached_property
     def type_name(self) -> str:
-        """Under which a checkpoint keeps its type."""
+        """The name by which a checkpoint keeps the object's type."""
         return type_name(self.object)
 
     @property
     def checks_first(self) -> bool:
-        """Whether the object, when it refuses a state, has changed nothing.
+        """Whether the object checks a state before it changes, so that a refusal changes nothing.
 
-        So it is with all of this package, unless a subclass loads in a way of its own.
+        All objects of this package do, unless a subclass overrides ``load_state_dict``.
         """
         loads = (base for base in type(self.object).__mro__ if "load_state_dict" in vars(base))
         return next(loads, object).__module__.startswith(_OURS)
 
     @property
     def has_iterators(self) -> bool:
-        """Whether iterators move its state, until one is loaded."""
+        """Whether running iterators move the object's state, and a load detaches them."""
         return isinstance(self.object, TextState | DataLoader)
 
     def prepare(self) -> None:
-        """Refuse what has no state; have a DALI reader keep its own.
+        """Check that the object has a state, and let a DALI reader begin to keep its own.
 
         Raises:
-            CheckpointError: of either, or the reader was started without.
+            CheckpointError: the object has no state, or the reader has begun without keeping it.
         """
-        _ = self._methods
+        _methods(self.object)
         if _is_dali(self.object) and hasattr(self.object, "_enable_checkpointing"):
             try:
                 self.object._enable_checkpointing()
@@ -82,7 +87,8 @@ class Stateful:
             CheckpointError: the object does not give it, or it has no form in a checkpoint.
         """
         try:
-            state = self._methods.take(self.object)
+            take, _ = _methods(self.object)
+            state = take()
         except Exception as error:
             raise CheckpointError(
                 f"the state of {self} cannot be taken: {type(error).__name__}: {error}"
@@ -90,7 +96,7 @@ class Stateful:
         return saved_state(self.name, self.type_name, state)
 
     def check(self, saved: SavedState) -> None:
-        """Find out what can be known before anything is changed.
+        """Check of a state what can be checked before anything is changed.
 
         Raises:
             CheckpointError: the state is of another type or algorithm, or the object is a DALI
@@ -121,24 +127,109 @@ class Stateful:
         Raises:
             Exception: whatever the object raises.
         """
-        self._methods.put(self.object, saved.state)
+        _, put = _methods(self.object)
+        put(saved.state)
 
     def way_back(self) -> Callable[[], None]:
-        """What brings the object's present state back.
+        """A function that brings the object's present state back.
 
         Raises:
-            CheckpointError: it cannot be had.
+            CheckpointError: the present state cannot be taken.
         """
         if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
-            # A reader that has not begun has no state to take, only one that awaits its beginning.
+            # Before its first iteration a reader has no state, only one to begin with.
             pending = self.object._pending_state
             return lambda: setattr(self.object, "_pending_state", pending)
         present = self.take()
         return lambda: self.put(present)
 
-    @functools.cached_property
-    def _methods(self) -> _Methods:
-        return _methods(self.object)
+
+def put_one(stateful: Stateful, saved: SavedState) -> None:
+    """Put a state into an object; if it refuses, it gets its former state back.
+
+    Raises:
+        CheckpointError: the state is of another type, or the object refuses it.
+    """
+    stateful.check(saved)
+    # torchdata's loader refuses no state. Taking its former one would start workers and draw from
+    # its generator, which may have been registered, and restored, before it.
+    way_back = bool if isinstance(stateful.object, DataLoader) else _way_back(stateful)
+    _put([(stateful, saved, way_back)])
+
+
+def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -> None:
+    """Put its state into each object; if one refuses, all get their former states back.
+
+    Raises:
+        CheckpointError: a state is of another type, or an object refuses it.
+    """
+    for name, stateful in objects.items():
+        stateful.check(states[name])
+    ways = [(stateful, states[name], _way_back(stateful)) for name, stateful in objects.items()]
+    _put(sorted(ways, key=_turn))
+
+
+def _turn(way: tuple[Stateful, SavedState, _WayBack]) -> int:
+    """In which turn a state is put, so that a refusal costs the least.
+
+    This package's objects are unchanged when they refuse a state, but would lose their iterators if
+    their former state had to be put back, so they come after the others. Objects whose former state
+    cannot be taken come last.
+    """
+    stateful, _, way_back = way
+    return 2 if way_back is None else int(stateful.checks_first)
+
+
+def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
+    for number, (stateful, saved, _) in enumerate(ways):
+        try:
+            stateful.put(saved)
+        except BaseException as error:
+            is_unchanged = stateful.checks_first and isinstance(error, Exception)
+            changed = ways[: number + (not is_unchanged)]
+            lost = _go_back(changed)
+            if not isinstance(error, Exception):
+                raise
+            before = [other.name for other, _, _ in ways[:number]]
+            back = [other for other, _, _ in changed if other.name not in lost]
+            detached = [other.name for other in back if other.has_iterators]
+            sentences = [
+                (True, f"{stateful} refused its state: {type(error).__name__}: {error}"),
+                (is_unchanged, "It is unchanged."),
+                (before, f"{before} had been restored before it."),
+                (back, f"The former state is back in {[other.name for other in back]}."),
+                (
+                    detached,
+                    f"Iterators of {detached} that were under way do not move its state any more. "
+                    "Remedy: begin new ones",
+                ),
+                (
+                    lost,
+                    f"The former state of {lost} could not be put back. Remedy: build these anew",
+                ),
+            ]
+            raise CheckpointError("\n".join(text for holds, text in sentences if holds)) from error
+
+
+def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:
+    """Put the former states back, the last first; return the names of objects where that failed."""
+    failed = []
+    for stateful, _, way_back in reversed(changed):
+        try:
+            if way_back is None:
+                failed.append(stateful.name)
+            else:
+                way_back()
+        except Exception:
+            failed.append(stateful.name)
+    return failed[::-1]
+
+
+def _way_back(stateful: Stateful) -> _WayBack:
+    try:
+        return stateful.way_back()
+    except CheckpointError:
+        return None
 
 
 def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState:
@@ -154,10 +245,10 @@ def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState
 
 
 def type_name(thing: Any) -> str:
-    """Under which name a checkpoint keeps the type of an object, or a class.
+    """The name by which a checkpoint keeps a class, or the type of an object.
 
-    The shortest module that has the class under its name, so that a class may move inside its
-    package.
+    The module in it is the shortest that has the class under its name, so that the class may move
+    inside its package.
 
     >>> import torch
     >>> type_name(torch.optim.SGD([torch.zeros(1)], lr=0.1))
@@ -195,47 +286,27 @@ def _is_of(saved: str, thing: Any) -> bool:
     return saved == f"{_MAIN}.{cls.__qualname__}"
 
 
-@dataclass(frozen=True)
-class _Methods:
-    take: Callable[[Any], Any]
-    put: Callable[[Any, Any], Any]
-
-
-def _methods(thing: Any) -> _Methods:
+def _methods(thing: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """What takes the state of an object, and what puts one into it."""
     if isinstance(thing, type):
         remedy = "register an instance of it"
         raise CheckpointError(f"{type_name(thing)} is a class and has no state. Remedy: {remedy}")
-    if isinstance(thing, np.random.Generator):
-        return _Methods(
-            lambda generator: generator.bit_generator.state,
-            lambda generator, state: setattr(generator.bit_generator, "state", state),
-        )
-    if isinstance(thing, np.random.BitGenerator):
-        return _Methods(
-            lambda generator: generator.state,
-            lambda generator, state: setattr(generator, "state", state),
-        )
+    numpy_bits = thing.bit_generator if isinstance(thing, np.random.Generator) else thing
+    if isinstance(numpy_bits, np.random.BitGenerator):
+        return lambda: numpy_bits.state, lambda state: setattr(numpy_bits, "state", state)
     lacking = []
-    for take, put in _METHODS:
-        present = [callable(getattr(thing, method, None)) for method in (take, put)]
-        if all(present):
-            dali = take == "get_state" and _is_dali(thing)
-            return _Methods(
-                _dali_state if dali else operator.methodcaller(take),
-                functools.partial(_call, put),
-            )
-        if any(present):
-            lacking.append(
-                f"{take if present[0] else put}() without {put if present[0] else take}()"
-            )
+    for names in _METHODS:
+        take, put = (getattr(thing, name, None) for name in names)
+        if callable(take) and callable(put):
+            is_dali = names[0] == "get_state" and _is_dali(thing)
+            return functools.partial(_dali_state, thing) if is_dali else take, put
+        if callable(take) or callable(put):
+            present, absent = names if callable(take) else reversed(names)
+            lacking.append(f"{present}() without {absent}()")
     raise CheckpointError(
         f"{type_name(thing)} has no state that can be taken and put back"
         f"{': ' + ', '.join(lacking) if lacking else ''}. Remedy: {_ADVICE}"
     )
-
-
-def _call(method: str, thing: Any, state: Any) -> None:
-    getattr(thing, method)(state)
 
 
 def _dali_state(thing: Any) -> str:

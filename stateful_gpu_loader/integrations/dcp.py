@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from stateful_gpu_loader.engine.resume.rank_states import gathered, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.state.typed_json import bounded, decode, encode
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 
 WORLD_SIZE = "world_size"
 RANKS = "dp_ranks"
@@ -88,7 +88,7 @@ class RankedState:
                 "Remedy: give a group in which each data-parallel rank is, with its dp_rank and "
                 "the dp_world_size of all"
             )
-        return {WORLD_SIZE: size, RANKS: bounded.write(ranks)}
+        return {WORLD_SIZE: size, RANKS: write(ranks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from the state of this rank, or, on another number of ranks, of all.
@@ -164,7 +164,7 @@ def _checked(state: Any) -> tuple[int, dict[str, Any]]:
             WORLD_SIZE, saved=size, present="an int above 0", remedy=_REMEDY_FOREIGN
         )
     try:
-        ranks = bounded.parse(text.encode())
+        ranks = parse(text.encode())
     except (AttributeError, ValueError) as error:
         raise StateMismatch(
             RANKS, saved=text, present=f"JSON ({error})", remedy=_REMEDY_FOREIGN

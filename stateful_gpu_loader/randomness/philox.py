@@ -1,7 +1,7 @@
 """Counter-based randomness: every draw of a sample is a function of that sample's key.
 
-Law 1 asks that a batch be a pure function of configuration, seed, epoch and positions. So
-nothing here advances: Philox4x32-10 turns a key and a counter into words, and the counter
+A batch is a pure function of configuration, seed, epoch and positions. So nothing here
+advances: Philox4x32-10 turns a key and a counter into words, and the counter
 is the address of what is drawn,
 
     key     = seed                                                        64 bits
@@ -9,6 +9,9 @@ is the address of what is drawn,
 
 User code draws from the process's global generators instead; it is made exact by seeding
 those from the same address.
+
+The cipher is written out here because NumPy's own Philox is another one, Philox4x64-10, whose words
+are not those that the frozen orders and states of this package are made of.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _KEY_STEPS = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 
 
 class Stream(IntEnum):
-    """Who draws. Two streams never share a word; a value is never given to another purpose.
+    """What is drawn for. Two streams never share a word; a value is never given another purpose.
 
     Recipe i of a pipeline draws from stream ``RECIPES + i``, so that a recipe added at the end
     disturbs none before it.

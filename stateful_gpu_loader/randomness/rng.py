@@ -1,34 +1,49 @@
-"""A random number generator whose whole state is one short string."""
+"""RNG: a random number generator whose whole state is one short string."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import operator
-from collections.abc import Sequence
-from typing import overload
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.randomness.philox_stream import CountedDraws, Floats, derived_key
-from stateful_gpu_loader.randomness.rng_tensors import (
-    FLAGS,
-    FLOATS,
-    INTEGERS,
-    check_dtype,
-    rounded_within,
-)
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.randomness.philox import checked_seed, philox4x32
+
+_STATE = re.compile(r"philox1_([0-9a-f]{16})_([0-9a-f]{16})")
+_STATE_KEY = "rng"
+_NUM_OFFSETS = 1 << 64
+_DRAWS_PER_BLOCK = 2
+_DROPPED_BITS = np.uint64(64 - 53)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_LAST_BLOCK = np.uint64(_NUM_OFFSETS // _DRAWS_PER_BLOCK - 1)
 
 # In standard deviations: the radius of Box and Muller is at most sqrt(2 log(2**53)).
 _GREATEST_NORMAL = 8.6
 
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS = (
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+)
+_FLAGS = (torch.bool, *_INTEGERS, *_FLOATS)
+
 _Size = int | Sequence[int]
+_Draws = npt.NDArray[np.uint64]
+_Floats = npt.NDArray[np.float64]
 _Integers = npt.NDArray[np.int64]
 _Flips = npt.NDArray[np.bool_]
 
 
-class RNG(CountedDraws):
+class RNG:
     """Random numbers from a counter: NumPy's common methods, and a state of 41 characters.
 
     The generator is a row of 2**64 draws of 64 bits, without end: draw k is one half of block
@@ -70,6 +85,78 @@ class RNG(CountedDraws):
     True
     """
 
+    def __init__(self, seed: int | None = None, name: str = "") -> None:
+        if seed is None:
+            seed = random.getrandbits(64)
+        self._key = _derived_key(checked_seed(seed), "")
+        self._offset = 0
+        if name:
+            self._key = _derived_key(self._key, name)
+
+    def get_state(self, *, cuda_stream: Any = None) -> str:
+        """The whole state, 41 characters whatever was drawn.
+
+        Args:
+            cuda_stream: not used; DALI's Checkpoint passes it to all.
+
+        >>> RNG(42).get_state()
+        'philox1_1adeceffff50d997_0000000000000000'
+        """
+        return f"philox1_{self._key:016x}_{self._offset:016x}"
+
+    def set_state(self, state: str) -> None:
+        """Go on where the generator that gave this state was, whatever this one's seed.
+
+        Raises:
+            StateMismatch: the string is not such a state; nothing was changed.
+
+        >>> rng = RNG(0)
+        >>> rng.set_state(RNG(42).get_state())
+        >>> rng.get_state() == RNG(42).get_state()
+        True
+        """
+        match = _STATE.fullmatch(state) if isinstance(state, str) else None
+        if match is None:
+            raise StateMismatch(
+                _STATE_KEY,
+                saved=state,
+                present=self.get_state(),
+                remedy="pass what get_state() returned, philox1_<16 digits>_<16 digits>; a state "
+                "of a later version needs a later stateful_gpu_loader",
+            )
+        self._key, self._offset = (int(digits, 16) for digits in match.groups())
+
+    def state_dict(self) -> dict[str, str]:
+        """The state under one key.
+
+        >>> RNG(42).state_dict().keys()
+        dict_keys(['rng'])
+        """
+        return {_STATE_KEY: self.get_state()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned.
+
+        Raises:
+            StateMismatch: it is not such a state; nothing was changed.
+
+        >>> rng = RNG(0)
+        >>> rng.load_state_dict(RNG(42).state_dict())
+        >>> rng.get_state() == RNG(42).get_state()
+        True
+        """
+        if not isinstance(state_dict, Mapping) or state_dict.keys() != {_STATE_KEY}:
+            raise StateMismatch(
+                _STATE_KEY,
+                saved=state_dict,
+                present=self.state_dict(),
+                remedy="pass what state_dict() returned",
+            )
+        self.set_state(state_dict[_STATE_KEY])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.get_state()}>"
+
     def stream(self, name: str) -> RNG:
         """An independent generator, at its beginning, by name.
 
@@ -81,13 +168,13 @@ class RNG(CountedDraws):
         True
         """
         child = RNG(0)
-        child._key = derived_key(self._key, name)
+        child._key = _derived_key(self._key, name)
         return child
 
     @overload
     def uniform(self, low: float = ..., high: float = ..., size: None = ...) -> float: ...
     @overload
-    def uniform(self, low: float = ..., high: float = ..., size: _Size = ...) -> Floats: ...
+    def uniform(self, low: float = ..., high: float = ..., size: _Size = ...) -> _Floats: ...
     @overload
     def uniform(
         self,
@@ -104,7 +191,7 @@ class RNG(CountedDraws):
         size: _Size | None = None,
         *,
         dtype: torch.dtype | None = None,
-    ) -> float | Floats | torch.Tensor:
+    ) -> float | _Floats | torch.Tensor:
         """Numbers uniform in [low, high): multiples of 2**-53, scaled; rounding may reach high.
 
         Not so in float32, float16 and bfloat16: what rounding to these would take out of the
@@ -133,17 +220,17 @@ class RNG(CountedDraws):
             raise ValueError(
                 f"{low = } and {high = } bound no interval. Remedy: pass finite low <= high"
             )
-        check_dtype(dtype, FLOATS, low, high)
+        _check_dtype(dtype, _FLOATS, low, high)
         shape = _shape(size)
         numbers = low + (high - low) * self._units(math.prod(shape))
         if dtype is not None:
-            return _shaped(rounded_within(numbers, low, high, dtype), size)
+            return _shaped(_rounded_within(numbers, low, high, dtype), size)
         return float(numbers[0]) if size is None else numbers.reshape(shape)
 
     @overload
     def normal(self, mean: float = ..., std: float = ..., size: None = ...) -> float: ...
     @overload
-    def normal(self, mean: float = ..., std: float = ..., size: _Size = ...) -> Floats: ...
+    def normal(self, mean: float = ..., std: float = ..., size: _Size = ...) -> _Floats: ...
     @overload
     def normal(
         self,
@@ -160,7 +247,7 @@ class RNG(CountedDraws):
         size: _Size | None = None,
         *,
         dtype: torch.dtype | None = None,
-    ) -> float | Floats | torch.Tensor:
+    ) -> float | _Floats | torch.Tensor:
         """Normal numbers, by the cosine half of Box and Muller's transform.
 
         Args:
@@ -186,7 +273,7 @@ class RNG(CountedDraws):
                 f"{mean = } and {std = } define no normal law. Remedy: pass them finite, std >= 0"
             )
         reach = _GREATEST_NORMAL * std
-        check_dtype(dtype, FLOATS, mean - reach, mean + reach)
+        _check_dtype(dtype, _FLOATS, mean - reach, mean + reach)
         shape = _shape(size)
         units = self._units(2 * math.prod(shape)).reshape(-1, 2)
         radius = np.sqrt(-2.0 * np.log1p(-units[:, 0]))
@@ -243,7 +330,7 @@ class RNG(CountedDraws):
                 f"range({first}, {end}) is empty or beyond int64. "
                 "Remedy: pass -2**63 <= low < high <= 2**63"
             )
-        check_dtype(dtype, INTEGERS, first, end - 1)
+        _check_dtype(dtype, _INTEGERS, first, end - 1)
         shape = _shape(size)
         span = end - first
         draws = self._accepted(math.prod(shape), (1 << 64) - 1 - (1 << 64) % span)
@@ -289,7 +376,7 @@ class RNG(CountedDraws):
         """
         if not 0 <= probability <= 1:
             raise ValueError(f"{probability = } is no probability. Remedy: pass one in [0, 1]")
-        check_dtype(dtype, FLAGS, 0, 1)
+        _check_dtype(dtype, _FLAGS, 0, 1)
         shape = _shape(size)
         flips = self._units(math.prod(shape)) < probability
         if dtype is not None:
@@ -322,9 +409,47 @@ class RNG(CountedDraws):
         tensor([1, 2, 3, 4, 0], dtype=torch.int32)
         """
         (n,) = _shape(operator.index(n))
-        check_dtype(dtype, INTEGERS, 0, max(n - 1, 0))
+        _check_dtype(dtype, _INTEGERS, 0, max(n - 1, 0))
         order = np.argsort(self._draw(n), kind="stable").astype(np.int64, copy=False)
         return order if dtype is None else torch.from_numpy(order).to(dtype)
+
+    def _draw(self, num_draws: int) -> _Draws:
+        first_block, skipped = divmod(self._offset, _DRAWS_PER_BLOCK)
+        num_blocks = -(-(skipped + num_draws) // _DRAWS_PER_BLOCK)
+        blocks = (np.arange(num_blocks, dtype=np.uint64) + np.uint64(first_block)) & _LAST_BLOCK
+        counter = np.zeros((num_blocks, 4), dtype=np.uint32)
+        counter[:, 0] = blocks & _LOW
+        counter[:, 1] = blocks >> _HALF
+        key = np.array([self._key & 0xFFFFFFFF, self._key >> 32], dtype=np.uint32)
+        words = philox4x32(counter, key).astype(np.uint64)
+        draws: _Draws = (words[:, 0::2] | words[:, 1::2] << _HALF).reshape(-1)
+        self._offset = (self._offset + num_draws) % _NUM_OFFSETS
+        return draws[skipped : skipped + num_draws]
+
+    def _units(self, num_draws: int) -> _Floats:
+        significands = self._draw(num_draws) >> _DROPPED_BITS
+        units: _Floats = np.multiply(significands, 2.0**-53, dtype=np.float64)
+        return units
+
+    def _accepted(self, num_draws: int, greatest: int) -> _Draws:
+        """The next draws that do not exceed the greatest, consuming those between them."""
+        accepted = np.empty(0, dtype=np.uint64)
+        while len(accepted) < num_draws:
+            draws = self._draw(num_draws - len(accepted))
+            accepted = np.concatenate([accepted, draws[draws <= np.uint64(greatest)]])
+        return accepted
+
+
+def _derived_key(key: int, name: str) -> int:
+    """Another key of 64 bits, by name.
+
+    >>> f"{_derived_key(42, ''):016x}"
+    '1adeceffff50d997'
+    """
+    digest = hashlib.blake2b(
+        name.encode(), key=key.to_bytes(8, "little"), digest_size=8, person=b"stateful RNG"
+    )
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _shape(size: _Size | None) -> tuple[int, ...]:
@@ -339,3 +464,61 @@ def _shape(size: _Size | None) -> tuple[int, ...]:
 
 def _shaped(numbers: torch.Tensor, size: _Size | None) -> torch.Tensor:
     return numbers.reshape(() if size is None else _shape(size))
+
+
+def _check_dtype(
+    dtype: Any, allowed: tuple[torch.dtype, ...], least: float, greatest: float
+) -> None:
+    """Whether the numbers from least to greatest fit, before any is drawn.
+
+    Args:
+        dtype: a torch.dtype, or None for NumPy.
+        allowed: the dtypes that make sense.
+        least: of the numbers.
+        greatest: of the numbers.
+
+    Raises:
+        ValueError: they do not, or it is no such dtype.
+
+    >>> _check_dtype(torch.uint8, _INTEGERS, 0, 256)
+    Traceback (most recent call last):
+        ...
+    ValueError: numbers from 0 to 256 do not fit into torch.uint8, which ends at 0 and 255. \
+Remedy: pass a wider dtype or a narrower range
+    """
+    if dtype is None:
+        return
+    if not isinstance(dtype, torch.dtype) or dtype not in allowed:
+        names = ", ".join(map(str, allowed))
+        raise ValueError(f"{dtype = } is none for these numbers. Remedy: pass None or {names}")
+    if dtype == torch.bool:
+        return
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    if least < limits.min or greatest > limits.max:
+        raise ValueError(
+            f"numbers from {least} to {greatest} do not fit into {dtype}, which ends at "
+            f"{limits.min} and {limits.max}. Remedy: pass a wider dtype or a narrower range"
+        )
+
+
+def _rounded_within(
+    numbers: npt.NDArray[np.float64], low: float, high: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Numbers of [low, high) rounded to the nearest of a dtype, and not out of the interval.
+
+    Rounding to 8 bits would turn one in 512 numbers of [0, 1) into 1. Such a number becomes the
+    greatest of the dtype below ``high``, and one below ``low`` the least that is not. If the
+    interval holds no number of the dtype, they stay the nearest. In float64 nothing is rounded.
+
+    >>> _rounded_within(np.array([0.5, 0.9999]), 0.0, 1.0, torch.bfloat16)
+    tensor([0.5000, 0.9961], dtype=torch.bfloat16)
+    """
+    rounded = torch.from_numpy(numbers).to(dtype)
+    if dtype == torch.float64:
+        return rounded
+    least, greatest = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
+    if least.double() < low:
+        least = torch.nextafter(least, torch.tensor(math.inf, dtype=dtype, device="cpu"))
+    if greatest.double() >= high:
+        greatest = torch.nextafter(greatest, torch.tensor(-math.inf, dtype=dtype, device="cpu"))
+    return rounded.clamp(least, greatest) if least <= greatest else rounded

@@ -6,7 +6,7 @@ import torch
 
 
 class SettledSeed:
-    """A seed that is decided at most once (law 7).
+    """A seed that is decided at most once in a loader's life.
 
     An undecided seed is what the caller's generator would give next, found on a copy of it;
     the generator itself is drawn from when the first pass begins, once in a loader's life, and

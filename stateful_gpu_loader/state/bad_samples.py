@@ -1,4 +1,4 @@
-"""The record of samples that could not be used (law 6): small, bounded, and plain text."""
+"""The record of samples that could not be used: small, bounded, and plain text in a state."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class FoundBad:
     reason: str
     """What is wrong with it, at most 200 characters."""
     always: bool = True
-    """Whether the sample's content alone decided it. Otherwise random draws had been made, another
-    epoch's may spare the sample, and it is read again (law 1)."""
+    """Whether the sample fails in every epoch, because no random number was drawn before it failed.
+    Otherwise another epoch's draws may spare the sample, and it is read again."""
 
     def __post_init__(self) -> None:
-        # A user's sampler yields what it likes, and this goes into a state (law 3).
+        # A user's sampler may yield any object, and a state holds plain values only.
         object.__setattr__(self, "index", plain_index(self.index))
         object.__setattr__(self, "reason", shortened(self.reason))
 

@@ -1,4 +1,4 @@
-"""The digest that content ids are made of, block by block."""
+"""The digest that a dataset's content id is made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ContentDigest:
-    """blake2b of 16 bytes, of what a dataset is made of.
+    """A digest of a dataset's content: blake2b of 16 bytes.
 
     Args:
         kind: name and version of what is put in, so that no two kinds share an id.
@@ -22,18 +22,18 @@ class ContentDigest:
         self._digest = hashlib.blake2b(kind.encode(), digest_size=16)
 
     def add_blocks(self, blocks: Iterable[bytes]) -> ContentDigest:
-        """Blocks with their lengths: what ends one and begins the next cannot be mistaken."""
+        """Add blocks with their lengths, so that the bounds between them count."""
         for block in blocks:
             self._digest.update(len(block).to_bytes(8, "little"))
             self._digest.update(block)
         return self
 
     def add_name(self, name: str) -> ContentDigest:
-        """A file's name, whatever bytes it is made of."""
+        """Add a file's name, which may be of any bytes."""
         return self.add_blocks([name.encode(errors="surrogateescape")])
 
     def add(self, content: bytes) -> ContentDigest:
-        """Bytes of a length that what was added before tells."""
+        """Add bytes whose length follows from what was added before."""
         self._digest.update(content)
         return self
 

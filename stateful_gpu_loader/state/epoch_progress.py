@@ -1,7 +1,8 @@
-"""Which epoch an iterator takes, from where, and what of it was delivered.
+"""The progress of a loader: which epoch a pass takes, where it begins, and what it delivered.
 
-Law 2: only :meth:`Passes.deliver` and :meth:`Passes.end` move the state, and they are called
-when a batch is in the hands of the user's loop.
+The state speaks of delivered batches. So it is moved by :meth:`Passes.deliver`,
+:meth:`Passes.skip` and :meth:`Passes.end` alone, which are called when a batch reaches the user's
+loop, has failed there, or was the last one; batches that are made ahead do not move it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HISTORY = 16
-"""``state_dict(batches_ago=)`` reaches this far back."""
+"""How many batches back ``state_dict(batches_ago=)`` reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,46 +24,46 @@ class Address:
 
     epoch: int
     position: int
-    """Of the oldest sample that was not delivered. Under a user's sampler it counts that
-    sampler's own indices, over an iterable dataset the batches."""
+    """The position of the oldest sample that was not delivered. With a user's sampler it is the
+    number of indices that the sampler has given, over an iterable dataset the number of batches."""
     ahead: tuple[int, ...] = field(default=(), repr=False)
     """Positions of the batches that were delivered before an older one (``in_order=False``)."""
     index_digest: str | None = field(default=None, repr=False)
-    """Of the indices before ``position``, where a sampler without state has to skip them."""
+    """Digest of the indices before ``position``, which a sampler without state has to skip."""
     user: Any = field(default=None, repr=False)
     """States of the user's own objects, as ``UserStates``."""
     lanes: Mapping[int, Any] | None = field(default=None, repr=False)
-    """The cursor of each lane of a sharded dataset; None is the beginning of all."""
+    """The cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
 
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """One iterator's way through one epoch."""
+    """What one iterator has delivered of one epoch."""
 
     start: Address
-    """Where it began."""
+    """Where the pass began."""
     number: int
-    """Passes of one loader are numbered as they begin."""
+    """The pass's number among those of the loader, counted from 1 as they begin."""
     generation: int
-    """The number of loads before it."""
+    """How often ``load_state_dict`` had been called when the pass began."""
     place: Address
-    """Of the next sample to deliver."""
+    """Where the next sample to deliver lies."""
     resumed: bool
-    """Whether it goes on from a loaded state."""
+    """Whether the pass goes on from a loaded state."""
     last_delivered: Address | None = None
-    """Behind the last batch that was delivered, where failed ones lie between it and ``place``."""
+    """The place after the last delivered batch, if failed batches lie between it and ``place``."""
     delivered: bool = False
-    """Whether a batch of it has reached the user."""
+    """Whether a batch of the pass has reached the user."""
     is_left: bool = False
-    """Whether its iterator is gone, so that nobody goes on with it: after a ``break``."""
+    """Whether the pass cannot go on because its iterator is gone, as after a ``break``."""
 
 
 class Passes:
     """The passes of one loader, in the order in which they deliver.
 
-    A pass takes its epoch when it begins: the loaded one, else the one that was asked for with
-    :meth:`request_epoch`, else one more than the last that delivered. A pass that fails before it
-    delivers anything leaves everything as it was.
+    A pass takes its epoch when it begins: that of the loaded state, else the one that was asked for
+    with :meth:`request_epoch`, else the one after the last epoch of which a batch was delivered. A
+    pass that fails before it delivers anything leaves everything as it was.
 
     >>> passes = Passes()
     >>> first = passes.begin()
@@ -87,12 +88,13 @@ class Passes:
     def begin(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
     ) -> Pass:
-        """A new pass; nothing counts before it delivers or ends.
+        """Begin a new pass. The state does not change before it delivers or ends.
 
         Args:
-            is_over: whether nothing is left of an epoch from a place.
-            skips_empty_rest: whether a pass that was loaded there is one of the next epoch instead
-                of an empty one; it always is where :meth:`request_epoch` asked for that epoch.
+            is_over: tells of a place whether nothing is left of its epoch.
+            skips_empty_rest: whether a pass that was loaded at such a place is a pass of the next
+                epoch and not an empty one. If :meth:`request_epoch` asked for the next epoch, it is
+                anyway.
         """
         start = self._start(is_over, skips_empty_rest)
         if self._loaded and self._requested not in (None, start.epoch):
@@ -111,7 +113,7 @@ class Passes:
         )
 
     def deliver(self, current: Pass, place: Address) -> None:
-        """A batch of ``current`` reached the user; its next one starts at ``place``."""
+        """Note that a batch of ``current`` reached the user; its next one starts at ``place``."""
         before = current.last_delivered or current.place
         self._take_over(current)
         current.place, current.last_delivered = place, None
@@ -120,23 +122,24 @@ class Passes:
             self._history.append(before)
 
     def skip(self, current: Pass, place: Address) -> None:
-        """A batch of ``current`` has failed; its next one starts at ``place``.
+        """Note that a batch of ``current`` has failed; its next one starts at ``place``.
 
-        The state after an earlier batch is from before the failed one, which is tried again then.
+        The state after an earlier batch (``batches_ago=``) still lies before the failed one, which
+        is tried again if that state is loaded.
         """
         self._take_over(current)
         current.last_delivered = current.last_delivered or current.place
         current.place = place
 
     def end(self, current: Pass, following: Address) -> None:
-        """``current`` has nothing more to deliver: the next pass starts at ``following``."""
+        """Note that ``current`` has delivered all; the next pass starts at ``following``."""
         self._take_over(current)
         if self._current is current:
             self._current = None
             self._next = following
 
     def load(self, address: Address) -> None:
-        """The next pass, and every one that has delivered nothing, begins at ``address``."""
+        """Let the next pass, and any begun one that has delivered nothing, start at ``address``."""
         self.generation += 1
         self._current = None
         self._next = address
@@ -145,20 +148,20 @@ class Passes:
         self._history.clear()
 
     def note_start(self, current: Pass, place: Address) -> None:
-        """Where a pass that has delivered nothing began, now that it is known in full."""
+        """Complete the start of a pass that has delivered nothing, now that all of it is known."""
         current.place = place
         if self._current is None and current.generation == self.generation:
             self._next = place
 
     def go_back(self, current: Pass) -> None:
-        """A pass cannot go on: the next one takes its place, unless another has done so."""
+        """Let the next pass go on where ``current`` had to stop, unless another has done so."""
         took_over = self._current is current
         never_moved = not current.delivered and current.generation == self.generation
         if took_over or (never_moved and current.number > self._last_to_move):
             self.load(current.place)
 
     def request_epoch(self, epoch: int) -> None:
-        """The next pass takes this epoch, unless it is a resumed one."""
+        """Let the next pass take this epoch, unless it goes on from a loaded state."""
         self._requested = epoch
 
     def address(self, batches_ago: int = 0) -> Address:
@@ -182,7 +185,8 @@ class Passes:
     ) -> Address:
         """Where the pass under way stands, or, between two passes, where the next one begins.
 
-        Unlike :meth:`address` it leaves a broken pass behind. Arguments as for :meth:`begin`.
+        Unlike :meth:`address`, it does not count a pass whose iterator is gone. The arguments are
+        those of :meth:`begin`.
         """
         under_way = self._under_way
         return self._start(is_over, skips_empty_rest) if under_way is None else under_way.place
@@ -193,8 +197,10 @@ class Passes:
         return self._under_way is not None
 
     def twin(self) -> Passes:
-        """Passes of a copy of the loader, whose next pass begins with the batch that comes next
-        here: it goes on from the pass under way, or is the next one."""
+        """The passes of a copy of the loader, whose next pass begins with this one's next batch.
+
+        It goes on from the pass under way or, if there is none, is the next pass.
+        """
         twin = copy.copy(self)
         twin._history = deque(maxlen=HISTORY)
         if self._under_way is not None:
@@ -223,7 +229,7 @@ class Passes:
         return Address(self._requested, 0, user=following.user)
 
     def _take_over(self, current: Pass) -> None:
-        """The state speaks of the pass that began last; a load leaves older ones behind."""
+        """Let the state speak of ``current``, unless a later pass or a load came after it."""
         if current.generation != self.generation or current.number <= self._last_to_move:
             return
         self._last_to_move = current.number

@@ -10,19 +10,19 @@ _TEXT = re.compile(f"{_NUMBER}(?::{_NUMBER}){{4}}")
 _END = 1 << 63
 
 ENDED = 1 << 62
-"""The shard of a lane that has ended, told by somebody who does not know its number of shards."""
+"""Stands for the shard of a lane that has ended, where its number of shards is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneCursor:
-    """What a lane goes on from; a resume reads at most one window again.
+    """Where a lane goes on; a resume reads at most one window again.
 
     >>> LaneCursor.from_text("2:512:0:65536:128")
     LaneCursor(turns=2, count=512, shard=0, offset=65536, taken=128)
     """
 
     turns: int = 0
-    """Batches that the lane was asked for in this lap: lanes take turns by it."""
+    """Batches that the lane was asked for in this lap; lanes take turns by this number."""
     count: int = 0
     """Samples that came from the lane in this epoch: the ordinal of the next one."""
     shard: int = 0

@@ -1,6 +1,7 @@
 """What ``state_dict()`` returns: its schema, its checks, and the fingerprint in it.
 
-Law 3: small, flat and plain; law 4: identity is compared, position is adopted.
+A state is small, flat and plain. What identifies a stream (seed, dataset, order, ...) is compared
+with the loader when the state is loaded; where the stream stands is taken over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_EPOCH = 2**32 - 1
 MAX_POSITION = 2**63 - 1
 
 ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
-"""Keys that frameworks put into a loader's state: Accelerate its own note of the epoch's end."""
+"""Keys that frameworks add to a loader's state: Accelerate's note that the epoch has ended."""
 
 _LANE_KEY = re.compile(r"lane_(?:\d{5}|[1-9]\d{5,8})")
 
@@ -33,7 +34,7 @@ _REMEDY_SAME = (
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever has torch's two methods of state."""
+    """An object with torch's two methods of state."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -55,7 +56,7 @@ class LoaderState:
     global_batch_size: int | None
     """Samples that all ranks deliver in one step; for information."""
     index_digest: str | None = None
-    """Of the indices delivered, where a sampler without state has to be skipped."""
+    """Digest of the indices delivered, which a sampler without state has to skip."""
     ahead: str | None = None
     """JSON text: the requests delivered before an older one."""
     bad_samples: str | None = None
@@ -142,7 +143,7 @@ class Fingerprint:
     """
 
     dataset: str | None
-    """What the dataset is made of, as far as is known; None where nothing is."""
+    """What the dataset is made of, as far as that is known; None if nothing is known."""
     length: int | None
     """Number of samples of a map-style dataset; under a user's sampler ``len(dataset)``."""
     order: str
@@ -156,7 +157,7 @@ class Fingerprint:
     decoder: str
     """Family of the decoder of encoded images, or "none"."""
     decoder_version: str | None
-    """For information: another one warns."""
+    """For information: loading with another version warns."""
     batch_transform: str = "none"
     """As ``transform``, of the whole batch."""
     dataset_transform: str | None = None

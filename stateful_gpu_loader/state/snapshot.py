@@ -1,8 +1,8 @@
 """Frozen state: what a user's ``state_dict()`` returned, as bytes that nothing can change later.
 
-A worker sends them to the main process, which keeps them unread until somebody asks for the
-loader's state (law 3: a fresh object on every call). Not a file format: they never leave the
-processes of one job.
+A worker sends these bytes to the main process, which keeps them unread until the loader's state is
+asked for, and then makes a fresh object of them at every call. They are not a file format, as they
+never leave the processes of one job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def freeze(state: Any, owner: str) -> bytes:
 
     Args:
         state: what a user's object returned.
-        owner: whose it is, for the error.
+        owner: the object whose state it is, for the error.
 
     Raises:
         LoaderError: it cannot be pickled.
@@ -60,12 +60,13 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """By its bytes: a third of the time that torch's own way through its file format takes."""
+    """Pickle a tensor by its bytes, in a third of the time that torch's own file format takes."""
     if not is_plain(tensor):
         return tuple(tensor.__reduce_ex__(2))
     rows = tensor.contiguous().reshape(-1)
     if rows.stride() != (1,):
-        # One element, or none, is contiguous whatever its stride, and then no view as bytes.
+        # A tensor of one element or none is contiguous whatever its stride, but then it cannot be
+        # viewed as bytes.
         rows = rows.clone(memory_format=torch.contiguous_format)
     data: Any = rows.view(torch.uint8).numpy()
     return _rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))

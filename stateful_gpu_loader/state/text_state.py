@@ -1,11 +1,11 @@
-"""State as text, for what asks objects for ``get_state`` and ``set_state``, as DALI does."""
+"""State as text: ``get_state`` and ``set_state``, by which DALI's Checkpoint keeps objects."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.state.typed_json import bounded, decode, encode
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 
 
 class _Stateful(Protocol):
@@ -14,7 +14,7 @@ class _Stateful(Protocol):
 
 
 class TextState:
-    """Gives an object with ``state_dict`` and ``load_state_dict`` the same state as one string.
+    """Adds ``get_state`` and ``set_state``, the state as one string, to torch's two methods.
 
     So it can be registered in ``nvidia.dali.experimental.dynamic.checkpoint.Checkpoint`` beside
     DALI's own readers.
@@ -40,7 +40,7 @@ class TextState:
         Raises:
             TypeError: the state holds a user's object that has no form in JSON.
         """
-        return bounded.write(encode(self.state_dict()))
+        return write(encode(self.state_dict()))
 
     def set_state(self: _Stateful, state: str) -> None:
         """``load_state_dict`` with what :meth:`get_state` returned.
@@ -49,7 +49,7 @@ class TextState:
             StateMismatch: it is no such text, or does not fit; nothing was changed.
         """
         try:
-            found = decode(bounded.parse(state.encode()))
+            found = decode(parse(state.encode()))
         except (AttributeError, ValueError) as error:
             raise _no_state(state, str(error)) from error
         if not isinstance(found, dict):

@@ -1,6 +1,6 @@
-"""The states of the user's own objects, as a place in a pass holds them (``user`` in the state).
+"""The states of the user's own objects at a place in a pass; ``user`` in a loader's state.
 
-They are frozen: nothing that the objects do later changes them.
+They are frozen copies, which do not change when the objects go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserStates:
-    """What goes on from a place beside its address.
+    """The states of a user's sampler, dataset and iterators, from which a pass goes on.
 
     >>> states = UserStates(num_workers=0, workers=(freeze(worker_state(dataset={"i": 3}), ""),))
     >>> UserStates.from_dict(states.to_dict()).to_dict()["workers"][0]["dataset"]
@@ -42,22 +42,23 @@ class UserStates:
     """
 
     sampler: bytes | None = None
-    """A dictionary that the sampler's feed understands; None where it begins as it was built."""
+    """The sampler's state, frozen; None where the sampler begins as it was built."""
     permutation: str | None = None
     """The generator that orders this epoch as torchdata would have done, as text."""
     num_workers: int | None = None
-    """The loader's, if the workers have state."""
+    """The loader's number of workers, if the workers have state."""
     workers: tuple[bytes | None, ...] | None = None
-    """Of each worker :func:`worker_state`; None for one that begins anew."""
+    """The frozen :func:`worker_state` of each worker; None for one that begins anew."""
     next_worker: int = 0
-    """Whose turn it is at ``base``."""
+    """The worker that makes the next batch at ``base``."""
     base: int = 0
     """Position at which all these states were taken."""
     steps: int = 0
-    """Batches delivered since then: they are made again and not delivered again."""
+    """Batches delivered since ``base``. A resumed pass makes them again, but does not deliver them
+    again."""
     batches: int | None = None
-    """Batches before ``base``, of a user's batch sampler, whose positions do not tell it; None in
-    all other states, and in those saved before this was counted."""
+    """Batches of a user's batch sampler before ``base``, which positions do not tell. None in all
+    other states, and in those saved before this was counted."""
     pending: frozenset[int] = frozenset()
     """Workers that still have to load their state, in this process; not saved."""
 
@@ -76,7 +77,7 @@ class UserStates:
         }
 
     def without_digests(self) -> UserStates:
-        """The same, and nothing proves what is read again."""
+        """The same states without the digests that prove that samples are read again unchanged."""
         workers = [None if worker is None else thaw(worker) for worker in self.workers or ()]
         unproven = tuple(
             None if worker is None else _frozen({**worker, "digest": None}) for worker in workers
@@ -126,7 +127,7 @@ def worker_state(
         fetches: batches that its iterator was asked for in this pass.
         samples: samples that its iterator has given in this pass.
         ended: whether its iterator has ended.
-        digest: of those samples, where they are read again to get behind them.
+        digest: of those samples, if a resumed iterator has to read them again to skip them.
     """
     return {
         "dataset": dataset,

@@ -1,8 +1,9 @@
-"""Registration, collection and restoration (E1): nothing is lost, mixed up or half changed."""
+"""Checkpoint: objects under names, their states taken, put back and set by hand (E1)."""
 
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -386,3 +387,94 @@ def test_torch_objects_go_on_exactly() -> None:
     assert steps(fresh, 10) == expected
     resumed.restore()
     assert steps(fresh, 10) == expected
+
+
+@pytest.mark.parametrize("given", [Counter, "tests.checkpoint.counters.Counter"])
+def test_type_of_a_state_that_is_set_is_checked(given: type | str) -> None:
+    checkpoint = Checkpoint()
+    checkpoint.set_state("a", {"count": 1, "history": []}, given)
+    with pytest.raises(CheckpointError, match="OtherCounter"):
+        checkpoint.register(OtherCounter(), "a")
+    checkpoint.register(Counter(), "a")
+
+
+def test_state_that_is_set_without_a_type_fits_any() -> None:
+    checkpoint, other = Checkpoint(), OtherCounter()
+    checkpoint.register(other, "a")
+    checkpoint.set_state("a", {"count": 1, "history": []})
+    checkpoint.restore()
+    assert other.count == 1
+
+
+def test_set_state_refuses_what_no_object_can_have() -> None:
+    checkpoint = collected(a=1)
+    with pytest.raises(CheckpointError, match=r"no object is registered as 'b'.*\['a'\]"):
+        checkpoint.set_state("b", {})
+    with pytest.raises(CheckpointError, match="object_type = 3 is no class"):
+        checkpoint.set_state("a", {}, 3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"'a' cannot be saved: .*object.*Remedy: "):
+        checkpoint.set_state("a", {"x": object()})
+    with pytest.raises(CheckpointError, match="no name"):
+        checkpoint.set_state("", {})
+    assert checkpoint.get_state("a")["count"] == 1
+
+
+def test_states_are_not_those_collected_once_one_is_set() -> None:
+    checkpoint = collected(a=1)
+    assert checkpoint.is_complete
+    checkpoint.set_state("a", {"count": 2, "history": []})
+    assert not checkpoint.is_complete
+    assert repr(checkpoint) == "<Checkpoint of ['a'], 1 states set>"
+    with pytest.raises(CheckpointError, match="comes too late"):
+        checkpoint.register(OtherCounter(), "b")
+    checkpoint.restore()
+    assert not checkpoint.is_complete
+    checkpoint.collect()
+    assert checkpoint.is_complete
+    assert checkpoint.get_state("a")["count"] == 2
+
+
+def of_another_thread() -> Checkpoint:
+    found: list[Checkpoint] = []
+    thread = threading.Thread(target=lambda: found.append(Checkpoint.current()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_thread_has_one_for_its_life() -> None:
+    """E1: code that is handed no checkpoint registers in the one that its caller collects."""
+    mine = Checkpoint.current()
+    assert Checkpoint.current() is mine
+    others = of_another_thread(), of_another_thread()
+    assert mine not in others
+    assert others[0] is not others[1]
+
+
+def test_a_block_makes_a_checkpoint_the_current_one() -> None:
+    """As DALI's EvalContext does: the innermost counts, in its own thread alone."""
+    before = Checkpoint.current()
+    with Checkpoint() as outer:
+        assert Checkpoint.current() is outer
+        with outer, Checkpoint() as inner:
+            assert Checkpoint.current() is inner
+            assert of_another_thread() not in (outer, inner, before)
+        assert Checkpoint.current() is outer
+        with pytest.raises(KeyError), Checkpoint():
+            raise KeyError
+        assert Checkpoint.current() is outer
+    assert Checkpoint.current() is before
+
+
+def test_what_was_loaded_into_it_is_applied_at_registration() -> None:
+    def build(count: int) -> Counter:
+        counter = Counter(count)
+        Checkpoint.current().register(counter, "counter")
+        return counter
+
+    with Checkpoint() as saved:
+        build(3)
+        saved.collect()
+    with Checkpoint() as loaded:
+        loaded.deserialize(saved.serialize())
+        assert build(0).count == 3

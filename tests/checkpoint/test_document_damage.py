@@ -1,4 +1,4 @@
-"""Texts that were cut, altered or forged, or never were checkpoints: refused with the reason."""
+"""Contents that were cut, altered or forged, or never were checkpoints: refused with the reason."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.checkpoint.document import SavedState, from_text, to_text
+from stateful_gpu_loader.checkpoint.document import SavedState, from_text, to_bytes
 from stateful_gpu_loader.errors import CheckpointError
 from tests.state.typed_values import values
 
-WHOLE = Path(__file__).with_name("version_1.json").read_bytes()
+WHOLE, WITH_RAW = (
+    Path(__file__).with_name(f"version_{number}.json").read_bytes() for number in (1, 2)
+)
+EACH_VERSION = pytest.mark.parametrize("whole", [WHOLE, WITH_RAW], ids=["1", "2"])
 REVERSED = dict(reversed(json.loads(WHOLE).items()))
 TIME = '"time": "2026-01-01T00:00:00+00:00", "libraries": {}, '
 
@@ -28,27 +31,29 @@ def refusal(data: bytes | str) -> str:
     return str(caught.value)
 
 
-def forged(rest: str, *, version: int = 1) -> bytes:
-    """A text whose checksum is right, whatever it says."""
-    data = f"{rest}}}\n".encode("utf-8", "surrogatepass")
+def forged(rest: str, *, version: int = 1, raw: bytes = b"") -> bytes:
+    """A content whose checksum is right, whatever it says."""
+    data = f"{rest}}}\n".encode("utf-8", "surrogatepass") + raw
     head = f'{{"format": "stateful_gpu_loader checkpoint", "version": {version}, '.encode()
     head += f'"length": {len(data)}'.encode()
     return head + f', "sha256": "{hashlib.sha256(head + data).hexdigest()}",\n'.encode() + data
 
 
-def test_a_text_cut_at_any_byte_is_truncated() -> None:
+@EACH_VERSION
+def test_a_text_cut_at_any_byte_is_truncated(whole: bytes) -> None:
     """E6"""
     assert "is empty: 0 bytes" in refusal(b"")
-    for length in range(1, len(WHOLE)):
-        assert "the checkpoint is truncated: " in refusal(WHOLE[:length])
-    assert "truncated: 20 bytes are missing" in refusal(WHOLE[:-20])
+    for length in range(1, len(whole)):
+        assert "the checkpoint is truncated: " in refusal(whole[:length])
+    assert "truncated: 20 bytes are missing" in refusal(whole[:-20])
 
 
-def test_every_flipped_bit_is_found() -> None:
+@EACH_VERSION
+def test_every_flipped_bit_is_found(whole: bytes) -> None:
     """E6: also those that leave JSON, white space, the time or the versions of libraries valid."""
-    length = range(WHOLE.index(b'"length": ') + 10, WHOLE.index(b', "sha256"'))
-    for number in range(8 * len(WHOLE)):
-        data = bytearray(WHOLE)
+    length = range(whole.index(b'"length": ') + 10, whole.index(b', "sha256"'))
+    for number in range(8 * len(whole)):
+        data = bytearray(whole)
         data[number // 8] ^= 1 << number % 8
         message = refusal(bytes(data))
         assert "was altered" in message or (number // 8 in length and "is truncated" in message)
@@ -57,10 +62,10 @@ def test_every_flipped_bit_is_found() -> None:
 @given(st.data())
 def test_edits_are_found(data: st.DataObject) -> None:
     """E6: bytes replaced, inserted, removed, moved."""
-    text = to_text({"a": SavedState.of("t", data.draw(values))}).encode()
-    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(text))] * 2)))
-    altered = text[:first] + data.draw(st.binary(max_size=5)) + text[last:]
-    if altered != text:
+    content = to_bytes({"a": SavedState.of("t", data.draw(values))})
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
+    altered = content[:first] + data.draw(st.binary(max_size=5)) + content[last:]
+    if altered != content:
         refusal(altered)
 
 
@@ -118,16 +123,60 @@ def test_what_never_was_a_checkpoint_is_foreign(data: bytes | str, reason: str) 
 
 
 def test_a_later_version_is_named_once_its_checksum_fits() -> None:
-    later = forged('"anything": {"at": "all"}', version=2)
-    assert "is of version 2, of which this stateful_gpu_loader reads up to 1" in refusal(later)
+    later = forged('"anything": {"at": "all"}', version=3)
+    assert "is of version 3, of which this stateful_gpu_loader reads up to 2" in refusal(later)
     assert "was altered: its checksum does not fit" in refusal(later.replace(b"all", b"ALL"))
 
 
-def test_forged_texts_are_otherwise_right() -> None:
-    """Else the test below would prove nothing."""
+def with_raw(data: Any, raw: bytes, *, version: int = 2) -> bytes:
+    """Two tensors of three bytes each, the second with this data."""
+    forms = [
+        json.dumps({"$tensor": {"dtype": "uint8", "shape": [3], "data": place}})
+        for place in ([0, 3], data)
+    ]
+    entry = f'"a": {{"type": null, "state": [{", ".join(forms)}]}}'
+    return forged(TIME + f'"states": {{\n{entry}\n}}', version=version, raw=raw)
+
+
+def test_forged_contents_are_otherwise_right() -> None:
+    """Else the tests below would prove nothing."""
     assert from_text(forged(TIME + '"states": {"a": {"type": null, "state": 1}}')) == {
         "a": SavedState.of(None, 1)
     }
+    first, second = from_text(with_raw([3, 6], b"abcdef"))["a"].state
+    assert bytes(first.tolist() + second.tolist()) == b"abcdef"
+
+
+@pytest.mark.parametrize(
+    ("data", "raw", "reason"),
+    [
+        ([0, 3], b"abc", "[0, 3] instead of the next range of 3 raw bytes"),
+        ([4, 7], b"abcdefg", "[4, 7] instead of the next range"),
+        ([2, 6], b"abcdef", "[2, 6] instead of the next range"),
+        ([3, 7], b"abcdef", "[3, 7] instead of the next range"),
+        ([3, 2], b"abcdef", "[3, 2] instead of the next range"),
+        ([3, 1 << 62], b"abcdef", "instead of the next range"),
+        ([3, 6, 6], b"abcdef", "[3, 6, 6] instead of the next range"),
+        ([3, 6.0], b"abcdef", "[3, 6.0] instead of the next range"),
+        ([3.0, 6], b"abcdef", "[3.0, 6] instead of the next range"),
+        ([3, 3], b"abc", "state[1] is no value: 0 bytes instead of 3"),
+        ("", b"abc", "state[1] is no value: 0 bytes instead of 3"),
+        (6, b"abcdef", "6 instead of the next range"),
+        ("AQID", b"abc", "'AQID' instead of the next range"),
+        ([3, 6], b"abcdefgh", "2 raw bytes of no tensor or array"),
+        ([3, 5], b"abcde", "state[1] is no value: 2 bytes instead of 3"),
+    ],
+    ids=range(15),
+)
+def test_raw_bytes_are_used_in_order_and_once(data: Any, raw: bytes, reason: str) -> None:
+    """G6: else a few bytes of text could claim the same raw bytes a thousand times."""
+    assert reason in refusal(with_raw(data, raw))
+
+
+def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
+    text = with_raw([3, 6], b"", version=1)
+    assert "[0, 3] instead of base64" in refusal(text)
+    assert "no line ends its text" in refusal(forged(TIME + '"states": {}', version=2))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.checkpoint import names
-from stateful_gpu_loader.checkpoint.names import Pattern
+from stateful_gpu_loader.checkpoint import files
+from stateful_gpu_loader.checkpoint.files import Pattern
 from tests.checkpoint.counters import PATTERN, collected, fill, loaded, save
 from tests.checkpoint.test_files import after_bytes
 from tests.datasets.storage.processes import in_a_fork, open_descriptors
@@ -105,7 +105,7 @@ def test_parts_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path:
     path = tmp_path / PATTERN
     pattern = Pattern.of(path)
     dead, living, folder, far = (tmp_path / pattern.part_name(digit * 16) for digit in "abcd")
-    far = tmp_path / far.name.replace(names._machine(), "00000000")
+    far = tmp_path / far.name.replace(files._machine(), "00000000")
     others = [tmp_path / ".run_.json.part", tmp_path / ".run_0001.json.tmp", tmp_path / "x.part"]
     for file in (dead, living, far, *others):
         file.write_text("{")

@@ -13,6 +13,7 @@ import pytest
 from stateful_gpu_loader.checkpoint import Checkpoint, document
 from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound, LoaderError
 from tests.checkpoint.counters import PATTERN, Counter, collected, fill, loaded
+from tests.checkpoint.test_document_damage import forged
 
 
 def truncate(path: Path) -> None:
@@ -34,10 +35,7 @@ def make_foreign(path: Path) -> None:
 
 
 def write_in_future(path: Path) -> None:
-    path.unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(document, "VERSION", 99)
-        collected(counter=99).save(str(path))
+    path.write_bytes(forged('"anything": 1', version=99))
 
 
 def make_folder(path: Path) -> None:

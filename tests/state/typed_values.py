@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.state.typed_json.arrays import TENSOR_DTYPES
+from stateful_gpu_loader.state.typed_json import TENSOR_DTYPES
 
 TENSOR_NAMES = [name for name in TENSOR_DTYPES if name != "complex32"]  # which warns
 ARRAY_DTYPES = [

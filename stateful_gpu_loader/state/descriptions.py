@@ -1,38 +1,35 @@
-"""Things as text that is the same in every process, and a note of what no text can tell.
+"""Descriptions of datasets and callables: texts that are the same in every process.
 
-Never repr of an object, pickle or bytecode, which change without the thing changing, and stay the
-same while it changes.
+A description goes into a loader's fingerprint. It never uses ``repr`` of an object, pickle or
+bytecode, which change while the thing stays the same, and stay the same while it changes. What a
+text cannot tell is noted beside it, in words.
+
+Of a long list or a large array only a bounded sample is looked at. Up to a number of entries all
+are; of more, the first, the last and others evenly spread between them: a renamed folder is
+noticed, one renamed file of a million most likely not.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import hashlib
+import math
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from stateful_gpu_loader.state.descriptions.sampling import (
-    FEWEST_ENTRIES,
-    MOST_ENTRIES,
-    MOST_IN_ALL,
-    MOST_ROWS,
-    array_text,
-    digest,
-    spread,
-)
-
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 """Where datasets, and transforms made of others, keep transforms."""
 
 NOTHING_KNOWN = "?"
-"""Stands for an object of which not even the class is told."""
+"""The text of an object of which nothing is known, its class included."""
 
 _MOVED = {
     "stateful_gpu_loader.engine.makers.collate.ragged_collate": (
@@ -69,33 +66,118 @@ _NAMED = {
     "albumentations",
     "stateful_gpu_loader",
 }
-"""Packages, beside Python's own, whose functions are what their names say."""
+"""Packages, beside Python's own, whose functions their names and versions identify."""
 _PUBLIC_NAMES: dict[Any, str] = {
     torch.utils.data.default_collate: "torch.utils.data.default_collate",
     torch.utils.data.default_convert: "torch.utils.data.default_convert",
 }
 _HELD_BY_OURS = ("datasets", "function", "steps")
-"""Where objects of this package, which have a text of their own, keep things of the user's."""
+"""Attributes in which objects of this package, which describe themselves, keep the user's."""
+
+CONTENT_ATTRIBUTES = (
+    "dataset",
+    "datasets",
+    "indices",
+    "tensors",
+    "samples",
+    "imgs",
+    "targets",
+    "classes",
+    "data",
+)
+"""Where datasets, those of other people included, keep what they are made of."""
+
+MOST_ENTRIES = 1024
+"""Most entries looked at of a list of numbers, strings, or pairs of these."""
+MOST_ROWS = 256
+"""Most rows looked at of an array, or entries of a list of other things."""
+MOST_IN_ALL = 4096
+"""Most entries and rows looked at of all lists and arrays of one dataset."""
+FEWEST_ENTRIES = 8
+"""Entries of each list or array that are looked at even where the others have used up the rest."""
+_MOST_MAPPED_ROWS = 8
+"""Rows of an array in a file, each of which may cost an access to the disk."""
+_MOST_VALUES = 16
+"""Most values looked at of a row."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a thing is known by."""
+    """A thing's text, and what the text does not tell."""
 
     text: str
-    """Equal for what is equal, in every process."""
+    """The same for equal things, in every process."""
     unknown: tuple[str, ...] = ()
     """What the text does not tell, each in words; empty if it tells all that decides the stream."""
+
+
+def describe(thing: Any) -> str:
+    """Name a callable or another thing so that the name is the same in every process.
+
+    ``thing.fingerprint()`` where it has one; else the qualified name of the function or class,
+    with the settings of torchvision's and albumentations' transforms, the arguments of a
+    ``functools.partial``, and the transforms that a user's own is made of.
+
+    >>> import json
+    >>> describe(functools.partial(json.dumps, indent=2))
+    'functools.partial(json.dumps, indent=2)'
+    """
+    return shortened(Describer().text(thing))
+
+
+def describe_dataset(dataset: Any) -> Description:
+    """What a dataset is made of, as far as that can be seen without reading a sample.
+
+    That is ``dataset.fingerprint()`` where it has one; the digest that a Hugging Face dataset
+    keeps; all that a dataset of torchvision or a wrapper of torch holds, files by their paths
+    below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. Of
+    lists and arrays it is a bounded sample. The text is :data:`NOTHING_KNOWN` where there is none
+    of that: a class of the user's may be renamed, wrapped or mended.
+
+    >>> import torch
+    >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text
+    'torch.utils.data.dataset.Subset(dataset=range(0, 10), indices=[3, 1])'
+    """
+    left_out = (*TRANSFORM_ATTRIBUTES, "root")
+    return Describer(CONTENT_ATTRIBUTES, left_out, names_classes=False).description(dataset)
+
+
+def describe_transforms_of(dataset: Any) -> Description:
+    """The transforms that a dataset, or one that it holds, applies by itself; or ``"none"``.
+
+    >>> describe_transforms_of([1, 2, 3]).text
+    'none'
+    """
+    describer = Describer()
+    texts = [f"{path}={describer.text(transform)}" for path, transform in _inside(dataset)]
+    return Description(", ".join(texts) or "none", describer.unknown)
+
+
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """A long text's beginning, and a digest of all of it."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - 45]}... {digest(text.encode(errors='surrogateescape'))[8:]}"
+
+
+def own_fingerprint(thing: Any) -> Any:
+    """The method or function ``fingerprint`` of an object, or None.
+
+    One that the object only passes on, from what it wraps, does not describe the wrapper and does
+    not count.
+    """
+    has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
+    own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
+    return own if callable(own) else None
 
 
 class Describer:
     """Writes things as text, and notes in :attr:`unknown` what the text does not tell.
 
     Args:
-        followed: attributes that are described of an object of a class nobody knows.
+        followed: attributes that are described of an object of an unknown class.
         left_out: attributes that are not described, of any object.
-        names_classes: whether an object of a class nobody knows is told from one of another class
-            that holds the same.
+        names_classes: whether the name of an unknown class is part of the text.
 
     >>> from torchvision.transforms import v2
     >>> Describer().text(v2.RandomHorizontalFlip(0.3))
@@ -119,7 +201,7 @@ class Describer:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """In words, in the order in which it was met."""
+        """What the text does not tell, in words, in the order in which it was met."""
         return tuple(self._unknown)
 
     def text(self, thing: Any) -> str:
@@ -163,7 +245,7 @@ class Describer:
         if own is not None:
             if _package(type(thing)) == "stateful_gpu_loader":
                 for name in _HELD_BY_OURS:
-                    self.text(getattr(thing, name, None))  # for what is unknown of it
+                    self.text(getattr(thing, name, None))  # only to note what is unknown
             return shortened(str(own()), _LONGEST_OWN)
         if isinstance(thing, (np.ndarray, torch.Tensor)):
             return self._array(thing)
@@ -283,7 +365,7 @@ class Describer:
         return text
 
     def _object(self, thing: Any) -> str:
-        """All settings of an object of torch's or torchvision's, or what another one holds."""
+        """All settings of an object of torch or torchvision; of another object what it holds."""
         attributes = getattr(thing, "__dict__", {})
         name = _name(type(thing))
         if not _tells_settings(thing):
@@ -312,7 +394,7 @@ class Describer:
         return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
 
     def _room(self, wanted: int, most: int) -> int:
-        """How many entries may be looked at; a few even where many lists have used up the rest."""
+        """How many entries of a list may be looked at; they are taken from the budget for all."""
         granted = min(wanted, most, max(self._budget, FEWEST_ENTRIES))
         self._budget -= granted
         return granted
@@ -324,25 +406,83 @@ class Describer:
         self._unknown[unknown] = None
 
 
-def describe(thing: Any) -> str:
-    """Name a callable or another thing so that the name is the same in every process.
+def _inside(dataset: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Each transform with the attributes that lead to it."""
+    attributes = getattr(dataset, "__dict__", {})
+    transform: Any = attributes.get("transform")
+    for name in TRANSFORM_ATTRIBUTES:
+        given: Any = attributes.get(name)
+        # torchvision's ``transforms`` are most often the two others once more.
+        is_both = type(given).__name__ == "StandardTransform" and given.transform is transform
+        if given is not None and not is_both:
+            yield f"{path}{name}", given
+    if depth < _DEEPEST:
+        yield from _inside_all(attributes.get("dataset"), f"{path}dataset", depth + 1)
+        yield from _inside_all(attributes.get("datasets"), f"{path}datasets", depth + 1)
 
-    ``thing.fingerprint()`` where it has one; else the qualified name of the function or class,
-    with the settings of torchvision's and albumentations' transforms, the arguments of a
-    ``functools.partial``, and the transforms that a user's own is made of.
 
-    >>> import json
-    >>> describe(functools.partial(json.dumps, indent=2))
-    'functools.partial(json.dumps, indent=2)'
+def _inside_all(held: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(held, dict):
+        for key, each in held.items():
+            yield from _inside(each, f"{path}[{key!r}].", depth)
+    elif isinstance(held, (list, tuple)):
+        for number in spread(len(held), MOST_ROWS):
+            yield from _inside(held[number], f"{path}[{number}].", depth)
+    elif held is not None:
+        yield from _inside(held, f"{path}.", depth)
+
+
+def spread(length: int, most: int) -> list[int]:
+    """Indices of a sequence: all of them, or the first, the last and evenly spread ones.
+
+    >>> spread(3, 5), spread(101, 5)
+    ([0, 1, 2], [0, 25, 50, 75, 100])
     """
-    return shortened(Describer().text(thing))
+    if length <= most:
+        return list(range(length))
+    return [number * (length - 1) // (most - 1) for number in range(most)]
 
 
-def shortened(text: str, longest: int = _LONGEST) -> str:
-    """A long text's beginning, and a digest of all of it."""
-    if len(text) <= longest:
-        return text
-    return f"{text[: longest - 45]}... {digest(text.encode(errors='surrogateescape'))[8:]}"
+def digest(content: bytes) -> str:
+    """A short name of bytes."""
+    return f"blake2b {hashlib.blake2b(content, digest_size=16).hexdigest()}"
+
+
+def array_text(
+    array: np.ndarray[Any, Any] | torch.Tensor, *, most_rows: int = MOST_ROWS
+) -> str | None:
+    """Shape, dtype and a digest of sampled values; None if the values cannot be read.
+
+    >>> array_text(torch.zeros(2, 3))[:22]
+    'float32 [2, 3] blake2b'
+    """
+    dtype = str(array.dtype).removeprefix("torch.")
+    try:
+        sampled = _sampled_bytes(array, most_rows)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        return None  # of objects, sparse, on the meta device
+    return f"{dtype} {list(array.shape)} {digest(sampled)}"
+
+
+def _sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bytes:
+    shape = tuple(array.shape) or (1,)
+    size = math.prod(shape)
+    if not size:
+        return b""
+    if isinstance(array, np.memmap):
+        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
+    row_size = size // shape[0]
+    rows = np.array(spread(shape[0], most_rows * (_MOST_VALUES if row_size == 1 else 1)))
+    values = np.array(spread(row_size, _MOST_VALUES))
+    places = np.unravel_index((rows[:, None] * row_size + values).ravel(), shape)
+    if isinstance(array, torch.Tensor):
+        given = array.detach().reshape(1) if array.ndim == 0 else array.detach()
+        found = given[tuple(torch.from_numpy(place).to(array.device) for place in places)]
+        plain = found.resolve_conj().resolve_neg().contiguous()
+        return plain.view(torch.uint8).cpu().numpy().tobytes()
+    if array.dtype.hasobject:
+        raise TypeError("pointers are no content")
+    return (array.reshape(1) if array.ndim == 0 else array)[places].tobytes()
 
 
 def _inline(value: Any) -> str:
@@ -364,14 +504,6 @@ def _name(thing: Any, attribute: str = "") -> str:
     name = getattr(thing, "__qualname__", None) or thing.__name__
     full = ".".join(part for part in (module, name, attribute) if part)
     return _MOVED.get(full, full)
-
-
-def own_fingerprint(thing: Any) -> Any:
-    """The method or function ``fingerprint`` of an object itself: one that it only passes on, from
-    what it wraps, does not speak of the wrapper. None if it has none."""
-    has_own = hasattr(type(thing), "fingerprint") or "fingerprint" in getattr(thing, "__dict__", ())
-    own = getattr(thing, "fingerprint", None) if has_own and not isinstance(thing, type) else None
-    return own if callable(own) else None
 
 
 def _package(thing: Any) -> str:
@@ -398,10 +530,10 @@ def _tells_settings(thing: Any) -> bool:
 
 
 def _is_content(thing: Any) -> bool:
-    """Whether it is worth a look in an object of unknown class.
+    """Whether an attribute of an object of unknown class is described.
 
-    What such an object opens while it is read, a file of h5py for one, is none of what it was
-    built with.
+    What such an object opens while it is read, such as a file of h5py, is not what it was built
+    with.
     """
     kinds = (list, tuple, range, dict, np.ndarray, torch.Tensor, torch.utils.data.Dataset)
     return isinstance(thing, kinds) or callable(thing) or _comes_from(thing, "datasets")
@@ -415,7 +547,7 @@ def _is_plain(entry: Any) -> bool:
 
 
 def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """The folder of a dataset, as it was given and as pathlib writes it."""
+    """The root of a dataset, as it was given and as pathlib writes it, below which paths lie."""
     root = attributes.get("root")
     if not isinstance(root, (str, os.PathLike)):
         return ()
@@ -426,7 +558,7 @@ def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _common_folder(entries: Sequence[Any]) -> tuple[str, ...]:
-    """Of the absolute paths among the entries, or among those of pairs and small dicts."""
+    """The folder of all absolute paths among the entries, and in pairs and small dicts of them."""
     pairs = [
         tuple(entry.values())
         if isinstance(entry, dict)

@@ -16,12 +16,13 @@ from torchvision import datasets as torchvision_datasets
 from torchvision.transforms import v2
 
 from stateful_gpu_loader import MixedDataset, StatefulGPULoader, StateMismatch
-from stateful_gpu_loader.state.descriptions import describe_dataset, describe_transforms_of
-from stateful_gpu_loader.state.descriptions.sampling import (
+from stateful_gpu_loader.state.descriptions import (
     FEWEST_ENTRIES,
     MOST_ENTRIES,
     MOST_IN_ALL,
     MOST_ROWS,
+    describe_dataset,
+    describe_transforms_of,
 )
 from tests.map_datasets import Indices, mix_batch
 
@@ -161,7 +162,7 @@ def test_a_users_files_are_known_below_the_folder_that_they_share() -> None:
 def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
     """A13: what it does with its attributes is unknown, and so are others that it has."""
     assert describe_dataset(Files(["a"])).unknown == (
-        "what a tests.state.descriptions.test_datasets.Files does",
+        "what a tests.state.test_descriptions_of_datasets.Files does",
     )
     for holds in (Subset(Files(["a"]), [0]), MixedDataset([Files(["a"])]), [Files(["a"])]):
         assert len(describe_dataset(holds).unknown) == 1

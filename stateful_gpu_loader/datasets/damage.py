@@ -1,4 +1,4 @@
-"""The words for a damaged record: file, record, byte offset, what is wrong, what to do."""
+"""The error of a damaged record: file, record, byte offset, what is wrong, what to do."""
 
 from __future__ import annotations
 

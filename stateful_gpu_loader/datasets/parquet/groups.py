@@ -1,7 +1,8 @@
 """Row groups and batches of rows of Parquet files, decoded by pyarrow in the calling thread.
 
-Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So storage that failed and
-bytes that are damaged are told apart, whatever type pyarrow reports them with.
+Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So a
+failure of the storage (OSError) and damaged bytes (ValueError) can be told apart, although pyarrow
+reports either with several types of exceptions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _GAP = 1 << 16
 def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -> Any:
     """The decoded row group, as a ``pyarrow.Table`` of the columns asked for.
 
-    In this thread alone, and with one range read where the columns lie side by side.
+    It is decoded in this thread alone, and columns that are neighbours are fetched in one read.
 
     Args:
         columns: names such as ``label`` or ``image.bytes``; None is all.
@@ -116,7 +117,7 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
     return pyarrow.parquet.ParquetFile(
         pyarrow.PythonFile(file, mode="r"),
         metadata=footer.metadata,
-        # Reading ahead would happen in threads of pyarrow's, which no forked child has.
+        # Reading ahead would use pyarrow's threads, which do not exist in a forked child.
         pre_buffer=False,
         buffer_size=buffer_size,
         page_checksum_verification=True,
@@ -144,7 +145,7 @@ def _start_of(column: Any) -> int:
 
 
 class _RangeFile(io.RawIOBase):
-    """What pyarrow reads from: ranges of a file, some of which were fetched before."""
+    """The file object that pyarrow reads from; some ranges of it were fetched before."""
 
     def __init__(self, footer: Footer) -> None:
         self._path, self._size = footer.path, footer.identity[0]
@@ -159,7 +160,7 @@ class _RangeFile(io.RawIOBase):
             self._held.append((start, self._fetch(start, end - start)))
 
     def failed(self) -> Exception | None:
-        """What the storage raised."""
+        """What the storage raised, if it failed."""
         return self._failure
 
     def _fetch(self, start: int, size: int) -> Any:

@@ -1,10 +1,10 @@
-"""The words for a failure of the storage: what failed, where, while what was read."""
+"""The error of a failed read: what failed, in which file, and what was being read."""
 
 from __future__ import annotations
 
 
 def failed(error: OSError, path: str, what: str) -> OSError:
-    """The failure with the file and what was read from it; of the same kind.
+    """An OSError of the same kind that also names the file and what was read from it.
 
     Args:
         error: as the operating system or a client of remote files raised it.

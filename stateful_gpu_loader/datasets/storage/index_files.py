@@ -65,7 +65,7 @@ def cached_index(
         try:
             _save(place, header, index)
         except OSError:
-            continue  # a folder that cannot be written: the next one, or none
+            continue  # this folder cannot be written: try the next one
         break
     return index
 
@@ -91,7 +91,7 @@ def _load(place: Path, header: str) -> Index | None:
             index = {name: file[name] for name in file.files if name not in (_HEADER, _NAMES)}
             return index if str(file[_NAMES]) == _names(index) else None
     except Exception:
-        # NumPy and zipfile fail in many ways at damaged bytes; and it is only built anew.
+        # NumPy and zipfile raise many types for damaged bytes, and the index is only built anew.
         return None
 
 

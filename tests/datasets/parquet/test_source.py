@@ -18,7 +18,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stateful_gpu_loader.datasets import Source, parquet
+from stateful_gpu_loader.datasets import Source
+from stateful_gpu_loader.datasets.parquet import source as parquet
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
 from tests.conformance import same
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table

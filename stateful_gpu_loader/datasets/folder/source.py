@@ -23,7 +23,7 @@ from stateful_gpu_loader.state.content_id import ContentDigest
 AnyPath = str | os.PathLike[str]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-"""What the decoders read."""
+"""The endings of what the decoders read."""
 
 
 class FolderSource(Source):

@@ -52,8 +52,8 @@ class Datum:
     def is_file(self) -> bool:
         """Whether ``data`` is an image file.
 
-        Records of before Caffe knew encoded images do not say: they hold pixels where these are
-        as many as the sizes tell. DALI takes each of them for a file.
+        Records that were written before Caffe knew encoded images do not say it: they hold pixels
+        if the data is exactly as long as the sizes demand. DALI takes all of them for files.
         """
         if self.encoded is not None:
             return self.encoded

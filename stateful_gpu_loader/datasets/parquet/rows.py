@@ -114,7 +114,7 @@ class Selection:
 
 
 class Rows:
-    """Decoded rows, from 0."""
+    """Decoded rows of a table, numbered from 0."""
 
     def __init__(self, batches: list[_Batch], num_bytes: int) -> None:
         self._batches = batches

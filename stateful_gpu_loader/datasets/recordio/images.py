@@ -13,7 +13,7 @@ from stateful_gpu_loader.datasets.framed.framing import Bytes, Place
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 
 FIELDS = ("class", "label", "id", "id2")
-"""What a target can be made of."""
+"""The fields that a target can be made of."""
 
 _IMAGE_HEADER = Struct("<IfQQ")
 

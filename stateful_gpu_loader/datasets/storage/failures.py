@@ -9,7 +9,7 @@ def failed(error: OSError, path: str, what: str) -> OSError:
     Args:
         error: as the operating system or a client of remote files raised it.
         path: of the file.
-        what: was read.
+        what: what was being read.
 
     >>> failed(FileNotFoundError(2, "No such file or directory"), "a.tar", "sample 3")
     FileNotFoundError(2, 'No such file or directory, sample 3')

@@ -38,10 +38,10 @@ def cached_index(
 ) -> Index:
     """The index of a file: read if one was kept and still fits, else built and kept.
 
-    It is kept beside it as ``.<name>.<kind>.npz`` where that folder can be written, else in the
-    cache folder. One that was made of another size or time of change, is damaged, or is of another
-    kind is built anew. Written beside and renamed, so that several processes may build it at the
-    same time.
+    It is kept beside the file as ``.<name>.<kind>.npz`` where that folder can be written, else in
+    the cache folder. It is built anew if the file's size or time of change is another one since, or
+    if it is damaged or of another kind. It is written to a temporary file that is then renamed, so
+    that several processes may build it at the same time.
 
     Args:
         path: local, or a URL.

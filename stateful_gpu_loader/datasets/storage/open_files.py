@@ -22,7 +22,7 @@ FileNumber = tuple[int, int]
 
 
 def file_number(path: str) -> FileNumber | None:
-    """Tells a local file from another one that is put in its place; None of a URL, or of none."""
+    """What tells a local file from one that replaces it; None for a URL or a missing file."""
     try:
         status = os.stat(path)
     except OSError:

@@ -12,7 +12,7 @@ Names: TypeAlias = str | Sequence[str]
 Missing: TypeAlias = Literal["error", "skip"]
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
-"""What the decoders read."""
+"""The extensions of what the decoders read."""
 
 
 class MemberChoice:

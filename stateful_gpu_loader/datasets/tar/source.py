@@ -34,7 +34,7 @@ from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
 
 _GAP = 64 << 10
-"""Bytes that are read along, rather than reading twice."""
+"""Bytes between members that are read along, where that saves a second read."""
 _INDEXED_AT_ONCE = 8
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from stateful_gpu_loader.datasets import Source
-from stateful_gpu_loader.datasets.parquet import source as parquet
+from stateful_gpu_loader.datasets.parquet import source as module
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
 from tests.conformance import same
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table
@@ -259,13 +259,13 @@ def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The row groups that are decoded, in their order."""
     decoded: list[int] = []
-    original = parquet.read_row_group
+    original = module.read_row_group
 
     def read(footer: Any, number: int, columns: Any) -> Any:
         decoded.append(number)
         return original(footer, number, columns)
 
-    monkeypatch.setattr(parquet, "read_row_group", read)
+    monkeypatch.setattr(module, "read_row_group", read)
     return decoded
 
 

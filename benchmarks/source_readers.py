@@ -21,8 +21,8 @@ from benchmarks import dali_readers
 from benchmarks.format_writers import CAFFE, FOLDER, PARQUET, RECORDIO, TAR, TFRECORD
 from benchmarks.source_files import SourceFiles
 from stateful_gpu_loader.datasets.folder.source import FolderSource
+from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
-from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
 from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
 from stateful_gpu_loader.datasets.source import Source

@@ -7,19 +7,17 @@ shard by shard.
 from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.datasets.folder.source import FolderSource
+from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
-from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.datasets.parquet.shards import ParquetShards
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
-from stateful_gpu_loader.datasets.recordio.shards import RecordIOShards
-from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
+from stateful_gpu_loader.datasets.recordio.source import RecordIOShards, RecordIOSource
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.tar.shards import TarRecords, TarShards
 from stateful_gpu_loader.datasets.tar.source import TarSource
-from stateful_gpu_loader.datasets.tfrecord.shards import TFRecordShards
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
+from stateful_gpu_loader.datasets.tfrecord.source import TFRecordShards, TFRecordSource
 from stateful_gpu_loader.datasets.wrapped import as_source
 
 __all__ = [

@@ -42,14 +42,14 @@ def as_integers(weights: Sequence[Any]) -> list[int]:
 
 
 class Apportionment:
-    """An endless row of datasets whose every prefix is in proportion to their weights.
+    """An endless sequence of datasets, every prefix of which is in proportion to their weights.
 
     Webster's method of apportionment (Balinski and Young, "Fair Representation", 1982): sample j
     of a dataset of weight w is due at (2j + 1) / w; the row is all samples by that time, ties by
     the datasets' order. What comes first never depends on how far one looks, and a prefix is
     counted in a time that does not grow with its length.
 
-    *Bound.* Be p the proportions of D datasets, and c the counts in the first n. For the T at
+    *Bound.* Let p be the proportions of D datasets, and c the counts in the first n. For the T at
     which the time is 2T / (sum of weights), each c is within 1/2 of p * T; so n, the sum of
     all c, is within D/2 of T, and each c within (1 + p * D) / 2 of p * n.
 

@@ -1,4 +1,4 @@
-"""CallableSource: samples, or whole batches, that a function of the user's makes (C9)."""
+"""CallableSource: samples, or whole batches, that a function of the user's makes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallableSource(IterableDataset[Any]):
         function: called with a :class:`SampleInfo` for one sample: an array, tensor, number, bytes,
             or a tuple or dict of them, alike in every sample of a batch; or with a
             :class:`BatchInfo` for a batch of them. A function of ``idx_in_epoch`` and ``epoch_idx``
-            alone goes on with another batch size, too. An iterator is taken only if it has
+            alone can be resumed with another batch size, too. An iterator is taken only if it has
             ``state_dict`` and ``load_state_dict``: one worker iterates it, and its state goes into
             the loader's.
         batch: whether a call makes a whole batch; the loader then has ``batch_size=None``.

@@ -1,4 +1,4 @@
-"""The words for a damaged record: file, record, byte offset, what is wrong, what to do."""
+"""The error of a damaged record: file, record, byte offset, what is wrong, what to do."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def damaged(
 
     Args:
         path: the file.
-        what: is wrong.
+        what: what is wrong.
         record: its number or key in the file.
-        offset: where, in bytes from the file's beginning.
+        offset: of the damage, in bytes from the file's beginning.
+        remedy: what the user can do.
 
     >>> damaged("a.tar", "its checksum differs", record=3, offset=1536)
     ValueError("'a.tar', record 3, byte 1536: its checksum differs. Remedy: fetch the file anew, \

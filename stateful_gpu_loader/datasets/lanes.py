@@ -1,7 +1,7 @@
 """Lanes: how the shards of a dataset are dealt, and which lanes a rank serves.
 
-The number of lanes is a constant of the dataset. So the order of samples within a lane depends on
-no number of workers or ranks, and a lane can be taken up by anybody, from its cursor.
+The number of lanes is a constant of the dataset. So the order of samples within a lane does not
+depend on the number of workers or ranks, and any worker can continue a lane from its cursor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.state.schema import Stateful, as_int
 
 MOST_SAMPLES = 1 << 40
-"""That a lane gives in an epoch."""
+"""The most samples that a lane may give in an epoch."""
 
 _MOST_LANES = 1 << 22
 
@@ -98,9 +98,9 @@ class LanePlan:
 
     @property
     def algorithm(self) -> str:
-        """All that decides the order beside the seed and the shards, for the fingerprint."""
+        """What decides the order besides the seed and the shards, for the fingerprint."""
         windows = f", windows of {self.window}" if self.is_shuffled else ""
-        # Where ranks end depends on them.
+        # They decide where each rank's epoch ends.
         counts = self.num_samples()
         sizes = (
             "unknown"
@@ -131,10 +131,10 @@ class LanePlan:
         return EpochLanes(self.names, order, self.num_lanes)
 
     def check_ranks(self, num_replicas: int) -> None:
-        """Each rank serves as many lanes.
+        """Check that all ranks serve the same number of lanes.
 
         Raises:
-            ValueError: so many ranks cannot.
+            ValueError: the number of lanes is no multiple of ``num_replicas``.
         """
         if self.num_lanes % num_replicas:
             fitting = [n for n in range(1, self.num_lanes + 1) if self.num_lanes % n == 0]
@@ -179,9 +179,9 @@ class LanePlan:
         return max(division.num_batches(number) for number in division.of_ranks(lanes))
 
     def check_shares(self, seed: int, epoch: int, division: LaneDivision) -> None:
-        """Each rank has a batch, if any has: it cannot read what it has another time otherwise.
+        """Check that no rank is without a batch in an epoch in which another rank has one.
 
-        Every rank raises this alike, so that none waits for another.
+        Every rank raises the same error, so that none waits for another.
 
         Raises:
             ValueError: a rank has none.

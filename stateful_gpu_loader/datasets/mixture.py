@@ -19,12 +19,12 @@ LONGEST_BLOCK = 1 << 17
 class MixedDataset(ConcatDataset[Any]):
     """Map-style datasets that are drawn in proportion to weights.
 
-    As a dataset it is the concatenation of its parts: ``mixed[i]`` and ``len(mixed)`` are those of
-    torch's ConcatDataset, and a mixture of sources is a source. In which order it is drawn is
-    for :class:`~stateful_gpu_loader.samplers.mixture.MixtureSampler`, which a loader takes
-    for it by itself: it goes through each part in the part's own order, over and over, each
-    epoch from where the one before stopped. So a part larger than its share of an epoch is
-    seen whole over several, and a smaller one repeats. A part may be a mixture itself.
+    As a dataset it is the concatenation of its parts: ``mixed[i]`` and ``len(mixed)`` are those
+    of torch's ConcatDataset, and a mixture of sources is a source. The order comes from
+    :class:`~stateful_gpu_loader.samplers.mixture.MixtureSampler`, which a loader uses for such a
+    dataset by default: it goes through each part in the part's own order, over and over, each
+    epoch from where the one before stopped. So a part larger than its share of an epoch is seen
+    whole over several, and a smaller one repeats. A part may be a mixture itself.
 
     Args:
         datasets: the parts.
@@ -36,8 +36,9 @@ class MixedDataset(ConcatDataset[Any]):
             proportions closer, see MixtureSampler; 1 keeps them closest, without chance.
 
     Raises:
-        ValueError: there are no datasets; weights are as many as others, negative, not finite or
-            all zero; a dataset with a weight is empty; num_samples or block_length is out of range.
+        ValueError: there are no datasets; weights are not as many as datasets, negative, not
+            finite or all zero; a dataset with a weight is empty; num_samples or block_length is
+            out of range.
         TypeError: a dataset is iterable, or has no length.
 
     >>> web, books = range(100), range(1000, 1010)

@@ -19,7 +19,7 @@ MAX_FIELD = 2**29 - 1
 """The largest number of a field."""
 
 MAX_VARINT_BYTES = 10
-"""Which carry 70 bits; those above 64 must be zero."""
+"""The longest varint; of its 70 bits those above 64 must be zero."""
 
 _FIXED = {FIXED64: Struct("<Q"), FIXED32: Struct("<I")}
 
@@ -55,7 +55,7 @@ message
     size, at = len(view), 0
     while at < size:
         start = at
-        # Nearly every tag is of one byte; the calls that this saves are half of the time.
+        # Nearly every tag has one byte; reading it here saves a call, and half of the time.
         if (tag := view[at]) < 0x80:
             at += 1
         else:
@@ -155,7 +155,7 @@ def packed_varints(view: bytes | memoryview) -> npt.NDArray[np.int64]:
     if not len(flat):
         return np.empty(0, dtype=np.int64)
     if len(flat) <= MAX_VARINT_BYTES and flat[-1] < 0x80:
-        # A label or two: all that NumPy does below would take ten times as long.
+        # For one or two values the NumPy code below takes ten times as long.
         return np.array(list(_few_varints(flat)), dtype=np.int64)
     data = np.frombuffer(flat, dtype=np.uint8)
     last = np.flatnonzero(data < 0x80)

@@ -24,8 +24,8 @@ class ShardedDataset(IterableDataset[Any], ABC):
         num_lanes: how many shards are read at a time, all workers and ranks together; None is 64,
             or the number of shards if there are fewer. A number of ranks must divide it.
         shuffle_buffer: with ``shuffle=True`` samples are shuffled in windows of
-            ``shuffle_buffer // num_lanes`` of a lane; so many are in memory at a time, in all
-            workers together.
+            ``shuffle_buffer // num_lanes`` of a lane; ``shuffle_buffer`` is how many are in memory
+            at a time, in all workers together.
 
     >>> class Squares(ShardedDataset):
     ...     def shards(self):
@@ -46,13 +46,13 @@ class ShardedDataset(IterableDataset[Any], ABC):
 
     @abstractmethod
     def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
-        """Each sample from ``cursor`` on, with the cursor of the sample behind it.
+        """Each sample from ``cursor`` on, with the cursor of the next sample.
 
-        In place of a sample that is malformed by itself, the ValueError that tells why may come:
-        then the loader raises it, or leaves that sample out alone, and reading goes on.
+        Where a single sample is malformed, it may yield the ValueError instead of the sample: the
+        loader then raises it or leaves out this sample alone, and reading goes on.
 
-        What it draws from the global generators is keyed sample by sample. So draw for a sample,
-        and not once for a shard: a resume begins in the middle. A sample may be read again.
+        The loader seeds the global generators anew for each sample. So draw from them for a sample,
+        and not once for a shard, since a resume begins in its middle. A sample may be read twice.
 
         Args:
             shard: one of :meth:`shards`.

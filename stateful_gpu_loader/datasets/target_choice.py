@@ -16,6 +16,7 @@ class TargetChoice:
         target: what the user asked for.
 
     Attributes:
+        target: as the user gave it, a sequence as a tuple.
         names: the fields that are needed.
 
     Raises:
@@ -35,15 +36,14 @@ class TargetChoice:
     names: tuple[str, ...]
 
     def __init__(self, target: Target) -> None:
-        self._target: str | tuple[str, ...] | dict[str, str] | None
-        if target is None or isinstance(target, str):
-            self._target = target
-            self.names = () if target is None else (target,)
-        elif isinstance(target, Mapping):
-            self._target = dict(target)
+        self.target: Any = target
+        if isinstance(target, Mapping):
+            self.target = dict(target)
             self.names = tuple(target.values())
+        elif isinstance(target, Sequence) and not isinstance(target, str):
+            self.names = self.target = tuple(target)
         else:
-            self.names = self._target = tuple(target)
+            self.names = () if target is None else (target,)
         if not all(isinstance(name, str) for name in self.names):
             raise TypeError(
                 f"{target = } does not name fields. Remedy: pass a name, several, a dict of new "
@@ -57,13 +57,13 @@ class TargetChoice:
             value_of: a field's value by its name.
             number: the target where no field is asked for.
         """
-        if isinstance(self._target, str):
-            return value_of(self._target)
-        if isinstance(self._target, tuple):
-            return tuple(map(value_of, self._target))
-        if isinstance(self._target, dict):
-            return {new: value_of(name) for new, name in self._target.items()}
+        if isinstance(self.target, str):
+            return value_of(self.target)
+        if isinstance(self.target, tuple):
+            return tuple(map(value_of, self.target))
+        if isinstance(self.target, dict):
+            return {new: value_of(name) for new, name in self.target.items()}
         return number
 
     def __repr__(self) -> str:
-        return repr(self._target)
+        return repr(self.target)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateful_gpu_loader.datasets.recordio.shards import RecordIOShards
-from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
-from stateful_gpu_loader.datasets.tfrecord.shards import TFRecordShards
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
+from stateful_gpu_loader.datasets.recordio.source import RecordIOShards, RecordIOSource
+from stateful_gpu_loader.datasets.tfrecord.source import TFRecordShards, TFRecordSource
 from tests.datasets.record_files import (
     example,
     image_record,

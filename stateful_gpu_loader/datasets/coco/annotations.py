@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,11 @@ from stateful_gpu_loader.datasets.coco.masks import draw_polygon, draw_runs, out
 from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.storage.streams import damage_errors, open_stream
 
+T = TypeVar("T")
+
 IntArray = npt.NDArray[np.int64]
 
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
 _REMEDY = "correct the file, or fetch it anew"
 
 
@@ -84,29 +86,41 @@ def read_annotations(path: str, *, masks: bool = False) -> Annotations:
     """
     content = _load(path)
     images = _entries(path, content, "images", required=True)
-    with _naming(path, "images", images) as at:
-        ids = np.array([_integer(at(entry), "id") for entry in images], dtype=np.int64)
-        names = [_text(at(entry), "file_name") for entry in images]
-        sizes = [(_size(at(entry), "height"), _size(at(entry), "width")) for entry in images]
+    known = _each(
+        path,
+        "images",
+        images,
+        lambda entry: (
+            _integer(entry, "id"),
+            _text(entry, "file_name"),
+            (_size(entry, "height"), _size(entry, "width")),
+        ),
+    )
+    ids = np.array([number for number, _, _ in known], dtype=np.int64)
+    sizes = [size for _, _, size in known]
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
     if (ids[1:] == ids[:-1]).any():
         twice = int(ids[1:][ids[1:] == ids[:-1]][0])
         raise damaged(path, f"two images have the id {twice}", record="images", remedy=_REMEDY)
     categories = _entries(path, content, "categories")
-    with _naming(path, "categories", categories) as at:
-        by_id = {_integer(at(each), "id"): str(each.get("name", "")) for each in categories}
+    by_id = dict(
+        _each(
+            path,
+            "categories",
+            categories,
+            lambda entry: (_integer(entry, "id"), str(entry.get("name", ""))),
+        )
+    )
     objects = _entries(path, content, "annotations")
     del content
     kept, numbers = _by_image(path, objects, ids)
     found = _Objects(len(kept), masks=masks)
-    with _naming(path, "annotations", objects) as at:
-        for i, number in enumerate(kept.tolist()):
-            image = int(order[numbers[i]])
-            found.put(i, at(objects[number]), sizes[image])
+    owners = iter(order[numbers].tolist())
+    _each(path, "annotations", objects, lambda entry: found.put(entry, sizes[next(owners)]), kept)
     return Annotations(
         image_ids=ids,
-        file_names=[names[i] for i in order.tolist()],
+        file_names=[known[i][1] for i in order.tolist()],
         sizes=np.array(sizes, dtype=np.int64).reshape(-1, 2)[order],
         firsts=np.searchsorted(numbers, np.arange(len(ids) + 1)).astype(np.int64),
         boxes=found.boxes,
@@ -127,11 +141,14 @@ class _Objects:
         self.areas = np.empty(count, dtype=np.float32)
         self.are_crowds = np.zeros(count, dtype=np.bool_)
         self._masks = masks
+        self._filled = 0
         self._counts: list[int] = []
         self._parts: list[npt.NDArray[np.int32]] = []
         self._are_runs: list[bool] = []
 
-    def put(self, i: int, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
+    def put(self, entry: Mapping[str, Any], size: tuple[int, int]) -> None:
+        """Take in the next object, of an image of this height and width."""
+        i, self._filled = self._filled, self._filled + 1
         box = entry["bbox"]
         self.boxes[i] = box
         if len(box) != 4 or not np.isfinite(self.boxes[i]).all():
@@ -171,8 +188,8 @@ class _Objects:
 
 def _by_image(path: str, objects: list[Any], ids: IntArray) -> tuple[IntArray, IntArray]:
     """Which objects have an image, in its order, and the number of that image."""
-    with _naming(path, "annotations", objects) as at:
-        owners = np.array([_integer(at(each), "image_id") for each in objects], dtype=np.int64)
+    found = _each(path, "annotations", objects, lambda entry: _integer(entry, "image_id"))
+    owners = np.array(found, dtype=np.int64)
     numbers = np.searchsorted(ids, owners)
     known = np.flatnonzero(np.append(ids, -1)[numbers] == owners) if len(ids) else numbers[:0]
     known = known[numbers[known] < len(ids)]
@@ -208,28 +225,24 @@ def _entries(path: str, content: Any, name: str, *, required: bool = False) -> l
     return found
 
 
-class _At:
-    """Remembers which entry is being looked at."""
-
-    def __init__(self) -> None:
-        self.entry: Any = None
-
-    def __call__(self, entry: Any) -> Any:
-        self.entry = entry
-        return entry
-
-
-@contextmanager
-def _naming(path: str, name: str, entries: list[Any]) -> Iterator[_At]:
-    at = _At()
-    try:
-        yield at
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        number = next((i for i, each in enumerate(entries) if each is at.entry), 0)
-        entry = at.entry
-        known = f" (id {entry['id']!r})" if isinstance(entry, dict) and "id" in entry else ""
-        what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise damaged(path, what, record=f"{name}[{number}]{known}", remedy=_REMEDY) from error
+def _each(
+    path: str,
+    name: str,
+    entries: list[Any],
+    read: Callable[[Any], T],
+    chosen: Iterable[int] | None = None,
+) -> list[T]:
+    """What ``read`` makes of each entry, or of those chosen; an error names the entry."""
+    found = []
+    for number in range(len(entries)) if chosen is None else chosen:
+        entry = entries[number]
+        try:
+            found.append(read(entry))
+        except _MALFORMED as error:
+            known = f" (id {entry['id']!r})" if isinstance(entry, dict) and "id" in entry else ""
+            what = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise damaged(path, what, record=f"{name}[{number}]{known}", remedy=_REMEDY) from error
+    return found
 
 
 def _integer(entry: Mapping[str, Any], name: str) -> int:

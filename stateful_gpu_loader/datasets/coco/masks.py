@@ -46,7 +46,7 @@ def draw_polygon(mask: npt.NDArray[np.uint8], outline: npt.NDArray[np.int32]) ->
 
     The algorithm is ``rleFrPoly`` of pycocotools' maskApi.c (Piotr Dollar and Tsung-Yi Lin, 2014),
     whose masks are those that COCO's evaluation knows: the outline is drawn five times as fine, and
-    pixels are inside below an odd number of its crossings of their column.
+    a pixel is inside if the outline crosses its column an odd number of times above it.
 
     Args:
         mask: uint8 [height, width].

@@ -90,7 +90,7 @@ def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Ten
     area = a * e - b * d
     back = np.array([[e, -b, b * f - c * e], [-d, a, c * d - a * f]]) / area
     xs, ys = np.arange(width) + 0.5, (np.arange(height) + 0.5)[:, np.newaxis]
-    # What lies between two pixels but for rounding belongs to the second.
+    # A point exactly between two pixels, apart from rounding, belongs to the second.
     columns = np.floor(np.round(back[0, 0] * xs + back[0, 1] * ys + back[0, 2], 6)).astype(np.int64)
     rows = np.floor(np.round(back[1, 0] * xs + back[1, 1] * ys + back[1, 2], 6)).astype(np.int64)
     old_height, old_width = masks.shape[1:]

@@ -221,7 +221,7 @@ class CocoSource(Source):
     def fingerprint(self) -> str:
         """blake2b of the file names, ids and all that targets are made of, in order.
 
-        Equal wherever the images and the annotations lie.
+        Equal for copies of the images and the annotations at other paths.
         """
         if self._fingerprint is None:
             digest = ContentDigest("coco 1")

@@ -11,8 +11,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.folder.class_folders import list_classes, list_images
-from stateful_gpu_loader.datasets.folder.file_list import read_file_list
+from stateful_gpu_loader.datasets.folder.listing import list_classes, list_images, read_file_list
 from stateful_gpu_loader.datasets.name_table import NameTable
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
@@ -24,7 +23,7 @@ from stateful_gpu_loader.state.content_id import ContentDigest
 AnyPath = str | os.PathLike[str]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-"""What the decoders read."""
+"""The endings of what the decoders read."""
 
 
 class FolderSource(Source):
@@ -32,8 +31,8 @@ class FolderSource(Source):
 
     ``FolderSource(root)`` reads class folders in the order of
     ``torchvision.datasets.ImageFolder``: classes sorted by name and numbered from 0, the images
-    of a class sorted by folder and name, at any depth. Files beside the class folders are left
-    out, as there; a folder without class folders is an error, as there.
+    of a class sorted by folder and name, at any depth. As in ImageFolder,
+    files beside the class folders are left out, and a folder without class folders is an error.
     :meth:`from_file_list` and :meth:`from_paths` keep the order that they are given.
 
     Args:
@@ -142,7 +141,7 @@ class FolderSource(Source):
             sizes_in_fingerprint: as for the class.
 
         Raises:
-            ValueError: no paths, or as many labels as there are not paths, or a label beyond
+            ValueError: no paths, not as many labels as paths, or a label beyond
                 64 bits.
             TypeError: a label is no integer, or ``paths`` is a single string.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -11,13 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.framed.framing import Bytes, Framing, Offsets, Place
+from stateful_gpu_loader.datasets.framed.framing import (
+    Bytes,
+    Framing,
+    ImageRecords,
+    Offsets,
+    Place,
+)
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.index_files import cached_index, identity_of
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
-from stateful_gpu_loader.datasets.storage.streams import is_compressed
+from stateful_gpu_loader.datasets.storage.streams import is_compressed, open_stream
+from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
 
 AnyPaths = AnyPath | Iterable[AnyPath]
@@ -27,13 +33,15 @@ _CHECKED, _CHECKED_REMOTE = 16, 2
 
 
 class FramedSource(Source):
-    """The base of TFRecordSource and RecordIOSource; a subclass makes samples of the records.
+    """The base of TFRecordSource and RecordIOSource.
 
     Args:
         paths: the files, one after the other.
         framing: where their records begin and end.
-        given: the offsets of the records, int64 [n + 1] for each file, from the sizes of the files;
-            None where there is no index, and one is built by walking over the files.
+        images: what is made of a record.
+        given: makes the offsets of the records, int64 [n + 1] for each file, of the paths and the
+            sizes of the files; None where the user gave no index: then one is built by reading
+            each record's header.
         cache_dir: where a built index is kept; None is beside the file.
         stream_class: what reads compressed files, for the text of an error.
 
@@ -49,36 +57,38 @@ class FramedSource(Source):
 
     def __init__(
         self,
-        paths: list[str],
+        paths: AnyPaths,
         framing: Framing,
+        images: ImageRecords,
         *,
-        given: Callable[[list[int]], list[Offsets]] | None,
+        given: Callable[[list[str], list[int]], list[Offsets]] | None,
         cache_dir: AnyPath | None,
         stream_class: str,
     ) -> None:
-        for path in paths:
+        self.paths = as_paths(paths)
+        for path in self.paths:
             if is_compressed(path):
                 raise ValueError(
                     f"{path!r} is compressed: its records cannot be read by index. Remedy: read it "
                     f"with {stream_class}, or decompress it"
                 )
-        self.paths = paths
         self._framing = framing
-        self._files = OpenFiles(numbers={path: file_number(path) for path in paths})
+        self._images = images
+        self._files = OpenFiles(numbers={path: file_number(path) for path in self.paths})
         kept = None if cache_dir is None else str(cache_dir)
         if given is None:
-            self._offsets = [self._built(path, kept) for path in paths]
+            self._offsets = [self._built(path, kept) for path in self.paths]
         else:
-            sizes = [identity_of(path)[0] for path in paths]
-            self._offsets = given(sizes)
-            for path, size, offsets in zip(paths, sizes, self._offsets, strict=True):
+            sizes = [identity_of(path)[0] for path in self.paths]
+            self._offsets = given(self.paths, sizes)
+            for path, size, offsets in zip(self.paths, sizes, self._offsets, strict=True):
                 self._check(path, size, offsets)
         counts = self.block_lengths()
         self._starts: list[int] = [0, *np.cumsum(counts).tolist()]
         self._fingerprint: str | None = None
         if not len(self):
             raise ValueError(
-                f"no record in {', '.join(paths[:5])}. Remedy: give files with records"
+                f"no record in {', '.join(self.paths[:5])}. Remedy: give files with records"
             )
 
     def __len__(self) -> int:
@@ -88,26 +98,33 @@ class FramedSource(Source):
         """int64 [num_files]: the samples of each file, in the order of the indices."""
         return np.array([len(offsets) - 1 for offsets in self._offsets], dtype=np.int64)
 
-    @abstractmethod
+    def read(self, index: int) -> EncodedSample:
+        """The encoded image, whose memory may be a part of the record's, and the target.
+
+        Raises:
+            OSError: of the kind that the system reports; it names the path and the index.
+            ValueError: the record is damaged, or lacks what the image or the target is made of.
+        """
+        payload, place = self._payload(index)
+        data, target = self._images.take(payload, place, index)
+        return EncodedSample(data, target, f"{place.path}, record {place.record}")
+
     def record(self, index: int) -> dict[str, Any]:
         """All that the record at ``0 <= index < len(self)`` holds, by name."""
+        return self._images.record(*self._payload(index))
 
     def fingerprint(self) -> str:
         """blake2b of the files' names and of where each record begins and ends, and the choice.
 
-        Equal wherever the files lie; another one once a record is added, removed or of another
-        length. What is overwritten in place by as many bytes is not noticed.
+        Equal for copies of the files at other paths; another one once a record is added, removed or
+        of another length. Bytes that are overwritten in place are not noticed.
         """
         if self._fingerprint is None:
             digest = ContentDigest(self._framing.kind)
             for name, offsets in zip(names_of(self.paths), self._offsets, strict=True):
                 digest.add_name(name).add_blocks([offsets.astype("<i8").tobytes()])
-            self._fingerprint = f"{len(self)} records, {digest.text()}, {self._choice()}"
+            self._fingerprint = f"{len(self)} records, {digest.text()}, {self._images}"
         return self._fingerprint
-
-    @abstractmethod
-    def _choice(self) -> str:
-        """What is made of a record, for the fingerprint."""
 
     def _payload(self, index: int) -> tuple[Bytes, Place]:
         """uint8 [n], this record's own memory; and where it lies."""
@@ -135,13 +152,13 @@ class FramedSource(Source):
         return index["offsets"].astype(np.int64, copy=False)
 
     def _check(self, path: str, size: int, offsets: Offsets) -> None:
-        """An index that was given is of this file: its end, and a few of its records."""
+        """Check that an index belongs to a file, by its end and a few of its records."""
         if offsets[-1] != size:
             raise ValueError(
                 f"{path!r} has {size} bytes, and its index ends at byte {offsets[-1]}. Remedy: "
                 "make the index anew, or leave index_paths out"
             )
-        # Not the source's own: until a sample is read, it has no file open.
+        # Not self._files: until a sample is read, the source has no file open.
         files = OpenFiles()
         checked = _CHECKED_REMOTE if is_url(path) else _CHECKED
         last = len(offsets) - 2
@@ -155,19 +172,30 @@ class FramedSource(Source):
     def __repr__(self) -> str:
         names = names_of(self.paths)
         files = names[0] if len(names) == 1 else f"{len(names)} files"
-        return f"{type(self).__name__}({files}, {len(self)} records, {self._choice()})"
+        return f"{type(self).__name__}({files}, {len(self)} records, {self._images})"
 
 
-def one_index_each(index_paths: AnyPaths, paths: list[str]) -> list[str]:
-    """The paths of the indices.
+def read_indices(
+    index_paths: list[str], paths: list[str], parse: Callable[[bytes, str], Offsets]
+) -> list[Offsets]:
+    """The offsets in index files, one for each file.
+
+    Args:
+        index_paths: of the indices.
+        paths: of the files.
+        parse: makes offsets of an index's content and its path.
 
     Raises:
-        ValueError: there are not as many as files.
+        OSError: an index cannot be read.
+        ValueError: there are not as many indices as files, or one is malformed.
     """
-    found = as_paths(index_paths)
-    if len(found) != len(paths):
+    if len(index_paths) != len(paths):
         raise ValueError(
-            f"{len(paths)} files and {len(found)} indices. Remedy: give one for each file, in the "
-            "same order"
+            f"{len(paths)} files and {len(index_paths)} indices. Remedy: give one for each file, "
+            "in the same order"
         )
+    found = []
+    for path in index_paths:
+        with open_stream(path) as stream:
+            found.append(parse(stream.read(), path))
     return found

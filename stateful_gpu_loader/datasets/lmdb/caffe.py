@@ -1,4 +1,4 @@
-"""Caffe's Datum: one image and its label, as convert_imageset wrote it into LMDB.
+"""CaffeLMDBSource: Caffe's Datum, one image and its label, as convert_imageset wrote it into LMDB.
 
 The message of ``caffe.proto``: channels 1, height 2, width 3, data 4, label 5, float_data 6,
 encoded 7.
@@ -6,17 +6,20 @@ encoded 7.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.lmdb.raw_image import stored_png
+from stateful_gpu_loader.datasets.lmdb.raw_image import (
+    ChannelOrder,
+    check_channel_order,
+    stored_png,
+)
+from stateful_gpu_loader.datasets.lmdb.source import LmdbSource
 from stateful_gpu_loader.datasets.protobuf import as_bytes, as_varint, fields, signed
-
-ChannelOrder = Literal["BGR", "RGB"]
-"""In which order raw pixels of three channels are stored."""
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
 
 _NUMBERS = {1: "channels", 2: "height", 3: "width", 5: "label", 7: "encoded"}
 
@@ -49,8 +52,8 @@ class Datum:
     def is_file(self) -> bool:
         """Whether ``data`` is an image file.
 
-        Records of before Caffe knew encoded images do not say: they hold pixels where these are
-        as many as the sizes tell. DALI takes each of them for a file.
+        Records that were written before Caffe knew encoded images do not say it: they hold pixels
+        if the data is exactly as long as the sizes demand. DALI takes all of them for files.
         """
         if self.encoded is not None:
             return self.encoded
@@ -111,6 +114,61 @@ def image_file(datum: Datum, channel_order: ChannelOrder = "BGR") -> npt.NDArray
             "3 channels, and a byte for each of their pixels"
         )
     planes = data.reshape(channels, height, width)
-    if channel_order == "BGR":
-        planes = planes[::-1]
-    return stored_png(planes.transpose(1, 2, 0))
+    return stored_png(planes.transpose(1, 2, 0), channel_order)
+
+
+class CaffeLMDBSource(LmdbSource):
+    """Images and classes from LMDBs of Caffe's ``Datum`` records.
+
+    Encoded images are handed on as they are; raw pixels as a PNG that holds them exactly. Order
+    and labels are those of DALI's ``fn.readers.caffe``.
+
+    Args:
+        paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
+        channel_order: how raw pixels of three channels are stored. Caffe's ``convert_imageset``
+            stores BGR; its CIFAR-10 example keeps that data set's RGB.
+        label_available: False for records without labels: the target is the sample's index.
+
+    Attributes:
+        paths: the paths, absolute.
+
+    Raises:
+        FileNotFoundError: no such path.
+        OSError: it is no LMDB, or truncated.
+        ValueError: a database holds no record, no path was given, or an unknown channel order.
+        MissingDependency: the package ``lmdb`` is not installed.
+
+    >>> import lmdb, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with lmdb.open(folder) as database, database.begin(write=True) as transaction:
+    ...         _ = transaction.put(b"00000000_tom.jpg", bytes.fromhex("2203ffd8ff 2807 3801"))
+    ...     source = CaffeLMDBSource(folder)
+    ...     len(source), source[0]
+    (1, (tensor([255, 216, 255], dtype=torch.uint8), 7))
+    """
+
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        *,
+        channel_order: ChannelOrder = "BGR",
+        label_available: bool = True,
+    ) -> None:
+        check_channel_order(channel_order)
+        self.channel_order = channel_order
+        self.label_available = label_available
+        super().__init__(paths)
+
+    def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], int]:
+        """The image as a file, and its class."""
+        datum = parse_datum(record)
+        data = image_file(datum, self.channel_order)
+        if not self.label_available:
+            return data, index
+        if datum.label is None:
+            raise ValueError("the record has no label, as with label_available=False")
+        return data, datum.label
+
+    def settings(self) -> str:
+        """The arguments that change what is read."""
+        return f"caffe, {self.channel_order}, label_available={self.label_available}"

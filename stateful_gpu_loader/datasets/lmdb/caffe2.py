@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.lmdb.caffe import ChannelOrder
-from stateful_gpu_loader.datasets.lmdb.raw_image import stored_png
+from stateful_gpu_loader.datasets.lmdb.raw_image import ChannelOrder, stored_png
 from stateful_gpu_loader.datasets.protobuf import (
     DELIMITED,
     FIXED32,
@@ -136,8 +135,7 @@ def image_file(tensor: TensorProto, channel_order: ChannelOrder = "BGR") -> npt.
             f"an image of dims {list(tensor.dims)} in {len(pixels)} values; expected [height, "
             "width] or [height, width, 1 or 3], and as many values"
         )
-    planes = pixels.reshape(height, width, channels)
-    return stored_png(planes[:, :, ::-1] if channel_order == "BGR" else planes)
+    return stored_png(pixels.reshape(height, width, channels), channel_order)
 
 
 def _pixels(tensor: TensorProto) -> npt.NDArray[np.uint8]:

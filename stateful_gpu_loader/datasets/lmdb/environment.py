@@ -1,9 +1,9 @@
 """LmdbEnvironment: one LMDB file, opened when it is first read, once in each process.
 
-LMDB asks for three things that this file sees to. An environment is never opened twice in a
-process: all sources share it. It never crosses a fork: it is closed before one, and opened again
-by who reads next. And since LMDB maps its file, where reading beyond the end kills the process,
-the file's size is compared with what it says of itself whenever it is opened.
+This file keeps three rules of LMDB. An environment must not be opened twice in a process, so all
+sources share one. It must not cross a fork, so it is closed before one and opened again at the next
+read. And because LMDB maps its file, and reading a mapped file beyond its end kills the process,
+the file's size is compared with the size in its header whenever it is opened.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.lmdb.keys import KeyTable
 from stateful_gpu_loader.datasets.lmdb.tree import read_leaves, read_meta
+from stateful_gpu_loader.datasets.name_table import KeyTable
 from stateful_gpu_loader.datasets.storage.open_files import FileNumber, file_number
 from stateful_gpu_loader.errors import MissingDependency
 
@@ -44,10 +44,10 @@ class LmdbIndex:
 
 
 class LmdbEnvironment:
-    """What reads the LMDB at one path, for every source of this process that needs it.
+    """Reads the LMDB at one path, for all sources of this process.
 
-    :func:`environment_at` makes it. It is pickled as its path and number. It is closed when the
-    last source that holds it goes.
+    :func:`environment_at` makes it. It is pickled as its path and number. It is closed with the
+    last source that uses it.
 
     Args:
         path: of the folder that holds ``data.mdb``, or of the file itself; absolute.
@@ -126,13 +126,13 @@ class LmdbEnvironment:
 def environment_at(
     path: str | os.PathLike[str], number: FileNumber | None = None
 ) -> LmdbEnvironment:
-    """The environment at a path: the same object as long as somebody holds it.
+    """The environment at a path: the same object while any source uses it.
 
     Nothing is opened yet.
 
     Args:
         path: of the folder or the file.
-        number: of the file that is meant; None is the one that is there now.
+        number: of the file that is meant; None is the file that is at the path now.
     """
     full = absolute(path)
     return _GATE.shared(full, file_number(_file(full)) if number is None else number)
@@ -144,7 +144,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 class _Gate:
-    """Counts who reads, and lets a fork pass once nobody does."""
+    """Counts the reads in progress, and delays a fork until there are none."""
 
     def __init__(self) -> None:
         self._condition = Condition()

@@ -16,10 +16,9 @@ import torch
 from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.lmdb.environment import LmdbIndex, absolute, environment_at
 from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
-
-AnyPath = str | os.PathLike[str]
 
 RECORDS_IN_FINGERPRINT = 32
 """Records of each database whose content the fingerprint includes."""
@@ -125,7 +124,8 @@ class LmdbSource(Source):
         Keys alone are often mere numbers, the same for every data set. The 32 records are evenly
         spread, the first and the last among them; so other labels throughout are noticed. A
         single record that changed in place and kept its length is noticed only if it is one of
-        them. Equal for copies, wherever they lie, and for databases that were written anew.
+        them. Equal for copies at other paths, and for databases that were written anew with the
+        same records.
         """
         if self._fingerprint is None:
             digest = ContentDigest(f"lmdb 1, {self.settings()}")

@@ -1,4 +1,4 @@
-"""BoundedCache: what was read last, each read once however many threads ask, in every process."""
+"""BoundedCache: the values used last, each made once however many threads ask for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BoundedCache(Generic[T]):
-    """The values used last, as many as fit into so many bytes, and always one.
+    """The values used last, as many as fit into a number of bytes, but at least one.
 
     A forked child and a pickled copy begin with none. While a value is made, threads that ask for
     the same one wait, and others do not; if making it fails, each of them tries for itself.
@@ -39,53 +39,51 @@ class BoundedCache(Generic[T]):
         while True:
             with here.lock:
                 slot = here.slots.get(key)
-                is_mine = slot is None
                 if slot is None:
-                    slot = here.slots[key] = _Slot()
-                else:
-                    here.slots.move_to_end(key)
-            if is_mine:
-                return self._make(here, key, slot, make)
+                    mine = here.slots[key] = _Slot[T]()
+                    break
+                here.slots.move_to_end(key)
             slot.done.wait()
             if slot.made:
                 return slot.made[0]
+        try:
+            value = make()
+        except BaseException:
+            with here.lock:
+                del here.slots[key]
+            raise
+        else:
+            with here.lock:
+                mine.made, mine.size = (value,), self._size_of(value)
+                here.size += mine.size
+                self._drop_oldest(here, key)
+            return value
+        finally:
+            mine.done.set()
 
     def keys(self) -> list[int]:
-        """Of the values held, the one used last at the end."""
+        """The keys of the values held, the one used last at the end."""
         return list(self._held().slots)
 
     def drop(self, key: int) -> None:
-        """Hold the value of a key no longer; those who have it keep it."""
+        """Forget the value of a key; code that is using it is not affected."""
         here = self._held()
         with here.lock:
             slot = here.slots.get(key)
             if slot is not None and slot.made:
                 here.size -= here.slots.pop(key).size
 
-    def _make(self, here: _Held[T], key: int, slot: _Slot[T], make: Callable[[], T]) -> T:
-        try:
-            value = make()
-        except BaseException:
-            with here.lock:
-                del here.slots[key]
-            slot.done.set()
-            raise
-        with here.lock:
-            slot.made.append(value)
-            slot.size = self._size_of(value)
-            here.size += slot.size
-            for old in [each for each in here.slots if each != key]:
-                if here.size <= self._limit:
-                    break
-                if here.slots[old].made:
-                    here.size -= here.slots.pop(old).size
-        slot.done.set()
-        return value
+    def _drop_oldest(self, here: _Held[T], newest: int) -> None:
+        for key in [key for key in here.slots if key != newest]:
+            if here.size <= self._limit:
+                return
+            if here.slots[key].made:
+                here.size -= here.slots.pop(key).size
 
     def _held(self) -> _Held[T]:
         here = self._here
         if here.owner != os.getpid():
-            # Without a lock: one that a thread of the parent held would never be given back.
+            # No lock here: a thread of the parent may have held it at the fork, for ever.
             here = self._here = _Held()
         return here
 
@@ -98,7 +96,7 @@ class _Slot(Generic[T]):
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.made: list[T] = []
+        self.made: tuple[T, ...] = ()
         """The value, once it is there."""
         self.size = 0
 

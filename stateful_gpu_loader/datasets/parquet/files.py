@@ -19,7 +19,7 @@ _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _LAST_BYTES = 1 << 16
 """Read at once from a file's end: most footers are shorter."""
 _THREADS = 16
-"""That read footers at a time."""
+"""How many read footers at a time."""
 
 
 def arrow() -> Any:
@@ -40,7 +40,7 @@ def arrow() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Footer:
-    """What the end of a Parquet file says of it."""
+    """The metadata at the end of a Parquet file."""
 
     path: str
     identity: tuple[int, str]
@@ -125,7 +125,7 @@ def read_footer(path: str) -> Footer:
 
 
 def read_footers(paths: list[str]) -> list[Footer]:
-    """The footers of all files; several at a time where they come from far.
+    """The footers of all files; several at a time where they are read by URL.
 
     Raises:
         OSError, ValueError: as :func:`read_footer`.
@@ -145,14 +145,14 @@ def decoding(
     offset: int | None = None,
     failure: Callable[[], Exception | None] = lambda: None,
 ) -> Iterator[None]:
-    """Whatever pyarrow reports damaged bytes with, here it is a ValueError that says where.
+    """Turn what pyarrow raises for damaged bytes into a ValueError that names the place.
 
     Args:
         path: the file.
         record: a row group, for the error.
-        what: is decoded.
+        what: is decoded, for the error.
         offset: where that begins, in bytes.
-        failure: what the storage raised meanwhile; raised as it is.
+        failure: gives what the storage raised meanwhile, which is raised instead.
 
     Raises:
         ValueError: the bytes are damaged.

@@ -1,14 +1,15 @@
 """Row groups and batches of rows of Parquet files, decoded by pyarrow in the calling thread.
 
-Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So storage that failed and
-bytes that are damaged are told apart, whatever type pyarrow reports them with.
+Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So a
+failure of the storage (OSError) and damaged bytes (ValueError) can be told apart, although pyarrow
+reports either with several types of exceptions.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from stateful_gpu_loader.datasets.damage import damaged
@@ -26,7 +27,7 @@ _GAP = 1 << 16
 def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -> Any:
     """The decoded row group, as a ``pyarrow.Table`` of the columns asked for.
 
-    In this thread alone, and with one range read where the columns lie side by side.
+    It is decoded in this thread alone, and columns that are neighbours are fetched in one read.
 
     Args:
         columns: names such as ``label`` or ``image.bytes``; None is all.
@@ -36,8 +37,8 @@ def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -
         ValueError: the row group is damaged.
     """
     leaves = footer.leaves(columns)
-    file = _RangeFile(footer)
-    with decoding(footer.path, f"row group {number}", "a column", failure=file.failed):
+    file = _RangeFile(footer, number)
+    with file.decoding("a column"):
         file.hold(_spans(footer, number, leaves))
         reader = _open(footer, file)
         table = reader.reader.read_row_group(number, column_indices=leaves, use_threads=False)
@@ -73,10 +74,10 @@ def iterate_rows(
 def _iterate_group(
     footer: Footer, number: int, first: int, start: int, columns: Sequence[str]
 ) -> Iterator[tuple[int, int, Any]]:
-    file, at = _RangeFile(footer), first
+    file, at = _RangeFile(footer, number), first
     end = first + footer.row_groups[number]
     try:
-        with decoding(footer.path, f"row group {number}", "a column", failure=file.failed):
+        with file.decoding("a column"):
             batches = _open(footer, file, buffer_size=_STREAM_BUFFER).iter_batches(
                 batch_size=_rows_at_a_time(footer, number, columns),
                 row_groups=[number],
@@ -84,9 +85,7 @@ def _iterate_group(
                 use_threads=False,
             )
         while True:
-            with decoding(
-                footer.path, f"row group {number}", f"row {at} or behind", failure=file.failed
-            ):
+            with file.decoding(f"row {at} or behind"):
                 batch = next(batches, None)
             if batch is None:
                 break
@@ -116,7 +115,7 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
     return pyarrow.parquet.ParquetFile(
         pyarrow.PythonFile(file, mode="r"),
         metadata=footer.metadata,
-        # Reading ahead would happen in threads of pyarrow's, which no forked child has.
+        # Reading ahead would use pyarrow's threads, which do not exist in a forked child.
         pre_buffer=False,
         buffer_size=buffer_size,
         page_checksum_verification=True,
@@ -144,10 +143,11 @@ def _start_of(column: Any) -> int:
 
 
 class _RangeFile(io.RawIOBase):
-    """What pyarrow reads from: ranges of a file, some of which were fetched before."""
+    """The file object that pyarrow reads from; some ranges of it were fetched before."""
 
-    def __init__(self, footer: Footer) -> None:
+    def __init__(self, footer: Footer, group: int) -> None:
         self._path, self._size = footer.path, footer.identity[0]
+        self._group = group
         self._files = OpenFiles(limit=1)
         self._held: list[tuple[int, Any]] = []
         self._position = 0
@@ -158,9 +158,10 @@ class _RangeFile(io.RawIOBase):
         for start, end in spans:
             self._held.append((start, self._fetch(start, end - start)))
 
-    def failed(self) -> Exception | None:
-        """What the storage raised."""
-        return self._failure
+    def decoding(self, what: str) -> AbstractContextManager[None]:
+        """As :func:`decoding`, of the row group; a failure of the storage is raised as it is."""
+        record = f"row group {self._group}"
+        return decoding(self._path, record, what, failure=lambda: self._failure)
 
     def _fetch(self, start: int, size: int) -> Any:
         try:

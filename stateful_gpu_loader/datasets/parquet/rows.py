@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.parquet.files import arrow
 from stateful_gpu_loader.datasets.parquet.values import (
     Read,
@@ -23,54 +23,48 @@ from stateful_gpu_loader.datasets.parquet.values import (
 from stateful_gpu_loader.datasets.storage.open_files import read_whole
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
+from stateful_gpu_loader.records import EncodedSample
 
 _BYTES, _PATH = "bytes", "path"
 """Fields of a struct that holds an image, as the Hugging Face hub stores it."""
 
 
-@dataclass(frozen=True)
+class Place(NamedTuple):
+    """Where a row lies, for its name and for errors."""
+
+    path: str
+    group: int
+    """Number of the row group in the file."""
+    row: int
+    """Number of the row in the file."""
+
+
 class Selection:
     """Which column is the image, and which are the target.
 
     Names may lead into structs: ``"photo.thumbnail"``.
 
+    Attributes:
+        columns: the names of all columns, none twice.
+        choice: makes a target of columns.
+
     Raises:
-        TypeError: ``target`` is of another kind.
+        TypeError: ``image`` or ``target`` is of another kind.
 
     >>> Selection("image", {"caption": "text", "score": "stats.score"}).columns
     ('image', 'text', 'stats.score')
     """
 
-    image: str
-    target: Target = None
-
-    def __post_init__(self) -> None:
-        target = self.target
-        names = list(target.values()) if isinstance(target, Mapping) else target
-        is_known = names is None or isinstance(names, (str, tuple, list))
-        if not is_known or not all(isinstance(name, str) for name in (names or ())):
-            raise TypeError(
-                f"{target = } must be the name of a column, a tuple or list of names, a dict "
-                "{new name: column} or None"
-            )
-        if not isinstance(self.image, str):
-            raise TypeError(f"image = {self.image!r} must be the name of a column")
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of all columns, none twice."""
-        return tuple(dict.fromkeys((self.image, *self.choice.names)))
-
-    @cached_property
-    def choice(self) -> TargetChoice:
-        """What makes a target of columns."""
-        return TargetChoice(self.target)
+    def __init__(self, image: str, target: Target) -> None:
+        if not isinstance(image, str):
+            raise TypeError(f"image = {image!r} must be the name of a column")
+        self.image = image
+        self.choice = TargetChoice(target)
+        self.columns = tuple(dict.fromkeys((image, *self.choice.names)))
 
     def describe(self) -> str:
         """The selection as text, for fingerprints."""
-        target = self.target
-        plain = dict(target) if isinstance(target, Mapping) else target
-        return json.dumps([self.image, plain], sort_keys=True)
+        return json.dumps([self.image, self.choice.target], sort_keys=True)
 
     def check(self, path: str, schema: Any) -> None:
         """Whether a file has these columns, of types that can be used.
@@ -101,7 +95,11 @@ class Selection:
                 ) from None
 
     def _type_of(self, path: str, schema: Any, name: str, argument: str) -> Any:
-        found = _walk(schema, name)
+        top, *fields = path_to(schema, name) or [name]
+        found: Any = schema.field(top).type if top in schema.names else None
+        for field in fields:
+            is_there = arrow().types.is_struct(found) and found.get_field_index(field) >= 0
+            found = found.field(field).type if is_there else None
         if found is None:
             raise ValueError(
                 f"{path!r} has no column {name!r}. Remedy: pass {argument}= with one of its "
@@ -116,41 +114,39 @@ class Selection:
 
 
 class Rows:
-    """Decoded rows, from 0."""
+    """Decoded rows of a table, numbered from 0."""
 
     def __init__(self, batches: list[_Batch], num_bytes: int) -> None:
         self._batches = batches
-        self._ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+        self._ends: list[int] = np.cumsum([len(batch) for batch in batches]).tolist()
         self.num_bytes = num_bytes
-        """That the decoded columns take in memory."""
+        """Bytes that the decoded columns take in memory."""
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._batches else 0
+        return self._ends[-1] if self._ends else 0
 
-    def image(self, row: int) -> npt.NDArray[np.uint8] | str:
-        """uint8 [num_bytes] of memory of its own; a path, where only that is stored.
+    def sample(self, row: int, place: Place, number: int) -> EncodedSample:
+        """A row's image, in memory of its own, and its target.
 
-        Raises:
-            ValueError: there is neither.
-        """
-        batch, at = self._place(row)
-        return batch.image(at)
-
-    def target(self, row: int, number: int) -> Any:
-        """The target, as the selection says; ``number`` where it says nothing.
+        Args:
+            row: its number among these rows.
+            place: where it lies.
+            number: the target where the selection names no column.
 
         Raises:
-            ValueError: a value is null, or is no text; the text names the column.
+            OSError: the file that the row names instead of holding an image cannot be read.
+            ValueError: it has no image, or a value of the target is null or no text.
         """
-        batch, at = self._place(row)
-        return batch.target(at, number)
-
-    def _place(self, row: int) -> tuple[_Batch, int]:
-        if len(self._batches) == 1:
-            return self._batches[0], row
-        number = int(self._ends.searchsorted(row, side="right"))
-        start = int(self._ends[number - 1]) if number else 0
-        return self._batches[number], row - start
+        i = bisect.bisect_right(self._ends, row)
+        batch, at = self._batches[i], row - (self._ends[i - 1] if i else 0)
+        try:
+            image, target = batch.image(at), batch.target(at, number)
+        except ValueError as error:
+            where = f"row group {place.group}, row {place.row}"
+            raise damaged(place.path, str(error), record=where) from error
+        if isinstance(image, str):
+            image = _read_beside(place.path, image)
+        return EncodedSample(torch.from_numpy(image), target, f"{place.path}, row {place.row}")
 
 
 class _Batch:
@@ -174,6 +170,7 @@ class _Batch:
         return int(self._num_rows)
 
     def image(self, row: int) -> npt.NDArray[np.uint8] | str:
+        """uint8 [num_bytes]; or a path, where only that is stored."""
         if self._has_image[row]:
             # A copy: a batch in flight must not hold its whole row group in memory.
             start, end = self._offsets[row : row + 2]
@@ -195,7 +192,7 @@ class _Batch:
             raise ValueError(f"the value in column {name!r} cannot be used: {error}") from error
 
 
-def read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
+def _read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
     """uint8 [num_bytes]: the file that a row names instead of holding it.
 
     Args:
@@ -214,36 +211,25 @@ def read_beside(path: str, image: str) -> npt.NDArray[np.uint8]:
     return read_whole(place)
 
 
+def path_to(schema: Any, name: str) -> list[str]:
+    """The column that a name begins with, and the fields that lead on into its structs.
+
+    A column's own name may hold dots; the list is empty where there is no such column.
+    """
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        if (top := ".".join(parts[:count])) in schema.names:
+            return [top, *parts[count:]]
+    return []
+
+
 def _column(batch: Any, name: str) -> Any:
     """The array of a column, or of a field of a struct, rows of null structs being null."""
-    if name in batch.schema.names:
-        return batch.column(name)
-    top = next(each for each in _prefixes(name) if each in batch.schema.names)
-
-    def inner(array: Any, part: str) -> Any:
-        return array.flatten()[array.type.get_field_index(part)]
-
-    return reduce(inner, name[len(top) + 1 :].split("."), batch.column(top))
-
-
-def _walk(schema: Any, name: str) -> Any:
-    """The type at a name; None where there is none."""
-    if name in schema.names:
-        return schema.field(name).type
-    top = next((each for each in _prefixes(name) if each in schema.names), None)
-    if top is None:
-        return None
-    found = schema.field(top).type
-    for part in name[len(top) + 1 :].split("."):
-        if not arrow().types.is_struct(found) or found.get_field_index(part) < 0:
-            return None
-        found = found.field(part).type
-    return found
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+    top, *fields = path_to(batch.schema, name)
+    array = batch.column(top)
+    for field in fields:
+        array = array.flatten()[array.type.get_field_index(field)]
+    return array
 
 
 def _listing(schema: Any, limit: int = 50) -> str:

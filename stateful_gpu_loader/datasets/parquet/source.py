@@ -9,13 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.parquet.cache import BoundedCache
 from stateful_gpu_loader.datasets.parquet.files import Footer, read_footer, read_footers
 from stateful_gpu_loader.datasets.parquet.groups import read_row_group
-from stateful_gpu_loader.datasets.parquet.rows import Rows, Selection, read_beside
+from stateful_gpu_loader.datasets.parquet.rows import Place, Rows, Selection, path_to
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
@@ -49,7 +47,7 @@ class ParquetSource(Source):
             names and columns, for a dict; None for the index. Numbers, texts and bytes come as
             Python's, dates and times as the int that is stored, lists as arrays.
         cache_bytes: of decoded row groups in one process; one is kept however large it is, and
-            each thread holds the one that it reads.
+            a thread holds the row group that it is reading, too.
 
     Attributes:
         paths: of the files, absolute.
@@ -88,13 +86,16 @@ class ParquetSource(Source):
         for footer in footers:
             self._selection.check(footer.path, footer.schema)
             self._check_types(footers[0], footer)
-        counts = [count for footer in footers for count in footer.row_groups]
         self._digests = [footer.digest for footer in footers]
-        self._lengths = np.array(counts, dtype=np.int64)
-        self._ends = np.cumsum(self._lengths, dtype=np.int64)
-        groups = [len(footer.row_groups) for footer in footers]
-        self._files = np.repeat(np.arange(len(footers)), groups)
-        self._first_groups = np.cumsum([0, *groups[:-1]])
+        groups = [
+            (file, number, first)
+            for file, footer in enumerate(footers)
+            for number, first in enumerate(np.cumsum((0, *footer.row_groups))[:-1].tolist())
+        ]
+        self._groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
+        """int64 [row groups, 3]: the file, the number in it, and the number of its first row."""
+        counts = [count for footer in footers for count in footer.row_groups]
+        self._ends = np.cumsum(counts, dtype=np.int64)
         if not len(self):
             raise ValueError(
                 f"no row in {', '.join(map(repr, self.paths[:5]))}{', ...' * (len(footers) > 5)}. "
@@ -106,7 +107,7 @@ class ParquetSource(Source):
     def _check_types(self, first: Footer, other: Footer) -> None:
         """A column of another type, or unit, would give other values for the same thing."""
         for column in self._selection.columns:
-            name = column.partition(".")[0]
+            name = path_to(first.schema, column)[0]
             types = [footer.schema.field(name).type for footer in (first, other)]
             if types[0] != types[1]:
                 raise ValueError(
@@ -125,20 +126,13 @@ class ParquetSource(Source):
             ValueError: the row group is damaged, the image has neither bytes nor a path, or a value
                 of the target is null; the text names file, row group and row.
         """
-        group, row = self._place(index)
-        path, number, in_file = self._names(group, row)
-        rows = self._rows.get(group, lambda: self._read_group(group, index))
-        try:
-            image = rows.image(row)
-            target = rows.target(row, index)
-        except ValueError as error:
-            where = f"row group {number}, row {in_file}"
-            raise damaged(path, str(error), record=where) from error
-        name = f"{path}, row {in_file}"
-        if isinstance(image, str):
-            beside = image
-            image = self._of_storage(lambda: read_beside(path, beside), index=index)
-        return EncodedSample(torch.from_numpy(image), target, name)
+        group, row, place = self._place(index)
+
+        def load() -> EncodedSample:
+            rows = self._rows.get(group, lambda: self._read_group(group))
+            return rows.sample(row, place, index)
+
+        return _of_storage(load, index)
 
     def record(self, index: int) -> dict[str, Any]:
         """All columns of a row, as pyarrow's Python values; its whole row group is read for it.
@@ -146,23 +140,22 @@ class ParquetSource(Source):
         Raises:
             OSError, ValueError: as :meth:`read`.
         """
-        group, row = self._place(index)
-        _, number, _ = self._names(group, row)
-        table = self._of_storage(
-            lambda: read_row_group(self._footer(group), number, None), index=index
-        )
+        group, row, place = self._place(index)
+        table = _of_storage(lambda: read_row_group(self._footer(group), place.group, None), index)
         found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
         return found
 
     def block_lengths(self) -> npt.NDArray[np.int64]:
         """int64 [row groups]: the samples of each, in the order of indices; none is 0."""
-        return self._lengths[self._lengths > 0]
+        lengths = np.diff(self._ends, prepend=0)
+        return lengths[lengths > 0]
 
     def fingerprint(self) -> str:
         """blake2b of the files' names and footers, and of the columns chosen.
 
         Footers hold the columns, the rows, sizes and places of all row groups, and what statistics
-        the writer left; so the content id is equal wherever the files lie, and costs no data.
+        the writer left; so the content id does not depend on the files' paths, and no
+        data is read for it.
         """
         digest = ContentDigest("parquet 1")
         for name, footer in zip(names_of(self.paths), self._digests, strict=True):
@@ -170,31 +163,20 @@ class ParquetSource(Source):
         digest.add(self._selection.describe().encode())
         return f"{len(self)} rows, {digest.text()}"
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """The row group, counted over all files, and the row in it."""
+    def _place(self, index: int) -> tuple[int, int, Place]:
+        """The row group, counted over all files, the row in it, and where that lies."""
         group = int(self._ends.searchsorted(index, side="right"))
-        return group, index - (int(self._ends[group - 1]) if group else 0)
+        row = index - (int(self._ends[group - 1]) if group else 0)
+        file, number, first = self._groups[group].tolist()
+        return group, row, Place(self.paths[file], number, first + row)
 
-    def _names(self, group: int, row: int) -> tuple[str, int, int]:
-        """The path, the row group's number in the file, and the row's."""
-        file = int(self._files[group])
-        first = int(self._first_groups[file])
-        before = int(self._ends[group] - self._lengths[group])
-        start = int(self._ends[first] - self._lengths[first])
-        return self.paths[file], group - first, before - start + row
-
-    def _read_group(self, group: int, index: int) -> Rows:
-        _, number, _ = self._names(group, 0)
-
-        def load() -> Rows:
-            table = read_row_group(self._footer(group), number, self._selection.columns)
-            return self._selection.rows(table)
-
-        return self._of_storage(load, index=index)
+    def _read_group(self, group: int) -> Rows:
+        number, columns = int(self._groups[group, 1]), self._selection.columns
+        return self._selection.rows(read_row_group(self._footer(group), number, columns))
 
     def _footer(self, group: int) -> Footer:
         """The footer of a row group's file, which must be the one that was indexed."""
-        file = int(self._files[group])
+        file = int(self._groups[group, 0])
         path = self.paths[file]
         footer = self._footers.get(file, lambda: self._read_footer(file))
         if not is_url(path) and identity_of(path) != footer.identity:
@@ -222,16 +204,18 @@ class ParquetSource(Source):
             path,
         )
 
-    def _of_storage(self, load: Callable[[], T], *, index: int) -> T:
-        try:
-            return load()
-        except OSError as error:
-            if error.errno is None or error.filename is None:
-                raise
-            raise failed(error, error.filename, f"sample {index = }") from error
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} files, {len(self)} rows)"
+
+
+def _of_storage(load: Callable[[], T], index: int) -> T:
+    """What ``load`` gives; a failure of the storage also names the sample."""
+    try:
+        return load()
+    except OSError as error:
+        if error.errno is None or error.filename is None:
+            raise
+        raise failed(error, error.filename, f"sample {index = }") from error
 
 
 def _one(footer: Footer) -> int:

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO: records between magic numbers, and the images and labels in them.
+"""MXNet's RecordIO: records between magic numbers.
 
 A part is uint32 magic, uint32 (kind << 29 | length), the bytes, zeros up to a multiple of 4; all
 little-endian. A record is one part of kind 0; where its bytes hold the magic at a multiple of 4, it
@@ -12,13 +12,18 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.framed.framing import Bytes, Offsets, Place, Read, read_up_to
-from stateful_gpu_loader.datasets.framed.lookahead import Lookahead
+from stateful_gpu_loader.datasets.framed.framing import (
+    Bytes,
+    Lookahead,
+    Offsets,
+    Place,
+    Read,
+    read_up_to,
+)
 
 MAGIC = 0xCED7230A
 
@@ -26,7 +31,6 @@ _HEADER = Struct("<II")
 _LENGTH_BITS = 29
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _MAGIC_BYTES = np.frombuffer(MAGIC.to_bytes(4, "little"), dtype=np.uint8)
-_IMAGE_HEADER = Struct("<IfQQ")
 
 
 @dataclass(frozen=True)
@@ -88,44 +92,6 @@ class RecordIOFraming:
             number = None if place.record is None else place.record + 1
             place, done = Place(place.path, number, place.offset + done), 0
             yield payload, place.offset
-
-
-class ImageRecord(NamedTuple):
-    """What MXNet's ``recordio.pack`` puts into a record."""
-
-    label: np.float32 | npt.NDArray[np.float32]
-    """One number, or float32 [flag] where flag > 0."""
-    id: int
-    id2: int
-    """64 bits each, unsigned; id2 is usually 0."""
-    image: Bytes
-    """uint8 [n]: the encoded image, a view of the record."""
-
-
-def unpack(payload: Bytes, place: Place) -> ImageRecord:
-    """The label and the image of a record.
-
-    Raises:
-        ValueError: the record is shorter than its header says.
-
-    >>> payload = np.frombuffer(_IMAGE_HEADER.pack(0, 3.0, 7, 0) + b"jpeg", dtype=np.uint8)
-    >>> record = unpack(payload, Place("a.rec", 0, 0))
-    >>> float(record.label), record.id, bytes(record.image)
-    (3.0, 7, b'jpeg')
-    """
-    if len(payload) < _IMAGE_HEADER.size:
-        raise place.damaged(
-            f"it has {len(payload)} bytes, and the header of an image takes {_IMAGE_HEADER.size}"
-        )
-    flag, number, first_id, second_id = _IMAGE_HEADER.unpack_from(payload.data)
-    if not flag:
-        image = payload[_IMAGE_HEADER.size :]
-        return ImageRecord(np.float32(number), first_id, second_id, image)
-    end = _IMAGE_HEADER.size + 4 * flag
-    if end > len(payload):
-        raise place.damaged(f"it has {len(payload)} bytes, and its {flag} labels end at byte {end}")
-    labels = np.frombuffer(payload[_IMAGE_HEADER.size : end].tobytes(), dtype="<f4")
-    return ImageRecord(labels.astype(np.float32), first_id, second_id, payload[end:])
 
 
 def parse_index(text: bytes, path: str) -> Offsets:

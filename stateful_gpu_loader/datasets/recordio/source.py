@@ -1,20 +1,19 @@
-"""RecordIOSource: MXNet's .rec files of images, by index."""
+"""RecordIOSource and RecordIOShards: MXNet's .rec files of images, by index or as streams."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from stateful_gpu_loader.datasets.file_shards import Counts
 from stateful_gpu_loader.datasets.framed.framing import Offsets
-from stateful_gpu_loader.datasets.framed.source import AnyPaths, FramedSource, one_index_each
-from stateful_gpu_loader.datasets.recordio.images import RecordIOImages, record_of
+from stateful_gpu_loader.datasets.framed.shards import FramedShards
+from stateful_gpu_loader.datasets.framed.source import AnyPaths, FramedSource, read_indices
+from stateful_gpu_loader.datasets.recordio.images import RecordIOImages
 from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming, parse_index
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
-from stateful_gpu_loader.datasets.storage.streams import open_stream
 from stateful_gpu_loader.datasets.target_choice import Target
-from stateful_gpu_loader.records import EncodedSample
 
 
 class RecordIOSource(FramedSource):
@@ -58,48 +57,68 @@ class RecordIOSource(FramedSource):
         index_paths: AnyPaths | None = None,
         cache_dir: AnyPath | None = None,
     ) -> None:
-        self._images = RecordIOImages(target)
-        files = as_paths(paths)
         indices = None if index_paths is None else as_paths(index_paths)
-        if indices is not None and len(indices) > 1:
-            indices = one_index_each(indices, files)
         super().__init__(
-            files,
+            paths,
             RecordIOFraming(),
-            given=None if indices is None else partial(_read_indices, indices, files),
+            RecordIOImages(target),
+            given=None if indices is None else partial(_offsets, indices),
             cache_dir=cache_dir,
             stream_class="RecordIOShards",
         )
 
-    def read(self, index: int) -> EncodedSample:
-        """The encoded image and the target.
 
-        Raises:
-            OSError: of the kind that the system reports; it names the path and the index.
-            ValueError: the record is damaged, or its label is no class and one is asked for.
-        """
-        payload, place = self._payload(index)
-        data, target = self._images.take(payload, place, index)
-        return EncodedSample(data, target, f"{place.path}, record {place.record}")
+class RecordIOShards(FramedShards):
+    """Encoded images and their labels, streamed from RecordIO files without an index.
 
-    def record(self, index: int) -> dict[str, Any]:
-        """``label``, ``id``, ``id2`` and ``image`` (bytes) at ``0 <= index < len(self)``."""
-        return record_of(*self._payload(index))
+    Args:
+        paths: local or URLs, as ``as_paths`` takes them; .gz, .zst, .bz2 and .xz by their names.
+        target: as for RecordIOSource; None is where the record lies: its offset in bytes, or its
+            number in a compressed file.
+        counts: how many samples each shard has, by its name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
-    def _choice(self) -> str:
-        return repr(self._images)
+    Raises:
+        ValueError: no path, one twice, or counts that do not fit the shards.
+
+    >>> import os, struct, tempfile
+    >>> payload = struct.pack("<IfQQ", 0, 7.0, 0, 0) + b"jpeg"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "train.rec")
+    ...     with open(path, "wb") as file:
+    ...         _ = file.write(struct.pack("<II", 0xCED7230A, len(payload)) + payload)
+    ...     [(bytes(data.numpy()), target) for data, target in RecordIOShards(path)]
+    [(b'jpeg', 7)]
+    """
+
+    def __init__(
+        self,
+        paths: AnyPaths,
+        *,
+        target: Target = "class",
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = FramedShards.shuffle_buffer,
+    ) -> None:
+        super().__init__(
+            paths,
+            RecordIOFraming(),
+            RecordIOImages(target),
+            counts=counts,
+            num_lanes=num_lanes,
+            shuffle_buffer=shuffle_buffer,
+        )
 
 
-def _read_indices(indices: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
-    found = []
-    for path in indices:
-        with open_stream(path) as stream:
-            found.append(parse_index(stream.read(), path))
-    if len(found) < len(paths):
-        found = _divided(found[0], sizes, indices[0])
+def _offsets(index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
+    if len(index_paths) == 1 < len(paths):
+        (offsets,) = read_indices(index_paths, index_paths, parse_index)
+        found = _divided(offsets, sizes, index_paths[0])
+    else:
+        found = read_indices(index_paths, paths, parse_index)
     return [
         _with_end(offsets, size, path)
-        for offsets, size, path in zip(found, sizes, indices * len(paths), strict=False)
+        for offsets, size, path in zip(found, sizes, index_paths * len(paths), strict=False)
     ]
 
 

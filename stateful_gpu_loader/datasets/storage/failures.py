@@ -1,15 +1,15 @@
-"""The words for a failure of the storage: what failed, where, while what was read."""
+"""The error of a failed read: what failed, in which file, and what was being read."""
 
 from __future__ import annotations
 
 
 def failed(error: OSError, path: str, what: str) -> OSError:
-    """The failure with the file and what was read from it; of the same kind.
+    """An OSError of the same kind that also names the file and what was read from it.
 
     Args:
         error: as the operating system or a client of remote files raised it.
         path: of the file.
-        what: was read.
+        what: what was being read.
 
     >>> failed(FileNotFoundError(2, "No such file or directory"), "a.tar", "sample 3")
     FileNotFoundError(2, 'No such file or directory, sample 3')

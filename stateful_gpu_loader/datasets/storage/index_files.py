@@ -38,10 +38,10 @@ def cached_index(
 ) -> Index:
     """The index of a file: read if one was kept and still fits, else built and kept.
 
-    It is kept beside it as ``.<name>.<kind>.npz`` where that folder can be written, else in the
-    cache folder. One that was made of another size or time of change, is damaged, or is of another
-    kind is built anew. Written beside and renamed, so that several processes may build it at the
-    same time.
+    It is kept beside the file as ``.<name>.<kind>.npz`` where that folder can be written, else in
+    the cache folder. It is built anew if the file's size or time of change is another one since, or
+    if it is damaged or of another kind. It is written to a temporary file that is then renamed, so
+    that several processes may build it at the same time.
 
     Args:
         path: local, or a URL.
@@ -65,7 +65,7 @@ def cached_index(
         try:
             _save(place, header, index)
         except OSError:
-            continue  # a folder that cannot be written: the next one, or none
+            continue  # this folder cannot be written: try the next one
         break
     return index
 
@@ -91,7 +91,7 @@ def _load(place: Path, header: str) -> Index | None:
             index = {name: file[name] for name in file.files if name not in (_HEADER, _NAMES)}
             return index if str(file[_NAMES]) == _names(index) else None
     except Exception:
-        # NumPy and zipfile fail in many ways at damaged bytes; and it is only built anew.
+        # NumPy and zipfile raise many types for damaged bytes, and the index is only built anew.
         return None
 
 

@@ -22,7 +22,7 @@ FileNumber = tuple[int, int]
 
 
 def file_number(path: str) -> FileNumber | None:
-    """Tells a local file from another one that is put in its place; None of a URL, or of none."""
+    """What tells a local file from one that replaces it; None for a URL or a missing file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -94,13 +94,15 @@ class OpenFiles:
         with self._lock:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
-                # Whoever is reading holds it until it is done.
+                # A thread that is still reading keeps the descriptor open until it is done.
                 self._files.popitem(last=False)
         return file
 
     def forget(self) -> None:
-        """Close what nobody is reading. A forked child begins so: a thread that it does not have
-        may have held the lock."""
+        """Forget all descriptors; those that are not being read are closed.
+
+        A forked child begins with this, for a thread of the parent may have held the lock.
+        """
         self._files = OrderedDict()
         self._lock = threading.Lock()
 
@@ -125,7 +127,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class _Descriptor:
-    """An open file, closed when nobody holds it any more."""
+    """An open file, closed when the last reference to it is gone."""
 
     def __init__(self, path: str, expected: FileNumber | None) -> None:
         self.descriptor = -1
@@ -138,7 +140,7 @@ class _Descriptor:
                 path,
             )
 
-    # Bound here, because at the interpreter's end the module may have lost it.
+    # A default argument, because at the interpreter's exit ``os`` may be gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.descriptor >= 0:
             close(self.descriptor)

@@ -26,7 +26,7 @@ def is_url(path: str) -> bool:
 
 
 def without_query(path: str) -> str:
-    """A URL without what is behind ``?``; a path as it is.
+    """A URL without its query, from ``?`` on; a path as it is.
 
     >>> without_query("https://host/a.tar.gz?signature=1")
     'https://host/a.tar.gz'
@@ -60,9 +60,9 @@ def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
 
 
 def names_of(paths: list[str]) -> list[str]:
-    """The paths without the folder they have in common: the same wherever that folder lies.
+    """The paths relative to the deepest folder that all have in common.
 
-    Of URLs without what is behind ``?``, such as a signature.
+    So they stay the same when that folder moves. URLs lose their query, such as a signature.
 
     Raises:
         ValueError: two have one name.

@@ -126,7 +126,7 @@ def _open_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _as_oserror(url: str) -> Iterator[None]:
-    """Clients report lost connections by exceptions of their own: the loader retries OSErrors."""
+    """Turn a client's own exceptions into OSErrors, which the loader retries."""
     try:
         yield
     except OSError as error:

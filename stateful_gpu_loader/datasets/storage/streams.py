@@ -81,7 +81,7 @@ class CorruptStream(ValueError):
 
 
 class _Decompressed(io.RawIOBase):
-    """Closes the file beneath too, which the standard library's classes leave open."""
+    """Also closes the compressed file, which the standard library's classes leave open."""
 
     def __init__(self, content: Any, raw: IO[bytes]) -> None:
         self._content = content
@@ -106,7 +106,10 @@ class _Decompressed(io.RawIOBase):
 
 
 class _Zstandard:
-    """Frames one after the other. The package's own reader takes a file cut off for its end."""
+    """Decompresses frame after frame.
+
+    The package's own reader takes the place where a file was cut off for its end.
+    """
 
     def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
         self._raw = raw

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from stateful_gpu_loader.datasets.tar.member import KEY, PICKLES
+from stateful_gpu_loader.datasets.tar.samples import KEY, PICKLES
 from stateful_gpu_loader.datasets.target_choice import Target, TargetChoice
 
 Names: TypeAlias = str | Sequence[str]
 Missing: TypeAlias = Literal["error", "skip"]
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
-"""What the decoders read."""
+"""The extensions of what the decoders read."""
 
 
 class MemberChoice:
@@ -21,13 +21,15 @@ class MemberChoice:
     Args:
         image: an extension, or several; each may be a choice such as ``"jpg;png"``.
         target: as of :class:`TargetChoice`, of extensions and such choices, or ``"__key__"``.
+        missing: whether a sample that lacks one of them is an error or is skipped.
 
     Attributes:
+        missing: as given.
         slots: of the image, then of each part of the target that is a member: extensions, of which
             the first that a sample has is taken.
 
     Raises:
-        ValueError: an extension is empty, or its files are pickles.
+        ValueError: an extension is empty, or its files are pickles, or ``missing`` is unknown.
         TypeError: an argument is of another type.
 
     >>> choice = MemberChoice(image="jpg;png", target={"label": "cls", "text": "txt"})
@@ -39,7 +41,10 @@ class MemberChoice:
 
     slots: tuple[tuple[str, ...], ...]
 
-    def __init__(self, image: Names, target: Target) -> None:
+    def __init__(self, image: Names, target: Target, missing: Missing = "error") -> None:
+        if missing not in ("error", "skip"):
+            raise ValueError(f"{missing = } is unknown. Remedy: pass 'error' or 'skip'")
+        self.missing = missing
         images = [image] if isinstance(image, str) else list(image)
         if not images:
             raise ValueError(f"{image = } names no extension. Remedy: pass image='jpg'")
@@ -75,16 +80,6 @@ class MemberChoice:
     def __str__(self) -> str:
         """Equal for equal choices: part of a fingerprint."""
         return self._text
-
-
-def check_missing(missing: str) -> None:
-    """Refuse what is no value of the argument ``missing=``.
-
-    Raises:
-        ValueError: it is neither of the two.
-    """
-    if missing not in ("error", "skip"):
-        raise ValueError(f"{missing = } is unknown. Remedy: pass 'error' or 'skip'")
 
 
 def _alternatives(name: object, argument: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ _REMEDY = "make the index of this tar anew with wds2idx, or leave index_paths= o
 def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
     """The samples that an index file names, in its order, from the tar's own index.
 
-    Nothing is taken on trust: each entry must be a member of the tar, with its size and extension.
+    Each entry is checked: it must be a member of the tar, of that size and extension.
     Files that belong to no sample by webdataset's rule are left out.
 
     Args:

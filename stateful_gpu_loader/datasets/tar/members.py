@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from stateful_gpu_loader.datasets.damage import damaged
-from stateful_gpu_loader.datasets.tar.extensions import EXTENSIONS, MAX_EXTENSION, Extension
-from stateful_gpu_loader.datasets.tar.header import BLOCK, Header, padded, parse_header
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.storage.paths import is_url
+from stateful_gpu_loader.datasets.tar.header import (
+    BLOCK,
+    EXTENSIONS,
+    MAX_EXTENSION,
+    Extension,
+    Header,
+    padded,
+    parse_header,
+)
 
 _REGULAR = frozenset((b"0", b"7"))
 _WITHOUT_CONTENT = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
 _SPARSE = b"S"
 _UNPACK = "pack the files anew, without --sparse, as tarfile, GNU tar and webdataset do by default"
+
+_LOCAL_WINDOW = 4 << 10
+_REMOTE_WINDOW = 8 << 20
+_PIECE = 64 << 20
+"""Bytes of memory that are reserved at a time, because a damaged header may claim any size."""
 
 
 class Member(NamedTuple):
@@ -32,7 +49,7 @@ class Member(NamedTuple):
     size: int
     """Bytes of its content."""
     mark: int
-    """CRC-32 of its header: tells whether the header is still there."""
+    """CRC-32 of its header, by which a replaced file is noticed."""
 
 
 class Reader(Protocol):
@@ -46,14 +63,88 @@ class Reader(Protocol):
         """The next bytes; fewer at the end of the file."""
 
     def advance(self, position: int) -> bool:
-        """Go on at a later byte; False where the file ends before it."""
+        """Skip to a later byte; False where the file ends before it."""
+
+
+class RangeReader:
+    """Reads windows of a file whose size is known, and skips what lies between them.
+
+    A window is 4 KiB of a local file, which skips the contents of images, and 8 MiB of a remote
+    one, where a request takes as long as that transfer.
+    """
+
+    def __init__(self, files: OpenFiles, path: str, size: int) -> None:
+        self._files = files
+        self._path = path
+        self._size = size
+        self._width = _REMOTE_WINDOW if is_url(path) else _LOCAL_WINDOW
+        self._window = b""
+        self._window_start = 0
+        self.position = 0
+
+    def read(self, size: int) -> bytes:
+        size = min(size, self._size - self.position)
+        begin = self.position - self._window_start
+        if begin + size > len(self._window):
+            width = min(max(size, self._width), self._size - self.position)
+            self._window = self._files.read(self._path, self.position, width).tobytes()
+            self._window_start, begin = self.position, 0
+        self.position += size
+        return self._window[begin : begin + size]
+
+    def advance(self, position: int) -> bool:
+        self.position = min(position, self._size)
+        return position <= self._size
+
+
+class StreamReader:
+    """Reads a stream from its current position on; what is skipped is read and dropped.
+
+    Args:
+        stream: buffered; it is not closed.
+        position: of its next byte in the archive.
+    """
+
+    def __init__(self, stream: IO[bytes], position: int = 0) -> None:
+        self._stream = stream
+        self.position = position
+
+    def read(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self.position += len(content)
+        return content
+
+    def advance(self, position: int) -> bool:
+        while self.position < position and self.read(min(position - self.position, 1 << 20)):
+            pass
+        return self.position >= position
+
+    def read_array(self, size: int) -> npt.NDArray[np.uint8] | None:
+        """uint8 [size], in memory of its own; None where the file ends before."""
+        pieces = []
+        while size:
+            piece = np.empty(min(size, _PIECE), dtype=np.uint8)
+            done = 0
+            while done < len(piece) and (got := self._fill(piece[done:])):
+                done += got
+            self.position += done
+            if done < len(piece):
+                return None
+            pieces.append(piece)
+            size -= done
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.empty(0, dtype=np.uint8), *pieces])
+
+    def _fill(self, piece: npt.NDArray[np.uint8]) -> int:
+        return int(self._stream.readinto(piece.data))  # type: ignore[attr-defined]
 
 
 class Members:
     """Iterates over the regular members; links, folders and devices are left out.
 
-    Between two members the caller may read the content of the one it got; what it leaves is
-    skipped.
+    Before it asks for the next member, the caller may read the content of the one it got; what it
+    does not read is skipped.
 
     Args:
         reader: at the first byte of a header, or at the archive's end.
@@ -69,7 +160,6 @@ class Members:
             members before have come.
 
     >>> import io, tarfile
-    >>> from stateful_gpu_loader.datasets.tar.readers import StreamReader
     >>> archive = io.BytesIO()
     >>> with tarfile.open(fileobj=archive, mode="w") as tar:
     ...     member = tarfile.TarInfo("0001.cls")

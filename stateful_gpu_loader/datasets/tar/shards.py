@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 import torch
 
 from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.file_shards import Counts, FileShards
 from stateful_gpu_loader.datasets.sharded import (
     EncodedShards,
     ShardedDataset,
     sample_or_error,
 )
-from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, names_of
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
 from stateful_gpu_loader.datasets.tar.choice import (
     IMAGES,
     MemberChoice,
     Missing,
     Names,
-    check_missing,
 )
-from stateful_gpu_loader.datasets.tar.counts import Counts, counts_by_name
-from stateful_gpu_loader.datasets.tar.member import KEY, value_of
+from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
 from stateful_gpu_loader.datasets.tar.stream import TarSample, tar_samples
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
@@ -31,7 +30,7 @@ from stateful_gpu_loader.records import EncodedSample
 _PACK = "pass image= and target= as the members are called, or missing='skip' to leave it out"
 
 
-class TarShards(EncodedShards):
+class TarShards(FileShards, EncodedShards):
     """Images in WebDataset tars, read as streams: ``.tar``, or with ``.gz .zst .bz2 .xz`` or
     ``.tgz``.
 
@@ -74,22 +73,12 @@ class TarShards(EncodedShards):
         num_lanes: int | None = None,
         shuffle_buffer: int = ShardedDataset.shuffle_buffer,
     ) -> None:
-        check_missing(missing)
-        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
-        self.paths = as_paths(paths)
-        self._tars = _Tars(self.paths, counts)
-        self._choice = MemberChoice(image, target)
-        self._missing = missing
-
-    def shards(self) -> Sequence[str]:
-        return self._tars.names
-
-    def num_samples(self, shard: str) -> int | None:
-        return self._tars.counts.get(shard)
+        super().__init__(paths, counts, num_lanes, shuffle_buffer)
+        self._choice = MemberChoice(image, target, missing)
 
     def fingerprint(self) -> str:
         """Of the names of the shards, and of what is chosen: no tar is opened for it."""
-        return f"{super().fingerprint()}, {self._choice}, missing={self._missing}"
+        return f"{super().fingerprint()}, {self._choice}, missing={self._choice.missing}"
 
     def read_shard(
         self, shard: str, cursor: int
@@ -102,13 +91,13 @@ class TarShards(EncodedShards):
             ValueError: from here on it is damaged or cut off; or there are not as many samples as
                 ``counts`` says.
         """
-        samples = self._tars.read(shard, cursor, self._choice.wanted, self._accepts)
+        samples = _counted(self, shard, cursor, self._choice.wanted, self._accepts)
         with closing(samples):
             for sample, after in samples:
                 yield sample_or_error(self._encoded, sample), after
 
     def _accepts(self, sample: TarSample) -> bool:
-        return self._missing == "error" or self._lacking(sample) is None
+        return self._choice.missing == "error" or self._lacking(sample) is None
 
     def _lacking(self, sample: TarSample) -> int | None:
         """The first slot of the choice for which the sample has nothing."""
@@ -135,7 +124,7 @@ class TarShards(EncodedShards):
         return f"{type(self).__name__}({len(self.paths)} tars)"
 
 
-class TarRecords(ShardedDataset):
+class TarRecords(FileShards):
     """Samples of any kind in WebDataset tars, as dicts of all their members.
 
     A sample is ``{"__key__": key, extension: value, ...}``, with the values of :func:`value_of`;
@@ -165,21 +154,13 @@ class TarRecords(ShardedDataset):
         num_lanes: int | None = None,
         shuffle_buffer: int = ShardedDataset.shuffle_buffer,
     ) -> None:
-        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
-        self.paths = as_paths(paths)
-        self._tars = _Tars(self.paths, counts)
-
-    def shards(self) -> Sequence[str]:
-        return self._tars.names
-
-    def num_samples(self, shard: str) -> int | None:
-        return self._tars.counts.get(shard)
+        super().__init__(paths, counts, num_lanes, shuffle_buffer)
 
     def read_shard(
         self, shard: str, cursor: int
     ) -> Iterator[tuple[dict[str, Any] | ValueError, int]]:
         """As :class:`ShardedDataset` has it; errors as of :meth:`TarShards.read_shard`."""
-        samples = self._tars.read(shard, cursor, None, lambda sample: True)
+        samples = _counted(self, shard, cursor, None, lambda sample: True)
         with closing(samples):
             for sample, after in samples:
                 yield sample_or_error(_members, sample), after
@@ -188,31 +169,27 @@ class TarRecords(ShardedDataset):
         return f"{type(self).__name__}({len(self.paths)} tars)"
 
 
-class _Tars:
-    """Shards by their names, and how many samples they should have."""
+def _counted(
+    shards: FileShards,
+    shard: str,
+    cursor: int,
+    wanted: frozenset[str] | None,
+    accepts: Callable[[TarSample], bool],
+) -> Generator[tuple[TarSample, int]]:
+    """The samples of a shard, and an error at its end if they are not as many as ``counts`` says.
 
-    def __init__(self, paths: list[str], counts: Counts) -> None:
-        self.names = names_of(paths)
-        self.counts = counts_by_name(counts, self.names, paths)
-        self._path_of = dict(zip(self.names, paths, strict=True))
-
-    def read(
-        self,
-        shard: str,
-        cursor: int,
-        wanted: frozenset[str] | None,
-        accepts: Callable[[TarSample], bool],
-    ) -> Generator[tuple[TarSample, int]]:
-        path, number = self._path_of[shard], 0
-        with closing(tar_samples(path, cursor, wanted=wanted, accepts=accepts)) as samples:
-            for each in samples:
-                number += 1
-                yield each
-        count = self.counts.get(shard)
-        if count is not None and cursor == 0 and number != count:
-            raise ValueError(
-                f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
-            )
+    Where reading begins in the middle, they are not counted.
+    """
+    path, number = shards.path_of(shard), 0
+    with closing(tar_samples(path, cursor, wanted=wanted, accepts=accepts)) as samples:
+        for each in samples:
+            number += 1
+            yield each
+    count = shards.num_samples(shard)
+    if count is not None and cursor == 0 and number != count:
+        raise ValueError(
+            f"{path!r} has {number} samples, not {count} as counts= says. Remedy: correct it"
+        )
 
 
 def _members(sample: TarSample) -> dict[str, Any]:
@@ -221,10 +198,5 @@ def _members(sample: TarSample) -> dict[str, Any]:
 
 
 def _value(sample: TarSample, extension: str) -> Any:
-    content = sample.contents[extension]
-    try:
-        return value_of(extension, content.tobytes())
-    except ValueError as error:
-        what = f"its member {extension!r} cannot be read: {error}"
-        offset = sample.offsets[extension]
-        raise damaged(sample.path, what, record=sample.key, offset=offset) from error
+    content, offset = sample.contents[extension], sample.offsets[extension]
+    return member_value(extension, content, sample.path, key=sample.key, offset=offset)

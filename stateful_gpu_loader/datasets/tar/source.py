@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.memory import Bytes
@@ -25,19 +24,17 @@ from stateful_gpu_loader.datasets.tar.choice import (
     MemberChoice,
     Missing,
     Names,
-    check_missing,
 )
 from stateful_gpu_loader.datasets.tar.dali_index import samples_of
 from stateful_gpu_loader.datasets.tar.header import BLOCK
-from stateful_gpu_loader.datasets.tar.index import Numbers, TarIndex, joined, tar_index
-from stateful_gpu_loader.datasets.tar.member import KEY, value_of
-from stateful_gpu_loader.datasets.tar.selection import select
+from stateful_gpu_loader.datasets.tar.index import Numbers, TarIndex, joined, select, tar_index
+from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
 
 _GAP = 64 << 10
-"""Bytes that are read along, rather than reading twice."""
+"""Bytes between members that are read along, where that saves a second read."""
 _INDEXED_AT_ONCE = 8
 
 
@@ -48,7 +45,7 @@ class TarSource(Source):
     URL headers are read together with what lies between them, which is most of a tar.
     Members belong together as in the package ``webdataset``: consecutive ones with the same path up
     to the first dot of its last part are a sample, and the rest of the name is the extension. A key
-    that comes back later in a tar begins another sample, as there.
+    that comes back later in a tar begins another sample, as in that package.
 
     Args:
         paths: one or several, in order; ``{000..011}``, ``{a,b}`` and wildcards stand for several.
@@ -91,9 +88,8 @@ class TarSource(Source):
         cache_dir: str | os.PathLike[str] | None = None,
         index_paths: AnyPath | Sequence[AnyPath] | None = None,
     ) -> None:
-        check_missing(missing)
+        self._choice = MemberChoice(image, target, missing)
         self.paths = as_paths(paths)
-        self._choice = MemberChoice(image, target)
         self._files = OpenFiles()
         indices = self._index(None if cache_dir is None else os.fspath(cache_dir))
         if index_paths is not None:
@@ -106,7 +102,7 @@ class TarSource(Source):
                 samples_of(index, text, tar)
                 for index, text, tar in zip(indices, texts, self.paths, strict=True)
             ]
-        chosen = select(indices, self._choice, self.paths, missing)
+        chosen = select(indices, self._choice, self.paths)
         self._samples, self._chosen, self._ends = chosen.samples, chosen.members, chosen.ends
         self._members: TarIndex = joined(indices)
         self._fingerprint: str | None = None
@@ -164,7 +160,7 @@ class TarSource(Source):
     def fingerprint(self) -> str:
         """blake2b of what is chosen, and of all members' keys, extensions and sizes in order.
 
-        Equal wherever the tars lie, whatever they are called, and whoever packed them.
+        It does not depend on the tars' paths and names, nor on the program that packed them.
         """
         if self._fingerprint is None:
             self._fingerprint = f"{len(self)} samples in tars, {self._digest()}"
@@ -192,22 +188,14 @@ class TarSource(Source):
     def _contents(self, index: int, members: Numbers) -> list[Bytes]:
         """The bytes of some members of a sample, read at once where they lie together."""
         places = self._members.members[members].tolist()
-        begin = min(offset for offset, _, _ in places) - BLOCK
-        end = max(offset + size for offset, size, _ in places)
-        if end - begin <= sum(size for _, size, _ in places) + _GAP:
+        begin, end = _span(places)
+        are_near = end - begin <= sum(size for _, size, _ in places) + _GAP
+        contents: list[Bytes] = []
+        for together in [places] if are_near else [[place] for place in places]:
+            begin, end = _span(together)
             data = self._read(index, begin, end)
-            return [self._checked(index, data, begin, *place) for place in places]
-        return [
-            self._checked(
-                index,
-                self._read(index, offset - BLOCK, offset + size),
-                offset - BLOCK,
-                offset,
-                size,
-                mark,
-            )
-            for offset, size, mark in places
-        ]
+            contents += [self._checked(index, data, begin, *place) for place in together]
+        return contents
 
     def _read(self, index: int, begin: int, end: int) -> Bytes:
         path = self.paths[self._tar(index)]
@@ -233,13 +221,20 @@ class TarSource(Source):
         return data[start : start + size]
 
     def _value(self, index: int, member: np.int64, content: Bytes) -> Any:
-        extension = self._extension(member)
-        try:
-            return value_of(extension, content.tobytes())
-        except ValueError as error:
-            what = f"its member {extension!r} cannot be read, sample {index = }: {error}"
-            path, offset = self.paths[self._tar(index)], int(self._members.members[member, 0])
-            raise damaged(path, what, record=self.key(index), offset=offset) from error
+        return member_value(
+            self._extension(member),
+            content,
+            self.paths[self._tar(index)],
+            key=self.key(index),
+            offset=int(self._members.members[member, 0]),
+            sample=f", sample {index = }",
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} tars, {len(self)} samples)"
+
+
+def _span(places: list[list[int]]) -> tuple[int, int]:
+    """Where the first header begins, and where the last content ends."""
+    begin = min(offset for offset, _, _ in places) - BLOCK
+    return begin, max(offset + size for offset, size, _ in places)

@@ -12,9 +12,8 @@ from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
-from stateful_gpu_loader.datasets.tar.member import SampleGrouping
-from stateful_gpu_loader.datasets.tar.members import Member, Members
-from stateful_gpu_loader.datasets.tar.readers import StreamReader
+from stateful_gpu_loader.datasets.tar.members import Member, Members, StreamReader
+from stateful_gpu_loader.datasets.tar.samples import SampleGrouping
 
 _CHANGED = "resume with the tar that the state was saved with, or begin the epoch anew"
 _OPEN = (
@@ -46,7 +45,7 @@ def tar_samples(
     wanted: frozenset[str] | None,
     accepts: Callable[[TarSample], bool],
 ) -> Generator[tuple[TarSample, int]]:
-    """Each sample from ``cursor`` on, and the cursor of the one behind it.
+    """Each sample from ``cursor`` on, and the cursor of the next sample.
 
     The cursor is the byte where a sample's first header begins; in a compressed tar, which must be
     read from its beginning, the number of samples before it.

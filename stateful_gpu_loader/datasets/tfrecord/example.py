@@ -68,12 +68,12 @@ def values_of(feature: memoryview) -> Values | None:
     for number, wire_type, part in fields(feature):
         if number in (_BYTES, _FLOAT, _INT64) and wire_type == DELIMITED:
             if number != kind:
-                # The members of a oneof put each other out.
+                # Of the members of a oneof only the last one counts.
                 kind, parts = number, []
             parts.append(memoryview(part))  # type: ignore[arg-type]
     if not parts:
         return None
-    # Merging two messages is reading one behind the other.
+    # Two messages are merged by reading one after the other.
     values = parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
     if kind == _BYTES:
         return [
@@ -185,7 +185,7 @@ def _entries_as_usual(features: memoryview) -> dict[str, memoryview] | None:
 
 
 def _length(view: memoryview, at: int) -> tuple[int, int]:
-    """The varint at a byte, and the byte after it; IndexError if that is none of a length."""
+    """The varint at a byte, and the byte after it; IndexError if it is too long for a length."""
     length = view[at]
     at += 1
     if length < 0x80:

@@ -6,22 +6,30 @@ all little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). No 
 
 from __future__ import annotations
 
+import functools
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import IO
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.framed.framing import Bytes, Offsets, Place, Read, read_up_to
-from stateful_gpu_loader.datasets.framed.lookahead import Lookahead
-from stateful_gpu_loader.datasets.tfrecord.crc32c import masked_crc32c
+from stateful_gpu_loader.datasets.framed.framing import (
+    Bytes,
+    Lookahead,
+    Offsets,
+    Place,
+    Read,
+    read_up_to,
+)
+from stateful_gpu_loader.errors import MissingDependency
 
 _HEADER = Struct("<QI")
 _FOOTER = Struct("<I")
 _FRAME = _HEADER.size + _FOOTER.size
 _GZIP = b"\x1f\x8b"
+_MASK_DELTA = 0xA282EAD8
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
@@ -140,6 +148,47 @@ def parse_index(text: bytes, path: str) -> Offsets:
             )
         offsets.append(offset + size)
     return np.array(offsets, dtype=np.int64)
+
+
+def masked_crc32c(data: bytes | Bytes) -> int:
+    """The CRC-32C (Castagnoli) of the bytes as TFRecord stores it, 0 <= crc < 2**32.
+
+    TensorFlow's ``tsl/lib/hash/crc32c.h`` rotates it right by 15 bits and adds a constant.
+
+    Args:
+        data: bytes, or contiguous uint8 [n], which is not copied.
+
+    Raises:
+        MissingDependency: google-crc32c is not installed.
+
+    >>> f"{masked_crc32c((24).to_bytes(8, 'little')):08x}"
+    '224b7fa3'
+    """
+    crc = _load()(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def require_crc32c() -> None:
+    """Check that checksums can be computed, before a file is opened.
+
+    Raises:
+        MissingDependency: google-crc32c is not installed.
+    """
+    _load()
+
+
+@functools.cache
+def _load() -> Callable[[bytes | Bytes], int]:
+    try:
+        import google_crc32c
+    except ImportError:
+        raise MissingDependency(
+            "google-crc32c",
+            needed_for="checking the checksums of TFRecord files (check_crc=True)",
+            extra="tfrecord",
+        ) from None
+    value: Callable[[bytes | Bytes], int] = google_crc32c.value
+    return value
 
 
 def _cut(place: Place, what: str) -> ValueError:

@@ -1,20 +1,22 @@
-"""TFRecordSource: TFRecord files of tf.train.Example, by index, without TensorFlow."""
+"""TFRecordSource and TFRecordShards: TFRecord files of tf.train.Example, without TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
+from stateful_gpu_loader.datasets.file_shards import Counts
 from stateful_gpu_loader.datasets.framed.framing import Offsets
-from stateful_gpu_loader.datasets.framed.source import AnyPaths, FramedSource, one_index_each
+from stateful_gpu_loader.datasets.framed.shards import FramedShards
+from stateful_gpu_loader.datasets.framed.source import AnyPaths, FramedSource, read_indices
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
-from stateful_gpu_loader.datasets.storage.streams import open_stream
 from stateful_gpu_loader.datasets.target_choice import Target
-from stateful_gpu_loader.datasets.tfrecord.crc32c import require_crc32c
-from stateful_gpu_loader.datasets.tfrecord.example_images import ExampleImages, record_of
-from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming, parse_index
-from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.datasets.tfrecord.images import ExampleImages
+from stateful_gpu_loader.datasets.tfrecord.records import (
+    TFRecordFraming,
+    parse_index,
+    require_crc32c,
+)
 
 
 class TFRecordSource(FramedSource):
@@ -69,42 +71,71 @@ class TFRecordSource(FramedSource):
     ) -> None:
         if check_crc:
             require_crc32c()
-        self._images = ExampleImages(image, target, variable_length)
-        files = as_paths(paths)
-        indices = None if index_paths is None else one_index_each(index_paths, files)
+        indices = None if index_paths is None else as_paths(index_paths)
         super().__init__(
-            files,
+            paths,
             TFRecordFraming(check_crc=check_crc),
-            given=None if indices is None else partial(_read_indices, indices),
+            ExampleImages(image, target, variable_length),
+            given=None if indices is None else partial(_offsets, indices),
             cache_dir=cache_dir,
             stream_class="TFRecordShards",
         )
 
-    def read(self, index: int) -> EncodedSample:
-        """The encoded image and the target; the image's bytes keep the whole record in memory.
 
-        Raises:
-            OSError: of the kind that the system reports; it names the path and the index.
-            ValueError: the record is damaged, is no Example or lacks a feature.
-        """
-        payload, place = self._payload(index)
-        data, target = self._images.take(payload, place, index)
-        return EncodedSample(data, target, f"{place.path}, record {place.record}")
+class TFRecordShards(FramedShards):
+    """Encoded images and their labels, streamed from TFRecord files without an index.
 
-    def record(self, index: int) -> dict[str, Any]:
-        """All features of the record at ``0 <= index < len(self)``, by name.
+    Args:
+        paths: local or URLs, as ``as_paths`` takes them; .gz, .zst, .bz2 and .xz by their names.
+        image: the feature with the encoded image; of several names the first that a record has.
+        target: as for TFRecordSource; None is where the record lies: its offset in bytes, or its
+            number in a compressed file.
+        variable_length: features of the target that are arrays (or lists) even where a record has
+            one value.
+        check_crc: check both checksums of each record; needs google-crc32c.
+        counts: how many samples each shard has, by its name or in order; None is unknown.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
 
-        Lists of bytes, float32 [n] and int64 [n]; an empty list where a feature has no kind.
-        """
-        return record_of(*self._payload(index))
+    Raises:
+        ValueError: no path, one twice, or counts that do not fit the shards.
+        MissingDependency: google-crc32c is not installed, and ``check_crc`` is left on.
 
-    def _choice(self) -> str:
-        return repr(self._images)
+    >>> import os, tempfile
+    >>> feature = bytes.fromhex("0a04") + b"jpeg"
+    >>> entry = bytes([10, 13]) + b"image/encoded" + bytes([18, 8, 10, 6]) + feature
+    >>> example = bytes([10, len(entry) + 2, 10, len(entry)]) + entry
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "train.tfrecord")
+    ...     with open(path, "wb") as file:
+    ...         _ = file.write(len(example).to_bytes(8, "little") + bytes(4) + example + bytes(4))
+    ...     shards = TFRecordShards(path, target=None, check_crc=False)
+    ...     [(bytes(data.numpy()), target) for data, target in shards]
+    [(b'jpeg', 0)]
+    """
+
+    def __init__(
+        self,
+        paths: AnyPaths,
+        *,
+        image: str | Sequence[str] = "image/encoded",
+        target: Target = "image/class/label",
+        variable_length: str | Sequence[str] = (),
+        check_crc: bool = True,
+        counts: Counts = None,
+        num_lanes: int | None = None,
+        shuffle_buffer: int = FramedShards.shuffle_buffer,
+    ) -> None:
+        if check_crc:
+            require_crc32c()
+        super().__init__(
+            paths,
+            TFRecordFraming(check_crc=check_crc),
+            ExampleImages(image, target, variable_length),
+            counts=counts,
+            num_lanes=num_lanes,
+            shuffle_buffer=shuffle_buffer,
+        )
 
 
-def _read_indices(indices: list[str], sizes: list[int]) -> list[Offsets]:
-    found = []
-    for path in indices:
-        with open_stream(path) as stream:
-            found.append(parse_index(stream.read(), path))
-    return found
+def _offsets(index_paths: list[str], paths: list[str], sizes: list[int]) -> list[Offsets]:
+    return read_indices(index_paths, paths, parse_index)

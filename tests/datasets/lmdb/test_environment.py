@@ -16,7 +16,7 @@ import lmdb
 import pytest
 
 from stateful_gpu_loader.datasets.lmdb import environment as lmdb_environment
-from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
+from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.environment import environment_at
 from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
 from tests.patience import seconds

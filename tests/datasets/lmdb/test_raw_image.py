@@ -28,19 +28,19 @@ def reopened(file: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def as_batch(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
     """uint8 [3, height, width]: what a decoder gives."""
-    colors = np.repeat(pixels[..., None], 3, axis=2) if pixels.ndim == 2 else pixels
+    colors = np.repeat(pixels, 4 - pixels.shape[2], axis=2)[:, :, :3]
     return torch.from_numpy(colors.transpose(2, 0, 1).copy())
 
 
 @given(PIXELS)
 def test_grey_pixels_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
-    assert np.array_equal(reopened(stored_png(pixels)), pixels)
-    assert np.array_equal(stored_png(pixels[..., None]), stored_png(pixels))
+    assert np.array_equal(reopened(stored_png(pixels[..., None])), pixels)
 
 
 @given(arrays(np.uint8, st.tuples(st.integers(1, 40), st.integers(1, 40), st.just(3))))
 def test_colours_are_kept(pixels: npt.NDArray[np.uint8]) -> None:
     assert np.array_equal(reopened(stored_png(pixels)), pixels)
+    assert np.array_equal(reopened(stored_png(pixels, "BGR")), pixels[:, :, ::-1])
 
 
 @pytest.mark.parametrize("name", ["coffee", "chelsea"])
@@ -48,7 +48,7 @@ def test_photographs_are_decoded_as_they_are_by_the_loaders_decoder(name: str) -
     """Of more than 64 KB, which several blocks hold; and of strides that run backwards."""
     decoder = make_decoder("torchvision")
     whole = np.asarray(photograph(name))
-    for pixels in (whole, whole[::-1, ::2, ::-1], whole[:, :, 1], whole[5:6, 7:8]):
+    for pixels in (whole, whole[::-1, ::2, ::-1], whole[:, :, 1:2], whole[5:6, 7:8]):
         data = torch.from_numpy(stored_png(pixels))
         header = probe(data)
         assert (header.height, header.width) == pixels.shape[:2]
@@ -58,15 +58,3 @@ def test_photographs_are_decoded_as_they_are_by_the_loaders_decoder(name: str) -
 def test_a_file_is_little_longer_than_its_pixels() -> None:
     pixels = np.asarray(photograph("coffee"))
     assert len(stored_png(pixels)) < pixels.size * 1.01 + 100
-
-
-@pytest.mark.parametrize("shape", [(4,), (4, 4, 2), (4, 4, 4), (1, 4, 4, 3), ()])
-def test_other_shapes_are_named(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"pixels of shape \["):
-        stored_png(np.zeros(shape, dtype=np.uint8))
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (4, 0, 3)])
-def test_no_pixels_are_no_image(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="nothing to decode"):
-        stored_png(np.zeros(shape, dtype=np.uint8))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.framed.framing import Bytes, Place
-from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming, parse_index, unpack
+from stateful_gpu_loader.datasets.recordio.images import unpack
+from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming, parse_index
 from tests.datasets.record_files import MAGIC, image_record, recordio_frame
 
 START = Place("a.rec", 0, 0)

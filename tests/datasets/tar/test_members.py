@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.tar.header import parse_header, parse_number
-from stateful_gpu_loader.datasets.tar.members import Members
-from stateful_gpu_loader.datasets.tar.readers import StreamReader
+from stateful_gpu_loader.datasets.tar.members import Members, StreamReader
 from tests.datasets.tar.tar_files import FORMATS, tar_bytes
 
 NAMES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 
@@ -14,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.framed.framing import Bytes, Place
-from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming, parse_index
+from stateful_gpu_loader.datasets.tfrecord import records
+from stateful_gpu_loader.datasets.tfrecord.records import (
+    TFRecordFraming,
+    masked_crc32c,
+    parse_index,
+    require_crc32c,
+)
+from stateful_gpu_loader.errors import MissingDependency
 from tests.datasets.record_files import tfrecord_frame
 
 # From the tests of TensorBoard's event_file_loader.
@@ -182,3 +190,22 @@ def test_an_index_of_tfrecord2idx_is_read() -> None:
 def test_an_index_that_is_something_else_is_named_by_line(text: bytes, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         parse_index(text, "a.idx")
+
+
+def test_the_mask_is_tensorflows() -> None:
+    """The header of every event file: 24 bytes."""
+    assert masked_crc32c((24).to_bytes(8, "little")) == int.from_bytes(b'\xa3\x7fK"', "little")
+    assert masked_crc32c(b"") == 0xA282EAD8
+    array = np.frombuffer(b"x" + (24).to_bytes(8, "little"), dtype=np.uint8)
+    assert masked_crc32c(array[1:]) == masked_crc32c((24).to_bytes(8, "little"))
+
+
+def test_the_absence_of_google_crc32c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    records._load.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "google_crc32c", None)
+        for use in (require_crc32c, lambda: masked_crc32c(b"")):
+            with pytest.raises(MissingDependency, match=r"check_crc=True.*google-crc32c") as caught:
+                use()
+            assert caught.value.extra == "tfrecord"
+    require_crc32c()

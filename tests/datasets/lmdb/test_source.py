@@ -12,11 +12,8 @@ import lmdb
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.lmdb.caffe_source import CaffeLMDBSource
-from stateful_gpu_loader.datasets.lmdb.keys import KeyTable
+from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.errors import MissingDependency
@@ -227,24 +224,3 @@ def test_a_missing_package_is_named(path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "lmdb", None)
     with pytest.raises(MissingDependency, match=r"package 'lmdb'.*stateful_gpu_loader\[lmdb\]"):
         CaffeLMDBSource(path)
-
-
-@given(st.lists(st.binary(max_size=9)))
-def test_a_table_keeps_keys_of_any_bytes(keys: list[bytes]) -> None:
-    table = KeyTable(iter(keys))
-    assert [table[index] for index in range(len(table))] == keys
-    assert len(table) == len(keys)
-    assert repr(table)
-
-
-def test_tables_of_the_same_text_and_other_keys_differ() -> None:
-    tables = [
-        KeyTable(keys) for keys in ([b"ab", b"cd"], [b"a", b"bcd"], [b"abcd"], [b"abc", b"d"])
-    ]
-    assert len({table.blocks() for table in tables}) == 4
-
-
-def test_a_table_of_many_keys_is_built_in_blocks() -> None:
-    table = KeyTable(b"%08d" % number for number in range(200_000))
-    assert (len(table), table[0], table[199_999]) == (200_000, b"00000000", b"00199999")
-    assert len(pickle.dumps(table)) < 200_000 * 8 + 500

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader.datasets.framed.framing import Place
-from stateful_gpu_loader.datasets.tfrecord.example_images import ExampleImages, record_of
+from stateful_gpu_loader.datasets.tfrecord.images import ExampleImages
 from tests.datasets.record_files import delimited, example, imagenet_example
 
 PLACE = Place("a.tfrecord", 3, 600)
@@ -169,10 +169,11 @@ def test_choices_are_told_apart_by_their_text() -> None:
 
 
 def test_a_whole_record_comes_in_plain_types() -> None:
-    record = record_of(payload(example(imagenet_example(b"jpeg", 2))), PLACE)
+    images = ExampleImages("image/encoded", None, ())
+    record = images.record(payload(example(imagenet_example(b"jpeg", 2))), PLACE)
     assert len(record) == 11
     assert record["image/encoded"] == [b"jpeg"]
     assert record["image/height"].tolist() == [400]
     assert record[BOXES].dtype == np.float32
     with pytest.raises(ValueError, match="record 3, byte 600: malformed"):
-        record_of(payload(b"\x0a\x09abc"), PLACE)
+        images.record(payload(b"\x0a\x09abc"), PLACE)

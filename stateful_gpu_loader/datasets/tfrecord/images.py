@@ -43,16 +43,7 @@ class ExampleImages:
         self._variable_length = frozenset(names)
 
     def take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
-        """The image's bytes, uint8 [n], which share the record's memory; and the target.
-
-        Args:
-            payload: the record.
-            place: where it lies.
-            number: the target where no feature is asked for.
-
-        Raises:
-            ValueError: it is no Example, or lacks a feature.
-        """
+        """As ``ImageRecords.take``; the image shares the record's memory."""
         try:
             features = features_of(payload.data)
             image = self._find_image(features)
@@ -60,6 +51,24 @@ class ExampleImages:
         except ValueError as error:
             raise place.damaged(str(error)) from error
         return torch.from_numpy(np.frombuffer(image, dtype=np.uint8)), target
+
+    def record(self, payload: Bytes, place: Place) -> dict[str, Any]:
+        """All features of a record: lists of bytes, float32 [n] and int64 [n].
+
+        Raises:
+            ValueError: it is no Example.
+        """
+        record: dict[str, Any] = {}
+        try:
+            for name, feature in features_of(payload.data).items():
+                values = values_of(feature)
+                if isinstance(values, list):
+                    record[name] = [bytes(value) for value in values]
+                else:
+                    record[name] = [] if values is None else values
+        except ValueError as error:
+            raise place.damaged(str(error)) from error
+        return record
 
     def _find_image(self, features: dict[str, memoryview]) -> memoryview:
         name = next((name for name in self._image if name in features), self._image[0])
@@ -82,25 +91,6 @@ class ExampleImages:
         image = self._image[0] if len(self._image) == 1 else self._image
         kept = sorted(self._variable_length)
         return f"{image=}, target={self._target!r}" + (f", variable_length={kept}" if kept else "")
-
-
-def record_of(payload: Bytes, place: Place) -> dict[str, Any]:
-    """All features of a record: lists of bytes, float32 [n] and int64 [n].
-
-    Raises:
-        ValueError: it is no Example.
-    """
-    record: dict[str, Any] = {}
-    try:
-        for name, feature in features_of(payload.data).items():
-            values = values_of(feature)
-            if isinstance(values, list):
-                record[name] = [bytes(value) for value in values]
-            else:
-                record[name] = [] if values is None else values
-    except ValueError as error:
-        raise place.damaged(str(error)) from error
-    return record
 
 
 def _values(features: dict[str, memoryview], name: str) -> Values:

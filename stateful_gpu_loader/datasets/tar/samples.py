@@ -15,6 +15,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.datasets.damage import damaged
+
 KEY = "__key__"
 """The name of a sample's key among its members."""
 
@@ -30,7 +32,7 @@ _NPY_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 
-# The longest folder that leaves a name without dots; as in webdataset, letter for letter.
+# The same expression as in webdataset.
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _META = re.compile(r"__[^/]*__($|/)")
 
@@ -51,7 +53,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 class SampleGrouping:
-    """Groups consecutive members of one key; other names between them do not part them.
+    """Groups consecutive members of one key; names that belong to no sample may come between them.
 
     A key that comes back after another one begins a second sample, as in webdataset and DALI.
 
@@ -110,6 +112,35 @@ def value_of(extension: str, data: bytes) -> Any:
         except RecursionError:
             raise ValueError("its JSON is nested too deeply") from None
     return _array(data) if kind == "npy" else data
+
+
+def member_value(
+    extension: str,
+    content: npt.NDArray[np.uint8],
+    path: str,
+    *,
+    key: str,
+    offset: int,
+    sample: str = "",
+) -> Any:
+    """The value of a member, as :func:`value_of` has it.
+
+    Args:
+        extension: of the member.
+        content: of the member, uint8 [num_bytes].
+        path: of the tar; this and what follows is for errors.
+        key: of the sample.
+        offset: the byte of the member's content in the tar.
+        sample: more words about the sample.
+
+    Raises:
+        ValueError: the content is malformed; the text names the tar, the key and the byte.
+    """
+    try:
+        return value_of(extension, content.tobytes())
+    except ValueError as error:
+        what = f"its member {extension!r} cannot be read{sample}: {error}"
+        raise damaged(path, what, record=key, offset=offset) from error
 
 
 def _integer(data: bytes) -> int:

@@ -44,15 +44,6 @@ def put_right(loops: dict[str, Any], saved: Saved) -> None:
     batch["is_last_batch"] = False
 
 
-def forget_begun_batch(total: Any) -> None:
-    """The batch whose step failed comes again: it counts once for ``val_check_interval``.
-
-    Args:
-        total: Lightning's, of all batches, once it has seen from them where it restarts.
-    """
-    total.ready = total.started = total.processed
-
-
 def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
     """Epochs begun and epochs done; what earlier fits have counted in total stays."""
     current, total = progress["current"], progress["total"]

@@ -17,7 +17,9 @@ FORMAT = "stateful_gpu_loader of each rank"
 VERSION = 1
 
 
-def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
+def state_of_all_ranks(
+    loader: Any, batches_ago: int = 0, *, state: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """One state of what the loader has on all ranks, on every rank: a collective call.
 
     It is a loader's own state, which loads on any number of ranks, wherever the loader divides
@@ -27,6 +29,7 @@ def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
     Args:
         loader: of this rank.
         batches_ago: as in :meth:`StatefulGPULoader.state_dict`.
+        state: what this rank's loader returned earlier; None is its present state.
 
     Raises:
         StateMismatch: the ranks are not at the same step; on every rank.
@@ -36,7 +39,8 @@ def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
     >>> state_of_all_ranks(loader) == loader.state_dict()
     True
     """
-    state = loader.state_dict(batches_ago) if batches_ago else loader.state_dict()
+    if state is None:
+        state = loader.state_dict(batches_ago) if batches_ago else loader.state_dict()
     num_ranks, rank = size_and_rank()
     if num_ranks == 1:
         return dict(state)

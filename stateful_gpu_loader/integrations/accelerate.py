@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency
@@ -14,10 +15,7 @@ from stateful_gpu_loader.integrations.shared.dividing import (
     divided,
     was_loaded,
 )
-from stateful_gpu_loader.integrations.shared.every_rank import (
-    is_same_on_all_ranks,
-    state_of_all_ranks,
-)
+from stateful_gpu_loader.integrations.shared.every_rank import load_all, state_for_all_ranks
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -164,7 +162,7 @@ class _Hooks:
 
     def save(self, models: Any, weights: Any, output_dir: str) -> None:
         accelerator, loaders = self._all()
-        states = [_state_of(_InHand(loader)) for loader in loaders]
+        states = [state_for_all_ranks(one.loader, one.state_dict()) for one in loaders]
         on_each_node = accelerator.project_configuration.save_on_each_node
         writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if loaders and writes:
@@ -175,40 +173,15 @@ class _Hooks:
         if not loaders:
             return
         states, _ = read_states(input_dir, len(loaders), saved_by="prepare_loader()")
-        former = [loader.state_dict() for loader in loaders]
-        for i, loader in enumerate(loaders):
-            try:
-                loader.load_state_dict(states[i])
-            except Exception:
-                for other, state in zip(loaders[:i], former[:i], strict=True):
-                    other.load_state_dict(state)
-                raise
+        load_all(
+            (loader, partial(loader.load_state_dict, state))
+            for loader, state in zip(loaders, states, strict=True)
+        )
 
     def _all(self) -> tuple[Any, list[PreparedLoader]]:
         accelerator: Any = self._accelerator()
         prepared = [one for one in accelerator._dataloaders if type(one) is PreparedLoader]
         return accelerator, prepared
-
-
-class _InHand:
-    """A loader that is where the loop is, and not where it was read ahead to."""
-
-    def __init__(self, prepared: PreparedLoader) -> None:
-        self._prepared = prepared
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._prepared.loader, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._prepared.state_dict()
-
-
-def _state_of(loader: Any) -> dict[str, Any]:
-    """Nobody is asked where all ranks say the same: scripts save on the main process alone, too."""
-    if is_same_on_all_ranks(loader):
-        state: dict[str, Any] = loader.state_dict()
-        return state
-    return state_of_all_ranks(loader)
 
 
 def _check_ways(accelerator: Any) -> None:

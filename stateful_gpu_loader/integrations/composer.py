@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
-from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    load_all,
+    load_own_state,
+    state_of_all_ranks,
+)
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 try:
@@ -196,23 +201,16 @@ def _loaders_of(state: State) -> Loaders:
 
 
 def _load_all(loaders: Loaders, saved: Mapping[str, Any]) -> None:
-    """All or none.
+    """Load all states, or none.
 
     Raises:
         StateMismatch: the states are of other loaders.
     """
     if set(loaders) != set(saved):
         raise StateMismatch("loaders", saved=sorted(saved), present=sorted(loaders), remedy=_REMEDY)
-    before: dict[str, Any] = {}
-    try:
-        for name, loader in loaders.items():
-            place = loader.state_dict()
-            load_own_state(loader, saved[name])
-            before[name] = place
-    except StateMismatch:
-        for name, place in before.items():
-            loaders[name].load_state_dict(place)
-        raise
+    load_all(
+        (loader, partial(load_own_state, loader, saved[name])) for name, loader in loaders.items()
+    )
 
 
 def _leave_epoch(loader: StatefulGPULoader[Any]) -> None:

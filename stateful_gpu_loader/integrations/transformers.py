@@ -64,7 +64,8 @@ class TrainLoaderMixin:
     """
 
     _feed: BatchFeed
-    _trained: _Trained | None
+    _trained: tuple[int, dict[str, Any]] | None
+    """The number of steps, and the loader's state before the next step's batches are fetched."""
     _iterator: weakref.ref[Any] | None
     _whole_epochs: bool
 
@@ -134,8 +135,8 @@ class TrainLoaderMixin:
         given: Any = self
         trained, length = self._trained, self._feed.numbers.length
         ends_early = given.control.should_epoch_stop and self._feed.num_batches != length
-        if trained is not None and trained.step == given.state.global_step:
-            state = state_of_all_ranks(trained)
+        if trained is not None and trained[0] == given.state.global_step:
+            state = state_of_all_ranks(self.train_loader, state=trained[1])
         else:
             if self._feed.num_batches == length:
                 self._feed.finish()
@@ -147,9 +148,8 @@ class TrainLoaderMixin:
     def _fetched(self, iterator: Any) -> Iterator[Any]:
         step = self.state.global_step  # type: ignore[attr-defined]
         for batch in iterator:
-            if self._trained is None or self._trained.step != step:
-                state = self._feed.state_before_the_last()
-                self._trained = _Trained(self.train_loader, state, step)
+            if self._trained is None or self._trained[0] != step:
+                self._trained = step, self._feed.state_before_the_last()
             yield batch
 
     def _begin(self) -> None:
@@ -203,20 +203,6 @@ class TrainLoaderMixin:
                 "batches, and would skip as many: let train() begin with a loader at an epoch's "
                 "start, whose dataset has as many samples as its len() says",
             )
-
-
-class _Trained:
-    """A loader as it was when a step was counted, while the next step's batches are fetched."""
-
-    def __init__(self, loader: Any, state: dict[str, Any], step: int) -> None:
-        self.step = step
-        self._loader, self._state = loader, state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._state)
 
 
 class LoaderTrainer(TrainLoaderMixin, Trainer):  # type: ignore[misc]

@@ -10,15 +10,13 @@ import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.lightning.counted import Counted
 from stateful_gpu_loader.integrations.lightning.records import Record, check_names
-from stateful_gpu_loader.integrations.shared.every_rank import (
-    is_same_on_all_ranks,
-    state_of_all_ranks,
-)
+from stateful_gpu_loader.integrations.shared.every_rank import load_all, state_for_all_ranks
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 
@@ -52,24 +50,27 @@ class Stage(Iterator[Any]):
         self.counted: dict[str, Counted] = {}
         self.has_to_load = False
         """Whether the loaders have to be put where the run begins, before its first batch."""
-        self._combined: Any = None
-        self._original: Any = None
-        self._fetcher: Any = None
-        self._progress: Any = None
         self.epoch = 0
         """Of the trainer, to which the run belongs."""
+        self._combined: Any = None
+        self._original: Any = None
+        """Lightning's CombinedLoader, of which ``_combined`` is a copy with counted loaders."""
+        self._fetcher: Any = None
+        self._progress: Any = None
         self._resumed_at = 0
+        """Batches of this run that were used before it was resumed."""
         self._has_run = False
+        """Whether a batch was used in this fit."""
         self._marks: deque[list[int]] = deque(maxlen=16)  # as far back as batches_ago= reaches
+        """Before each fetch of this run, how many batches each loader had delivered."""
         self._clear()
 
     def _clear(self) -> None:
         self._fetched = 0
         self._is_exhausted = False
-        self._marks.clear()
-        """Before each fetch, how many batches each loader had delivered."""
         self._processed_before: int | None = None
         """Lightning's count of batches when the first one of this run was used."""
+        self._marks.clear()
 
     def begin_fit(self) -> None:
         """The next run begins where an earlier fit has left the loaders."""
@@ -101,10 +102,12 @@ class Stage(Iterator[Any]):
             loader = flattened[place]
             each = known.get(id(loader))
             if each is None and self.has_to_load and name in before:
+                # Lightning has built the loaders anew after a checkpoint was loaded into them.
                 each = Counted(loader, before[name].start)
             elif each is None:
                 each = Counted(loader, Record(state=loader.state_dict(batches_ago=prefetched)))
                 if self._has_run:
+                    # They go on with the trainer's epoch, as the loaders before them would.
                     each.number_passes_from(self.epoch)
                     has_to_load = True
             has_limit = is_sequential and combined.limits is not None
@@ -242,25 +245,27 @@ class Stage(Iterator[Any]):
         marks = [each.delivered for each in self.counted.values()]
         if used < self._num_attempts and not is_over:
             marks = self._marks[used - self._num_attempts]
-        records = {
-            name: each.record(mark, is_over=is_over)
-            for (name, each), mark in zip(self.counted.items(), marks, strict=True)
-        }
+        records = {}
+        for (name, each), mark in zip(self.counted.items(), marks, strict=True):
+            record = each.record(mark, is_over=is_over)
+            records[name] = record.with_state(state_for_all_ranks(each.loader, record.state))
         return Place(
-            records={
-                name: record.with_state(_of_all_ranks(self.counted[name].loader, record.state))
-                for name, record in records.items()
-            },
+            records=records,
             epoch=self.epoch + is_over,
             batches=0 if is_over else self._resumed_at + used,
             is_over=is_over,
         )
 
-    def take(self, records: Mapping[str, Record], place: Place) -> None:
-        """The next run begins at this place, whose records were loaded on this rank."""
-        for name, each in self.counted.items():
-            each.start = records[name]
-        self._resumed_at, self.has_to_load, self.saved = place.batches, True, None
+    def _load_saved(self, name: str, record: Record) -> Record:
+        try:
+            return self.counted[name].check(record, self.epoch)
+        except StateMismatch as error:
+            raise StateMismatch(
+                f"{error.field} of the {self.name} loader {name!r}",
+                saved=error.saved,
+                present=error.present,
+                remedy=error.remedy,
+            ) from None
 
 
 def load(stages: Iterable[Stage]) -> None:
@@ -275,28 +280,16 @@ def load(stages: Iterable[Stage]) -> None:
     found = [(stage, stage.saved) for stage in stages if stage.counted and stage.saved is not None]
     for stage, saved in found:
         check_names(stage.name, saved.records, stage.counted)
-    loaded: list[tuple[Any, dict[str, Any]]] = []
+    records = load_all(
+        (each.loader, partial(stage._load_saved, name, saved.records[name]))
+        for stage, saved in found
+        for name, each in stage.counted.items()
+    )
+    local = iter(records)
     for stage, saved in found:
-        records: dict[str, Record] = {}
-        for name, each in stage.counted.items():
-            before = each.loader.state_dict()
-            try:
-                records[name] = each.check(saved.records[name], stage.epoch)
-            except StateMismatch as error:
-                for loader, state in loaded:
-                    loader.load_state_dict(state)
-                raise StateMismatch(
-                    f"{error.field} of the {stage.name} loader {name!r}",
-                    saved=error.saved,
-                    present=error.present,
-                    remedy=error.remedy,
-                ) from None
-            loaded.append((each.loader, before))
-        stage.take(records, saved)
-
-
-def _of_all_ranks(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
-    return state if is_same_on_all_ranks(loader) else state_of_all_ranks(loader, state=state)
+        for each in stage.counted.values():
+            each.start = next(local)
+        stage._resumed_at, stage.has_to_load, stage.saved = saved.batches, True, None
 
 
 def _places_of(combined: Any) -> dict[str, int]:

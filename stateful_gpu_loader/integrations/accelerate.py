@@ -1,10 +1,11 @@
-"""``accelerator.prepare`` for our loaders: they stay what they are, and are saved and restored."""
+"""``accelerator.prepare`` for a StatefulGPULoader, which Accelerate then saves and restores."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency
@@ -14,10 +15,7 @@ from stateful_gpu_loader.integrations.shared.dividing import (
     divided,
     was_loaded,
 )
-from stateful_gpu_loader.integrations.shared.every_rank import (
-    is_same_on_all_ranks,
-    state_of_all_ranks,
-)
+from stateful_gpu_loader.integrations.shared.every_rank import load_all, state_for_all_ranks
 from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
 from stateful_gpu_loader.loader import StatefulGPULoader
 
@@ -32,22 +30,22 @@ _with_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> PreparedLoader:
-    """In place of ``accelerator.prepare(loader)``, which would build another loader of its dataset.
+    """Use this instead of ``accelerator.prepare(loader)``, which would build a plain DataLoader.
 
-    ``accelerator.prepare()`` takes the result, too, and leaves it as it is. From now on
-    ``accelerator.save_state()`` writes the place of the loader into loader_state.json, as of the
-    batch in the loop's hands, and ``accelerator.load_state()`` brings it back, on any number of
-    ranks that the loader allows.
+    The result may be passed to ``accelerator.prepare()``, which leaves it as it is. From now on
+    ``accelerator.save_state()`` writes the loader's state after the batch that your loop works on
+    into loader_state.json, and ``accelerator.load_state()`` loads it, on any number of ranks that
+    the loader allows.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
-        loader: one that nobody has divided is divided by its own order, as with
-            ``num_replicas="auto"``: ``batch_size`` is that of one process.
+        loader: if it is not divided among ranks yet, it is divided by its own order, as with
+            ``num_replicas="auto"``; ``batch_size`` is that of one process.
 
     Raises:
         TypeError: it is no StatefulGPULoader.
-        ValueError: the accelerator is to divide batches in a way in which the loader does not, or
-            each process would get the same samples.
+        ValueError: the accelerator is configured to divide batches in a way that the loader does
+            not support, or each process would get the same samples.
 
     >>> from accelerate import Accelerator
     >>> accelerator = Accelerator(cpu=True)
@@ -77,11 +75,11 @@ def prepare_loader(accelerator: Any, loader: StatefulGPULoader[Any]) -> Prepared
 
 
 class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
-    """A loader as Accelerate wants it, which :func:`prepare_loader` makes.
+    """The loader in the form that Accelerate expects; :func:`prepare_loader` makes it.
 
-    A batch is fetched ahead, so that gradients are synchronized at the last batch of an epoch,
-    however long it is. ``skip_first_batches`` counts from the epoch's beginning and makes nothing
-    twice: what was delivered before a resume is passed over.
+    Accelerate fetches one batch ahead, to synchronize gradients at the last batch of an epoch
+    without a known length. ``skip_first_batches`` counts from the beginning of the epoch; batches
+    that were delivered before a resume are skipped without being read again.
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
@@ -93,7 +91,7 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
         self.feed = BatchFeed(loader)
         if was_loaded(loader):
             self.feed.load_state_dict(loader.state_dict())
-        # The generator that Accelerate would synchronize is the order's, which all ranks share.
+        # Accelerate would synchronize the order's generator, but all ranks have the same anyway.
         kinds = [kind for kind in accelerator.rng_types if _name(kind) != "generator"]
         super().__init__(
             self.feed,
@@ -133,15 +131,15 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
     @property
     def iteration(self) -> int:
-        """The epoch that Accelerate asks for, here and in what ``skip_first_batches`` makes."""
+        """The epoch that Accelerate sets, here and in what ``skip_first_batches`` builds."""
         return self.feed.next_epoch
 
     @iteration.setter
     def iteration(self, value: int) -> None:
-        """Accelerate counts passes; the loader knows."""
+        """Ignored: Accelerate counts passes, and the loader knows its epoch."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This process's state behind the last batch that the loop was given."""
+        """This process's state after the last batch that the loop was given."""
         references = self.gradient_state.dataloader_references
         if any(getattr(other, "dataset", None) is self.feed for other in references):
             return self.feed.state_before_the_last()
@@ -157,14 +155,14 @@ class PreparedLoader(DataLoaderShard):  # type: ignore[misc]
 
 
 class _Hooks:
-    """What an accelerator calls ahead of its own saving and loading."""
+    """The functions that an accelerator calls before it saves and loads its own files."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = weakref.ref(accelerator)
 
     def save(self, models: Any, weights: Any, output_dir: str) -> None:
         accelerator, loaders = self._all()
-        states = [_state_of(_InHand(loader)) for loader in loaders]
+        states = [state_for_all_ranks(one.loader, one.state_dict()) for one in loaders]
         on_each_node = accelerator.project_configuration.save_on_each_node
         writes = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if loaders and writes:
@@ -175,14 +173,10 @@ class _Hooks:
         if not loaders:
             return
         states, _ = read_states(input_dir, len(loaders), saved_by="prepare_loader()")
-        former = [loader.state_dict() for loader in loaders]
-        for i, loader in enumerate(loaders):
-            try:
-                loader.load_state_dict(states[i])
-            except Exception:
-                for other, state in zip(loaders[:i], former[:i], strict=True):
-                    other.load_state_dict(state)
-                raise
+        load_all(
+            (loader, partial(loader.load_state_dict, state))
+            for loader, state in zip(loaders, states, strict=True)
+        )
 
     def _all(self) -> tuple[Any, list[PreparedLoader]]:
         accelerator: Any = self._accelerator()
@@ -190,29 +184,8 @@ class _Hooks:
         return accelerator, prepared
 
 
-class _InHand:
-    """A loader that is where the loop is, and not where it was read ahead to."""
-
-    def __init__(self, prepared: PreparedLoader) -> None:
-        self._prepared = prepared
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._prepared.loader, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._prepared.state_dict()
-
-
-def _state_of(loader: Any) -> dict[str, Any]:
-    """Nobody is asked where all ranks say the same: scripts save on the main process alone, too."""
-    if is_same_on_all_ranks(loader):
-        state: dict[str, Any] = loader.state_dict()
-        return state
-    return state_of_all_ranks(loader)
-
-
 def _check_ways(accelerator: Any) -> None:
-    """Ways of dividing that are asked for, and that the loader does not have."""
+    """Check that Accelerate is not configured to divide batches in another way than the loader."""
     asked = {
         "split_batches": (accelerator.split_batches, "give the batch size of one process"),
         "dispatch_batches": (accelerator.dispatch_batches, "let each process read its own share"),
@@ -231,10 +204,9 @@ def _check_ways(accelerator: Any) -> None:
 
 
 def _last_batch(loader: Any, position: int) -> tuple[int, int]:
-    """Of the last batch of all ranks: its own samples, or 0 if it is whole, and those repeated.
+    """How many samples the last global batch has, or 0 if it is full, and how many are repeated.
 
-    The ranks take turns in the order, and in the last turn those without a sample of their own
-    repeat one.
+    The ranks take samples in turn. In the last turn, ranks for which no sample is left repeat one.
     """
     division, length = loader._engine.plan.division, loader._engine.plan.num_positions
     if division is None or length is None or division.drop_last:
@@ -244,9 +216,9 @@ def _last_batch(loader: Any, position: int) -> tuple[int, int]:
 
 
 def _get_remainder(prepared: PreparedLoader) -> int:
-    """What ``gather_for_metrics`` keeps of the last batch; 0 is all of it.
+    """How many samples of the last global batch ``gather_for_metrics`` keeps; 0 means all.
 
-    It cuts off the end, where one repeated sample lies, but not where several do.
+    It cuts off the end of the batch. One repeated sample lies there, but several do not.
     """
     own, repeated = prepared._last_batch
     if repeated > 1:
@@ -261,10 +233,10 @@ def _get_remainder(prepared: PreparedLoader) -> int:
 
 
 def _set_remainder(prepared: PreparedLoader, value: int) -> None:
-    """Accelerate sets it where it counts by itself."""
+    """Ignored: Accelerate sets the number that it has counted itself."""
 
 
-# Behind the class: Accelerate writes a number over what the class itself has of that name.
+# Set after the class is made, because Accelerate replaces an attribute of that name in its body.
 PreparedLoader.remainder = property(_get_remainder, _set_remainder)
 
 

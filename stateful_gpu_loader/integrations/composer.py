@@ -1,13 +1,18 @@
-"""LoaderStateCallback for Composer: its checkpoints hold the places of the loaders."""
+"""LoaderStateCallback for Composer: keeps the loaders' states in Composer's checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
-from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    load_all,
+    load_own_state,
+    state_of_all_ranks,
+)
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 try:
@@ -31,14 +36,13 @@ _REMEDY = (
 
 
 class LoaderStateCallback(Callback):  # type: ignore[misc]
-    """Keeps the places of all ``StatefulGPULoader`` of a Trainer in Composer's checkpoints.
+    """Keeps the states of all ``StatefulGPULoader`` of a Trainer in Composer's checkpoints.
 
-    The loader for training and those of evaluators are found by themselves, in a ``DataSpec``,
-    too. Resumed with ``load_path`` or ``autoresume``, also on another number of ranks, each goes on
-    by seeking where Composer would read all batches before the place again, and the global random
-    generators are what they were, which Composer restores for a place between epochs only. Every
-    epoch of the training is the loader's epoch of the same number. Other loaders are left to
-    Composer.
+    It finds the loader for training and those of evaluators, also inside a ``DataSpec``. After
+    ``load_path`` or ``autoresume``, also on another number of ranks, each loader seeks to its
+    place, where Composer alone would read all earlier batches of the epoch again. The global random
+    generators are restored, too, which Composer does at the end of an epoch only. Each training
+    epoch is the loader's epoch of the same number. Other loaders are left to Composer.
 
     Raises:
         StateMismatch: at the beginning of ``fit()``: the checkpoint is of other loaders.
@@ -85,7 +89,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
     def state_dict(self) -> dict[str, Any]:
         """The states of the loaders, of all ranks: a collective call, as Composer makes it."""
         if self._loaded is not None:
-            # The loaders take these at fit(), and the timestamp is theirs already.
+            # fit() has not given them to the loaders yet, but the timestamp is loaded already.
             return dict(self._loaded)
         if self._state is None:
             return {}
@@ -95,7 +99,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         return {
             "loaders": {
                 name: state_of_all_ranks(
-                    # A batch in flight comes again: its step has not been made.
+                    # A batch without a completed step comes again.
                     loader,
                     batches_ago=int(name == TRAIN and self._is_in_flight(loader, self._state)),
                 )
@@ -105,7 +109,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep the states until ``fit()``, when all loaders are known."""
+        """Keep the states until ``fit()``, which knows all loaders."""
         self._loaded = state or None
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -134,7 +138,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
         if self._whole_epoch is not None:
-            # The epoch's end is settled by now; schedulers have to see its whole length.
+            # Composer has read the epoch's remaining length; schedulers need the whole one.
             state.dataloader_len, self._whole_epoch = self._whole_epoch, None
         if self._rng is not None:
             rng, self._rng = self._rng, None
@@ -143,10 +147,10 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
             self._before_fetch = _Moment.of(self._trained, state)
 
     def _is_in_flight(self, loader: StatefulGPULoader[Any], state: State) -> bool:
-        """Whether the loader's last batch has had no step.
+        """Whether no step was completed with the loader's last batch.
 
-        What fails between the fetch and AFTER_DATALOADER is seen, too: transforms of the batch,
-        its way to the device, and callbacks that were given before this one.
+        That includes failures between the fetch and the event AFTER_DATALOADER: in transforms of
+        the batch, in its transfer to the device, and in callbacks that run before this one.
         """
         before, now = self._before_fetch, _Moment.of(loader, state)
         if before is None or before.steps != now.steps or before.place == now.place:
@@ -165,7 +169,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
             loader.load_state_dict(loader.state_dict(int(self._is_in_flight(loader, state))))
         length = state.dataloader_len
         if length is not None and int(length) < _length_of(loader):
-            # Of an epoch that train_subset_num_batches cuts short, the rest is shorter, too.
+            # train_subset_num_batches limits the whole epoch, so the rest has fewer batches.
             self._whole_epoch, state.dataloader_len = int(length), int(length) - done
             if int(length) == done:
                 _leave_epoch(loader)
@@ -173,7 +177,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """Where the loader is, and how much the trainer has made of it."""
+    """The loader's place, and the trainer's count of steps at that time."""
 
     place: tuple[int, int, str | None]
     steps: tuple[int, int]
@@ -183,7 +187,7 @@ class _Moment:
         place, timestamp = loader.state_dict(), state.timestamp
         return cls(
             (place["epoch"], place["position"], place["ahead"]),
-            # An epoch may end on a batch that other ranks have no counterpart of.
+            # The epoch counts, too: it may end on a batch that other ranks lack, without a step.
             (int(timestamp.epoch), int(timestamp.batch)),
         )
 
@@ -196,27 +200,20 @@ def _loaders_of(state: State) -> Loaders:
 
 
 def _load_all(loaders: Loaders, saved: Mapping[str, Any]) -> None:
-    """All or none.
+    """Load all states, or none.
 
     Raises:
         StateMismatch: the states are of other loaders.
     """
     if set(loaders) != set(saved):
         raise StateMismatch("loaders", saved=sorted(saved), present=sorted(loaders), remedy=_REMEDY)
-    before: dict[str, Any] = {}
-    try:
-        for name, loader in loaders.items():
-            place = loader.state_dict()
-            load_own_state(loader, saved[name])
-            before[name] = place
-    except StateMismatch:
-        for name, place in before.items():
-            loaders[name].load_state_dict(place)
-        raise
+    load_all(
+        (loader, partial(load_own_state, loader, saved[name])) for name, loader in loaders.items()
+    )
 
 
 def _leave_epoch(loader: StatefulGPULoader[Any]) -> None:
-    """The next pass is one of the next epoch, as if the present one had been iterated."""
+    """Make the next pass one of the next epoch: begin a pass and leave it after one batch."""
     for _ in loader:
         break
 

@@ -20,21 +20,22 @@ _REMEDY_FOREIGN = "load what the state_dict() of this class returned, unchanged"
 class RankedState:
     """Wraps a loader for ``torch.distributed.checkpoint`` where its ranks have different states.
 
-    DCP keeps one value for a key that several ranks have, takes nested values apart, and loads the
-    keys of the loading side. So the state is two keys that are the same on every rank: the number
-    of ranks, and one JSON text with the state of each of them. A loader of map-style data without
-    states of your own objects needs none of this: ``dcp.save({"loader": loader})``.
+    If several ranks have the same key, DCP keeps one rank's value; it flattens nested values, and
+    loads only keys that the loading side has. So this state has two keys with the same values on
+    every rank: the number of ranks, and one JSON text with the states of all ranks. A loader of
+    map-style data without states of your own objects does not need it:
+    ``dcp.save({"loader": loader})``.
 
-    On the saved number of ranks each rank gets its own state back; on another one, the merged
-    state of all.
+    On the saved number of ranks each rank gets its own state back; on another number each gets
+    the merged state of all.
 
     Args:
-        loader: the loader of this rank, or anything with torch's two methods of state; that goes
-            on on as many ranks only.
-        group: the data-parallel group, ``mesh["dp"].get_group()``; None is the default one.
-        dp_rank, dp_world_size: the data-parallel rank and their number, where ``group`` has other
-            ranks in it, too: those of tensor or pipeline parallelism, whose loaders deliver the
-            same. None are the group's.
+        loader: the loader of this rank, or any object with ``state_dict`` and ``load_state_dict``,
+            which then resumes on the same number of ranks only.
+        group: the data-parallel group, ``mesh["dp"].get_group()``; None is the default group.
+        dp_rank, dp_world_size: the data-parallel rank and the number of those ranks, needed where
+            ``group`` also contains ranks of tensor or pipeline parallelism, whose loaders deliver
+            the same. None takes both from the group.
 
     Raises:
         ValueError: only one of ``dp_rank`` and ``dp_world_size`` is given, or they are no rank.
@@ -91,7 +92,7 @@ class RankedState:
         return {WORLD_SIZE: size, RANKS: write(ranks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from the state of this rank, or, on another number of ranks, of all.
+        """Load this rank's state, or, on another number of ranks, the merged state of all.
 
         Args:
             state_dict: what :meth:`state_dict` returned; an empty one changes nothing.
@@ -109,7 +110,7 @@ class RankedState:
             try:
                 self.loader.load_state_dict(_decoded(ranks[_key(rank)]))
             except StateMismatch as error:
-                # A rank alone cannot tell where another batch size goes on; all together can.
+                # For another batch size the position follows from the states of all ranks only.
                 refused = error
             if refused is None:
                 return
@@ -129,7 +130,7 @@ class RankedState:
         self.loader.load_state_dict(merged)
 
     def _place(self) -> tuple[int, int]:
-        """The data-parallel rank of this process, and their number."""
+        """This process's data-parallel rank, and the number of data-parallel ranks."""
         if self.dp_rank is not None and self.dp_world_size is not None:
             return self.dp_rank, self.dp_world_size
         if dist.is_available() and dist.is_initialized():

@@ -1,6 +1,6 @@
-"""``fabric.setup_dataloaders`` for our loaders: exact in every epoch and on any number of ranks.
+"""``fabric.setup_dataloaders`` for StatefulGPULoaders, whose resume is exact in every epoch.
 
-Nothing of Lightning is imported: a Fabric object is handed over.
+This file imports nothing of Lightning: it is given a Fabric object.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def setup_dataloaders(
     use_distributed_sampler: bool = True,
     move_to_device: bool = True,
 ) -> Any:
-    """In place of ``fabric.setup_dataloaders(*dataloaders)``, with the same arguments.
+    """Use this instead of ``fabric.setup_dataloaders(*dataloaders)``, with the same arguments.
 
-    Fabric's own way counts epochs from 0 in every process, divides an undivided loader by
-    torch's DistributedSampler, and saves rank 0's state alone.
+    Fabric's own function counts epochs from 0 in every process, divides an undivided loader by
+    torch's DistributedSampler, and saves the state of rank 0 only.
 
     Args:
         fabric: a launched ``lightning.fabric.Fabric``.
         dataloaders: one or more.
-        use_distributed_sampler: divide loaders that nobody has divided, by their own order, among
-            the ranks that Fabric's strategy tells apart: any number of them then delivers the
+        use_distributed_sampler: divide loaders that are not divided yet, by their own order, among
+            the data-parallel ranks of Fabric's strategy: any number of ranks then delivers the
             same global batches. ``False`` leaves the loaders as they are.
         move_to_device: move batches to ``fabric.device``.
 
@@ -78,12 +78,12 @@ def setup_dataloaders(
 
 
 class FabricLoader:
-    """A loader in Fabric's hands, as :func:`setup_dataloaders` makes it.
+    """A loader that belongs to a Fabric; :func:`setup_dataloaders` makes it.
 
-    Iterate it, and put it into the dictionary for ``fabric.save`` and ``fabric.load``. Sharded
-    checkpoints (a folder, of FSDP and ModelParallelStrategy) give it its state back as a value
-    only: ``loader.load_state_dict(state["loader"])`` behind ``fabric.load``. The loader's other
-    attributes are those of the loader.
+    Iterate it, and put it into the dictionary for ``fabric.save`` and ``fabric.load``. From a
+    sharded checkpoint (a folder, of FSDP and ModelParallelStrategy) Fabric restores only the value
+    in the dictionary: call ``loader.load_state_dict(state["loader"])`` after ``fabric.load``. All
+    other attributes are those of the StatefulGPULoader.
 
     Args:
         fabric: a ``lightning.fabric.Fabric``.
@@ -122,7 +122,7 @@ class FabricLoader:
         self._next_epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks behind the last delivered batch: a collective call.
+        """The state of all ranks after the last delivered batch: a collective call.
 
         Raises:
             StateMismatch: the ranks are not at the same step.
@@ -144,7 +144,7 @@ class FabricLoader:
 
 
 def _samplers_of(loader: Any) -> list[Any]:
-    """Those that have to be told the epoch: the loader counts its own."""
+    """The user's samplers with ``set_epoch``; those of this package get the loader's epoch."""
     given = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     found = {id(sampler): sampler for sampler in given if hasattr(sampler, "set_epoch")}
     return [sampler for sampler in found.values() if not isinstance(sampler, OWN_SAMPLERS)]

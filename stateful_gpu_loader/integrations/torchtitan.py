@@ -9,12 +9,12 @@ from stateful_gpu_loader.integrations.dcp import RankedState
 
 
 class ParallelAwareLoader(RankedState):
-    """What torchtitan iterates and gives to its checkpoints as the dataloader.
+    """The dataloader that torchtitan iterates and saves in its checkpoints.
 
-    As ``ParallelAwareDataloader`` it keeps a state for each data-parallel rank, which the ranks of
-    tensor and pipeline parallelism share, and takes an empty state for none. Unlike it, the state
-    goes on on another data-parallel degree, or is refused with both numbers; and a rank whose
-    state is missing is an error, not a warning. Nothing is pickled.
+    Like ``ParallelAwareDataloader`` it keeps one state for each data-parallel rank, which ranks of
+    tensor and pipeline parallelism share, and ignores an empty state. Unlike it, the state can be
+    resumed on another data-parallel degree or is refused with both numbers named, a missing state
+    of a rank is an error instead of a warning, and nothing is pickled.
 
     torchtitan iterates a loader once and has no epochs: give the loader a sampler as long as the
     run, ``ShuffledSampler(dataset, num_samples=steps * global_batch_size)``.

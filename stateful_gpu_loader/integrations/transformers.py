@@ -1,4 +1,4 @@
-"""The Trainer of transformers on our loader: it trains on it, saves its place and goes on there."""
+"""A Trainer of transformers that trains on a StatefulGPULoader, saves its state and resumes it."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ _LEFT_TO_THE_LOADER = {
 class TrainLoaderMixin:
     """Lets a subclass of Trainer train on a loader: ``class Mine(TrainLoaderMixin, MyTrainer)``.
 
-    Each checkpoint folder gets a loader_state.json, written whole before the Trainer's own
-    trainer_state.json. A resume seeks: the Trainer is told to skip what was trained on before,
-    and nothing of it is read. A checkpoint in the middle of a step has the place of the last step
-    that was counted. Evaluation is left to the Trainer, with ``data_collator``.
+    Each checkpoint folder gets a loader_state.json, which is complete before the Trainer writes its
+    own trainer_state.json. At a resume the Trainer skips the batches that were trained on, and none
+    of them is read. A checkpoint saved in the middle of a step has the loader's state after the
+    last complete step. Evaluation is left to the Trainer, with ``data_collator``.
 
     Args:
-        train_loader: in place of ``train_dataset`` and its collator; its batches are what the
-            model takes, ``{"pixel_values": ..., "labels": ...}`` by a ``batch_transform``. One
-            that nobody has divided is divided among the processes by its own order, as with
-            ``num_replicas="auto"``.
+        train_loader: in place of ``train_dataset`` and its collator. Its batches are what the
+            model takes, for example ``{"pixel_values": ..., "labels": ...}`` by a
+            ``batch_transform``. If it is not divided among ranks yet, it is divided by its own
+            order, as with ``num_replicas="auto"``.
         args, kwargs: as Trainer.
 
     Raises:
-        TypeError: it is no StatefulGPULoader.
-        ValueError: an argument of the Trainer cannot be kept with a loader, or each process would
-            get the same samples.
+        TypeError: ``train_loader`` is no StatefulGPULoader.
+        ValueError: an argument of the Trainer contradicts the loader, or each process would get
+            the same samples.
     """
 
     _feed: BatchFeed
-    _trained: _Trained | None
+    _trained: tuple[int, dict[str, Any]] | None
+    """The number of steps, and the loader's state before the next step's batches are fetched."""
     _iterator: weakref.ref[Any] | None
     _whole_epochs: bool
 
@@ -93,12 +94,12 @@ class TrainLoaderMixin:
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Train, as :meth:`transformers.Trainer.train`; the loader's place is checked first.
+        """Train, as :meth:`transformers.Trainer.train`; the loader's state is checked first.
 
         Raises:
             StateMismatch: the checkpoint does not fit the loader or the training arguments, or
-                the Trainer would count another place than the loader's; nothing was changed.
-            CheckpointError: the checkpoint has no whole loader_state.json or trainer_state.json.
+                the Trainer would skip another number of batches; nothing was changed.
+            CheckpointError: loader_state.json or trainer_state.json is missing or damaged.
         """
         arguments: TrainingArguments = self.args  # type: ignore[attr-defined]
         self._begin()
@@ -112,11 +113,11 @@ class TrainLoaderMixin:
         return super().train(folder or resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The loader, as a DataLoader that the Trainer can build anew."""
+        """The loader's batches, in a DataLoader that the Trainer can build anew."""
         return DataLoader(self._feed, **self._feed.arguments())
 
     def get_batch_samples(self, epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        """The batches of a step, as Trainer; what was trained on before them is kept in mind."""
+        """The batches of a step, as Trainer; the state before them is kept for a checkpoint."""
         last = None if self._iterator is None else self._iterator()
         if self._iterator is not None and last is not epoch_iterator:
             length = self._feed.numbers.length
@@ -127,15 +128,15 @@ class TrainLoaderMixin:
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and into a checkpoint folder the loader's place: a collective call."""
+        """Save the model, and in a checkpoint folder the loader's state: a collective call."""
         super().save_model(output_dir, _internal_call=_internal_call)  # type: ignore[misc]
         if not _internal_call or output_dir is None:
             return
         given: Any = self
         trained, length = self._trained, self._feed.numbers.length
         ends_early = given.control.should_epoch_stop and self._feed.num_batches != length
-        if trained is not None and trained.step == given.state.global_step:
-            state = state_of_all_ranks(trained)
+        if trained is not None and trained[0] == given.state.global_step:
+            state = state_of_all_ranks(self.train_loader, state=trained[1])
         else:
             if self._feed.num_batches == length:
                 self._feed.finish()
@@ -147,9 +148,8 @@ class TrainLoaderMixin:
     def _fetched(self, iterator: Any) -> Iterator[Any]:
         step = self.state.global_step  # type: ignore[attr-defined]
         for batch in iterator:
-            if self._trained is None or self._trained.step != step:
-                state = self._feed.state_before_the_last()
-                self._trained = _Trained(self.train_loader, state, step)
+            if self._trained is None or self._trained[0] != step:
+                self._trained = step, self._feed.state_before_the_last()
             yield batch
 
     def _begin(self) -> None:
@@ -189,7 +189,7 @@ class TrainLoaderMixin:
         self._feed.load_state_dict(state)
         self._feed.numbers.length = length
         if length is None:
-            # What the Trainer will skip: it counts over all epochs.
+            # Without a length the Trainer counts the batches to skip over all epochs.
             self._feed.passed_over = steps % max(arguments.max_steps, 1) * accumulated
             return
         skipped = steps % max(-(-length // accumulated), 1) * accumulated
@@ -203,20 +203,6 @@ class TrainLoaderMixin:
                 "batches, and would skip as many: let train() begin with a loader at an epoch's "
                 "start, whose dataset has as many samples as its len() says",
             )
-
-
-class _Trained:
-    """A loader as it was when a step was counted, while the next step's batches are fetched."""
-
-    def __init__(self, loader: Any, state: dict[str, Any], step: int) -> None:
-        self.step = step
-        self._loader, self._state = loader, state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._state)
 
 
 class LoaderTrainer(TrainLoaderMixin, Trainer):  # type: ignore[misc]
@@ -271,10 +257,10 @@ def _length(loader: Any) -> int | None:
 
 
 def _check_arguments(arguments: TrainingArguments, loader: Any) -> None:
-    """What the Trainer is told, and a loader cannot keep, is an error, or at least a warning.
+    """Refuse arguments of the Trainer that contradict the loader, or warn that they are not used.
 
     Raises:
-        ValueError: data would be another than asked for.
+        ValueError: the data would differ from what the arguments ask for.
     """
     refused = {
         "ignore_data_skip": "leave it False: nothing is read twice, the loader seeks. With True "

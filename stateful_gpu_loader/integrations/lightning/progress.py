@@ -1,7 +1,7 @@
-"""Lightning's own counters in a checkpoint, where they say another place than the loaders do.
+"""Lightning's own counters in a checkpoint, corrected where they contradict the loaders' states.
 
-Lightning resumes by its counters: which epoch, which batch of it, whether a validation was under
-way. Some of its hooks save them half way between two places; the callback knows which it is.
+Lightning resumes by counters: which epoch, which batch of it, whether a validation was under way.
+In some hooks it saves counters of which only some are increased already.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ _VAL = "epoch_loop.val_loop.batch_progress"
 
 
 def put_right(loops: dict[str, Any], saved: Saved) -> None:
-    """Let the counters of the fit loop agree with where the loaders stand.
+    """Make the counters of the fit loop agree with the loaders' states.
 
-    - Stopped in the middle of an epoch (``max_steps``, ``max_time``, early stopping): Lightning
-      counts the epoch as done. It goes on instead.
-    - At the end of an epoch: Lightning goes on counting that epoch's batches, in some cases. The
-      next epoch begins at its first batch instead, unless its validation is still to be gone
-      through.
-    - Before a validation, or in the middle of one between two batches: Lightning leaves out what
-      is left. It goes through it instead.
+    - The fit was stopped in the middle of an epoch (``max_steps``, ``max_time``, early stopping):
+      Lightning counts the epoch as done. Corrected, the resumed fit finishes it.
+    - At the end of an epoch: in some cases Lightning goes on counting batches of that epoch.
+      Corrected, the next epoch begins with its first batch, once the validation is done.
+    - Before a validation, or between two of its batches: Lightning skips the rest of the
+      validation. Corrected, the resumed fit finishes it.
     """
     epoch, batch = loops[_EPOCH], loops[_BATCH]
     if saved.validation == DUE:
@@ -44,17 +43,8 @@ def put_right(loops: dict[str, Any], saved: Saved) -> None:
     batch["is_last_batch"] = False
 
 
-def forget_begun_batch(total: Any) -> None:
-    """The batch whose step failed comes again: it counts once for ``val_check_interval``.
-
-    Args:
-        total: Lightning's, of all batches, once it has seen from them where it restarts.
-    """
-    total.ready = total.started = total.processed
-
-
 def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
-    """Epochs begun and epochs done; what earlier fits have counted in total stays."""
+    """Set the epochs begun and done in this fit; keep what earlier fits added to the total."""
     current, total = progress["current"], progress["total"]
     earlier = total["processed"] - current["processed"]
     for counts, offset in ((current, 0), (total, earlier)):
@@ -63,7 +53,7 @@ def _set(progress: dict[str, Any], *, ready: int, processed: int) -> None:
 
 
 def _validate_on(progress: dict[str, Any], validated: int) -> None:
-    """As an exception in the next step of the validation would have left them."""
+    """Set the counters as an exception in the next validation step would leave them."""
     earlier = progress["total"]["processed"] - progress["current"]["processed"]
     for counts, done in (
         (progress["current"], validated),

@@ -1,9 +1,9 @@
-"""What the callback writes into a checkpoint: where each loader stands in the trainer's epoch."""
+"""What the callback writes into a checkpoint: for each loader its state, and how it was used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
@@ -17,41 +17,52 @@ _REMEDY_SAME = "give the trainer the loaders that the checkpoint was saved with,
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Where one loader stands in an epoch of the trainer's (training, or a validation run)."""
+    """Where one loader stands in a run: a training epoch, or a validation."""
 
     state: dict[str, Any]
-    """Of the loader, or of the loaders of all ranks, after the last batch that was used."""
+    """After the last batch that was used; of this rank's loader, or of those of all ranks."""
     batches: int = 0
-    """That were used of the pass under way; 0 before its first one."""
+    """Used batches of the pass under way; 0 between two passes."""
     ended: bool = False
-    """Whether the loader has come to its end in this epoch, and perhaps begun again."""
+    """Whether the loader has come to its end in this run; it may have begun again since."""
     replay: bool = False
-    """Whether the state is one batch behind the end of what was used of a pass that is over: the
-    next pass begins behind that batch, with what the user's own objects hold then."""
+    """Whether the loader left its last pass before the pass's end. The state is then that before
+    the pass's last batch: to resume, take one batch, drop it, and begin the next pass. So the
+    user's own objects hold what they held."""
 
     @property
     def is_at_start(self) -> bool:
-        """Whether the epoch has used nothing of the loader."""
+        """Whether the run has used nothing of the loader."""
         return not (self.batches or self.ended or self.replay)
+
+    def with_state(self, state: dict[str, Any]) -> Record:
+        """The same place, by another state."""
+        return replace(self, state=state)
+
+    def given_up(self) -> Record:
+        """Where the next run begins, if this one does not go on."""
+        if self.batches:
+            return Record(state=self.state, replay=True)
+        return replace(self, ended=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """All loaders of a trainer, and where it stood."""
+    """Where all loaders of a trainer stand."""
 
     epoch: int
-    """Of the trainer, whose training batches come next."""
+    """The trainer's epoch to which the next training batch belongs."""
     batches: int
-    """Training batches of that epoch that were used."""
+    """Used training batches of that epoch."""
     validated: int
-    """Batches of the validation run under way that were used; 0 where there is none."""
+    """Used batches of the validation under way; 0 if there is none."""
     validation: str = NONE
-    """``"due"``: one has to be gone through, or the rest of it; ``"done"``: it is at its end."""
+    """``"due"``: a validation, or its rest, comes next; ``"done"``: its last batch was used."""
     train: Mapping[str, Record] = field(default_factory=dict)
     val: Mapping[str, Record] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: a trainer loads its checkpoints with ``weights_only=True``."""
+        """Plain values only, because trainers load checkpoints with ``weights_only=True``."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -68,7 +79,7 @@ class Saved:
         """Read back :meth:`to_dict`.
 
         Raises:
-            StateMismatch: it is none.
+            StateMismatch: ``saved`` is no such dictionary.
 
         >>> saved = Saved(epoch=1, batches=0, validated=0, train={"0": Record(state={})})
         >>> Saved.from_dict(saved.to_dict()) == saved
@@ -90,10 +101,10 @@ class Saved:
 
 
 def check_names(stage: str, saved: Mapping[str, Record], present: Mapping[str, Any]) -> None:
-    """Whether these are the loaders that the checkpoint was saved with.
+    """Check that these are the loaders that the checkpoint was saved with.
 
     Raises:
-        StateMismatch: they are more, fewer, or have other names.
+        StateMismatch: there are more or fewer loaders, or they have other names.
     """
     if len(saved) != len(present):
         raise StateMismatch(

@@ -1,33 +1,43 @@
-"""The loaders of training, or those of validation, from one checkpoint to the next."""
+"""The loaders of Lightning's training, or of its validation: what was fetched, and what was used.
+
+A state has to speak of the batches that were used. Lightning counts those; how many more were
+fetched (Lightning fetches one ahead of a loader without length) is counted here, loader by loader.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.integrations.lightning.counted import in_epoch
+from stateful_gpu_loader.integrations.lightning.counted import Counted
 from stateful_gpu_loader.integrations.lightning.records import Record, check_names
-from stateful_gpu_loader.integrations.lightning.watch import Watch
-from stateful_gpu_loader.samplers import OWN_SAMPLERS
+from stateful_gpu_loader.integrations.shared.every_rank import load_all, state_for_all_ranks
+from stateful_gpu_loader.loader import StatefulGPULoader
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the loaders of a stage stand."""
+    """Where the loaders of a stage stand, on all ranks."""
 
     records: Mapping[str, Record]
     epoch: int
     """Of the trainer, to which the next batches belong."""
     batches: int
-    """Of that epoch, or of a validation run under way, that were used."""
+    """Of that epoch, or of a validation under way, that were used."""
     is_over: bool = False
-    """Whether that epoch, or run, begins with the next batch."""
+    """Whether the last run is over, so that the next batch begins another."""
 
 
-class Stage:
-    """What is known of one of Lightning's loops over loaders.
+class Stage(Iterator[Any]):
+    """Stands in for the CombinedLoader that Lightning's data fetcher fetches from.
+
+    A run is one training epoch or one validation. Until a batch of it is used, a run can be begun
+    again: Lightning does so at the beginning of a second fit, and after its sanity check.
 
     Args:
         name: ``"train"`` or ``"val"``.
@@ -35,133 +45,275 @@ class Stage:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.watch: Watch | None = None
-        self.pending: Place | None = None
-        """Where the next batch comes from, until one is used."""
-        self.has_to_move = False
-        """Whether the pending records are of another place than the loaders are at."""
+        self.saved: Place | None = None
+        """Of a checkpoint, until the loaders are known that it has to fit."""
+        self.counted: dict[str, Counted] = {}
+        self.has_to_load = False
+        """Whether the loaders have to be put where the run begins, before its first batch."""
+        self.epoch = 0
+        """Of the trainer, to which the run belongs."""
+        self._combined: Any = None
+        self._original: Any = None
+        """Lightning's CombinedLoader, of which ``_combined`` is a copy with counted loaders."""
+        self._fetcher: Any = None
+        self._progress: Any = None
+        self._resumed_at = 0
+        """Batches of this run that were used before it was resumed."""
+        self._has_run = False
+        """Whether a batch was used in this fit."""
+        self._marks: deque[list[int]] = deque(maxlen=16)  # as far back as batches_ago= reaches
+        """Before each fetch of this run, how many batches each loader had delivered."""
+        self._clear()
 
-    def look_at(self, combined: Any, fetcher: Any, epoch: Callable[[], int]) -> None:
-        """Watch these loaders from now on.
+    def _clear(self) -> None:
+        self._fetched = 0
+        self._is_exhausted = False
+        self._processed_before: int | None = None
+        """Lightning's count of batches when the first one of this run was used."""
+        self._marks.clear()
+
+    def begin_fit(self) -> None:
+        """The next run begins where an earlier fit has left the loaders."""
+        self.saved, self._has_run = None, False
+        self.end_run()
+
+    def watch(self, loop: Any) -> bool:
+        """Count what this loop of Lightning's fetches from now on.
 
         Args:
-            combined: Lightning's CombinedLoader.
-            fetcher: Lightning's, which may have fetched ahead from it; None before it does.
-            epoch: the trainer's, when it is called.
+            loop: Lightning's, with its CombinedLoader and its data fetcher, which may have fetched
+                a batch already.
+
+        Returns:
+            Whether it fetches in another way than when it was looked at before.
         """
-        self.drop_spent()
-        self.watch = Watch(combined, self.watch, epoch)
-        self.has_to_move = False
+        combined, fetcher = loop._combined_loader, loop._data_fetcher
+        if combined is self._original and fetcher is self._fetcher:
+            return False
+        self._original, self._fetcher = combined, fetcher
+        self._progress = getattr(loop, "epoch_loop", loop).batch_progress
+        self.epoch = int(loop.trainer.current_epoch)
+        prefetched = len(getattr(fetcher, "batches", ()))
+        is_sequential = combined._mode == "sequential"
+        flattened, places, before = list(combined.flattened), _places_of(combined), self.counted
+        known = {id(each.loader): each for each in before.values()}
+        self.counted, has_to_load = {}, self.has_to_load
+        for name, place in places.items():
+            loader = flattened[place]
+            each = known.get(id(loader))
+            if each is None and self.has_to_load and name in before:
+                # Lightning has built the loaders anew after a checkpoint was loaded into them.
+                each = Counted(loader, before[name].start)
+            elif each is None:
+                each = Counted(loader, Record(state=loader.state_dict(batches_ago=prefetched)))
+                if self._has_run:
+                    # They go on with the trainer's epoch, as the loaders before them would.
+                    each.number_passes_from(self.epoch)
+                    has_to_load = True
+            has_limit = is_sequential and combined.limits is not None
+            each.limit = combined.limits[place] if has_limit else float("inf")
+            flattened[place] = self.counted[name] = each
+        self.has_to_load = has_to_load
+        self._combined = copy.copy(combined)
+        self._combined.flattened = flattened
         if fetcher is not None:
-            self.watch.adopt(combined, len(getattr(fetcher, "batches", ())))
+            self._go_on(places, prefetched)
+        return True
 
-    def number_on(self) -> None:
-        """Loaders that were built anew begin in the trainer's epoch, not in their first."""
-        watch = self.watch
-        if watch is None or watch.knows_all or self.pending is not None:
-            return
-        records = watch.records(0, is_over=False)
-        for name, each in zip(watch.places, watch.counted, strict=True):
-            if not isinstance(each.loader.sampler, OWN_SAMPLERS):
-                records[name] = Record(state=in_epoch(records[name].state, watch.epoch))
-        self.pending = Place(records=records, epoch=watch.epoch, batches=0)
+    def _go_on(self, places: dict[str, int], prefetched: int) -> None:
+        """Take over the iterators of Lightning's CombinedLoader, and what they have fetched."""
+        mode = self._combined._iterator
+        mode.iterables = self._combined.flattened
+        for name, place in places.items():
+            each = self.counted[name]
+            if self._combined._mode != "sequential":
+                is_moved = each.loader.batches_done != 0
+                each.go_on_with(mode.iterators[place], int(prefetched and is_moved))
+                mode.iterators[place] = each
+            elif place == mode._iterator_idx:
+                each.go_on_with(mode.iterators[0], mode._idx)
+                mode.iterators[0] = each
+        self._fetched = prefetched
+        self._marks.extend([[0] * len(places)] * prefetched)
 
-    def follow(self, fetcher: Any) -> None:
-        """Let the data fetcher fetch through the watch, from where the pending records say."""
-        watch = self.watch
-        if watch is None:
-            return
-        fetcher.setup(watch)
-        if self.pending is None or not self.has_to_move:
-            fetcher.iterator = watch
-            if watch.fetched:
-                # A second fit of a trainer begins its iterators again; what the first ones have
-                # fetched ahead comes again.
-                watch.resume(watch.records(0, is_over=False), 0)
+    def follow(self) -> None:
+        """Let Lightning's data fetcher fetch from here, from where the run begins."""
+        self._fetcher.setup(self)
+        if self.has_to_load:
+            iter(self._fetcher)
         else:
-            watch.resume(self.pending.records, self.pending.batches)
-            iter(fetcher)
+            self._fetcher.iterator = self
 
-    def begin_batch(self, processed: int) -> None:
-        """A batch is about to be used: from now on the loaders say where they are."""
-        if self.watch is not None:
-            self.watch.begin_batch(processed)
-        self.pending = None
+    def __iter__(self) -> Stage:
+        self.end_run()
+        iter(self._combined)
+        return self
 
-    def drop_spent(self) -> None:
-        """A pending run of which nothing was left has been gone through."""
-        if self.watch is not None and self.watch.gave_nothing:
-            self.pending = None
+    def __next__(self) -> Any:
+        if self._num_attempts == 0 and self.has_to_load:
+            for each in self.counted.values():
+                each.load(self.epoch)
+        if self._num_attempts == 1:
+            for each in self.counted.values():
+                each.skip_epoch_under_way()
+        self._marks.append([each.delivered for each in self.counted.values()])
+        try:
+            batch, index, place = next(self._combined)
+        except StopIteration:
+            self._is_exhausted = True
+            raise
+        self._fetched += 1
+        if self._combined._mode != "sequential":
+            return batch, index + self._resumed_at, place
+        start = getattr(self._combined.flattened[place], "start", None)
+        return batch, index + (start.batches if isinstance(start, Record) else 0), place
+
+    def __len__(self) -> int:
+        return len(self._combined)
+
+    def reset(self) -> None:
+        """As :meth:`CombinedLoader.reset`: let go of the iterators and of workers that wait."""
+        self._combined.reset()
+        self._original.reset()
+        for each in self.counted.values():
+            each.release()
+
+    @property
+    def _num_attempts(self) -> int:
+        return self._fetched + self._is_exhausted
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether a batch of this run is in use, or was."""
+        return self._processed_before is not None
+
+    def begin_batch(self, trainer: Any) -> None:
+        """A batch is about to be used: the run cannot be begun again."""
+        if self._processed_before is None:
+            self._processed_before = self._progress.current.processed
+            self.epoch = int(trainer.current_epoch)
+            self.has_to_load, self._has_run = False, True
+
+    def end_run(self) -> None:
+        """The next run begins where this one has left the loaders.
+
+        A run of which no batch was used, although some were fetched, will be begun again.
+        """
+        is_empty = self._is_exhausted and not self._fetched
+        if self._has_begun or is_empty:
+            for each in self.counted.values():
+                each.begin_run(each.record(each.delivered, is_over=True))
+            self.epoch, self._resumed_at, self.has_to_load = self.epoch + 1, 0, False
+        else:
+            for each in self.counted.values():
+                each.begin_run(each.start)
+            self.has_to_load = self.has_to_load or bool(self._fetched)
+        self._clear()
 
     def give_up(self) -> None:
-        """The pending run will not go on: its loaders begin their next pass."""
-        if self.pending is not None:
-            records = {name: _next(record) for name, record in self.pending.records.items()}
-            self.pending = replace(self.pending, records=records, batches=0)
+        """Begin the next run anew, where it was to go on with one that was broken off."""
+        if self.saved is not None:
+            records = {name: record.given_up() for name, record in self.saved.records.items()}
+            self.saved = replace(self.saved, records=records, batches=0)
+        elif not self._has_begun:
+            for each in self.counted.values():
+                each.start = each.start.given_up()
+            self._resumed_at = 0
 
-    def place(self, progress: Any, fetcher: Any, *, is_running: bool = True) -> Place | None:
-        """Where the loaders stand behind the last batch that was used.
-
-        Args:
-            progress: Lightning's, of the batches of this loop.
-            fetcher: the loop's; None once the loop is torn down.
-            is_running: whether the loop's last run may be under way.
-        """
-        self.drop_spent()
-        watch = self.watch
-        if self.pending is not None or watch is None:
-            return self.pending
-        used = watch.used(progress.current.processed)
-        in_hand = watch.fetched - len(getattr(fetcher, "batches", ())) - used
+    @property
+    def is_over(self) -> bool:
+        """Whether all batches of the run were used."""
         # A loader may end before Lightning expects it to: is_last_batch was not set then.
-        has_ended = watch.is_exhausted or (watch.has_begun and progress.is_last_batch)
-        is_over = (has_ended and in_hand <= 0) or (watch.has_begun and not is_running)
+        has_ended = self._is_exhausted or (self._has_begun and self._progress.is_last_batch)
+        in_hand = self._fetched - len(getattr(self._fetcher, "batches", ())) - self._num_used
+        return bool(has_ended and in_hand <= 0)
+
+    @property
+    def _num_used(self) -> int:
+        """Batches of this run that were used, since it was begun or resumed."""
+        before = self._processed_before
+        return 0 if before is None else int(self._progress.current.processed) - before
+
+    def place(self) -> Place | None:
+        """Where the loaders stand after the last batch that was used: a collective call.
+
+        What was fetched beyond the end of a run is lost, as it is without a checkpoint.
+        """
+        if self.saved is not None or self._combined is None:
+            return self.saved
+        is_over, used = self.is_over, self._num_used
+        marks = [each.delivered for each in self.counted.values()]
+        if used < self._num_attempts and not is_over:
+            marks = self._marks[used - self._num_attempts]
+        records = {}
+        for (name, each), mark in zip(self.counted.items(), marks, strict=True):
+            record = each.record(mark, is_over=is_over)
+            records[name] = record.with_state(state_for_all_ranks(each.loader, record.state))
         return Place(
-            records=watch.records(used, is_over=is_over),
-            epoch=watch.epoch + is_over,
-            batches=0 if is_over else watch.index_before + used,
+            records=records,
+            epoch=self.epoch + is_over,
+            batches=0 if is_over else self._resumed_at + used,
             is_over=is_over,
         )
 
+    def _load_saved(self, name: str, record: Record) -> Record:
+        try:
+            return self.counted[name].check(record, self.epoch)
+        except StateMismatch as error:
+            raise StateMismatch(
+                f"{error.field} of the {self.name} loader {name!r}",
+                saved=error.saved,
+                present=error.present,
+                remedy=error.remedy,
+            ) from None
 
-def _next(record: Record) -> Record:
-    if record.batches:
-        return Record(state=record.state, replay=True)
-    return replace(record, ended=False)
 
-
-def check(stages: Iterable[Stage], epoch: int) -> None:
-    """Put the loaders that are watched where the pending records say.
+def load(stages: Iterable[Stage]) -> None:
+    """Put the loaders that are known where a checkpoint says.
 
     Args:
-        epoch: of the trainer.
+        stages: those that go on from the same checkpoint.
 
     Raises:
-        StateMismatch: the records do not fit them; every loader is as it was.
+        StateMismatch: a state does not fit; every loader is as it was.
     """
-    watched = [
-        (stage, stage.watch, stage.pending.records)
-        for stage in stages
-        if stage.watch is not None and stage.pending is not None
-    ]
-    for stage, watch, records in watched:
-        check_names(stage.name, records, watch.places)
-    before: list[tuple[Any, dict[str, Any]]] = []
-    for stage, watch, records in watched:
-        stage.has_to_move = records != watch.records(0, is_over=False)
-        if not stage.has_to_move:
-            continue
-        for name, each in zip(watch.places, watch.counted, strict=True):
-            state = each.loader.state_dict()
-            try:
-                each.check(records[name], epoch)
-            except StateMismatch as error:
-                for loader, earlier in before:
-                    loader.load_state_dict(earlier)
-                raise StateMismatch(
-                    f"{error.field} of the {stage.name} loader {name!r}",
-                    saved=error.saved,
-                    present=error.present,
-                    remedy=error.remedy,
-                ) from None
-            before.append((each.loader, state))
+    found = [(stage, stage.saved) for stage in stages if stage.counted and stage.saved is not None]
+    for stage, saved in found:
+        check_names(stage.name, saved.records, stage.counted)
+    records = load_all(
+        (each.loader, partial(stage._load_saved, name, saved.records[name]))
+        for stage, saved in found
+        for name, each in stage.counted.items()
+    )
+    local = iter(records)
+    for stage, saved in found:
+        for each in stage.counted.values():
+            each.start = next(local)
+        stage._resumed_at, stage.has_to_load, stage.saved = saved.batches, True, None
+
+
+def _places_of(combined: Any) -> dict[str, int]:
+    """For each StatefulGPULoader its name, the path of keys to it, and its index among all.
+
+    A loader alone is named as the only one of a list.
+    """
+    names = {id(loader): path for path, loader in _leaves(combined.iterables, "")}
+    places: dict[str, int] = {}
+    for place, loader in enumerate(combined.flattened):
+        if isinstance(loader, StatefulGPULoader):
+            name = names.get(id(loader)) or str(place)
+            places[name if name not in places else f"{name} at {place}"] = place
+    return places
+
+
+def _leaves(iterables: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(iterables, StatefulGPULoader):
+        yield path, iterables
+        return
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(iterables, Mapping):
+        items = iterables.items()
+    elif isinstance(iterables, (list, tuple)):
+        items = enumerate(iterables)
+    for key, value in items:
+        yield from _leaves(value, f"{path}/{key}".lstrip("/"))

@@ -1,14 +1,13 @@
-"""The batches of a loader as samples of a dataset, for trainers that build loaders anew.
+"""A dataset whose samples are the batches of a loader, for trainers that build DataLoaders anew.
 
-Accelerate's ``skip_first_batches``, and so the Trainer of transformers, makes another DataLoader
-of a loader's dataset and batch sampler. Here these are the loader itself: whatever is built of
-them delivers its batches, and passes over what was delivered before a resume without making it.
+Accelerate's ``skip_first_batches``, and so the Trainer of transformers, builds another DataLoader
+from a loader's dataset and batch sampler. With the dataset and the batch sampler of this file that
+DataLoader delivers the loader's own batches. It skips what was delivered before a resume without
+reading it.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -40,16 +39,16 @@ class BatchFeed(Dataset[Any]):
         self.passed_over = 0
         """Batches of the next pass that were delivered before the resume."""
         self.num_batches = 0
-        """Of the present epoch, that were handed out, or delivered before the resume."""
+        """Batches of the present epoch that were handed out or delivered before the resume."""
         self._is_resumed = False
         self._run: weakref.ref[Any] | None = None
         self._requested: int | None = None
         self._held: tuple[int, Any] | None = None
-        self._before: dict[str, Any] = {}
-        self._behind: dict[str, Any] = {}
+        self._before_last: dict[str, Any] = {}
+        self._after_last: dict[str, Any] = {}
 
     def arguments(self) -> dict[str, Any]:
-        """What a DataLoader of this dataset is built with; it draws from no generator of yours."""
+        """The arguments for a DataLoader of this dataset; it draws from a generator of its own."""
         return {
             "batch_sampler": self.numbers,
             "collate_fn": only_one,
@@ -57,11 +56,11 @@ class BatchFeed(Dataset[Any]):
         }
 
     def __len__(self) -> int:
-        """Samples, as users and trainers expect of a loader's dataset."""
+        """The number of samples, not of batches: users and trainers expect that of a dataset."""
         return len(self.loader.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        """What users and trainers ask a loader's dataset for, its classes, say."""
+        """An attribute of the loader's own dataset, such as its ``classes``."""
         if name.startswith("_") or name == "loader":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(self.loader.dataset, name)
@@ -70,7 +69,7 @@ class BatchFeed(Dataset[Any]):
         """The batch that :meth:`run` has just fetched.
 
         Raises:
-            LoaderError: it asks for another, as one that was delivered before the resume.
+            LoaderError: another batch is asked for, such as one delivered before the resume.
         """
         if self._held is not None and self._held[0] == number:
             (_, batch), self._held = self._held, None
@@ -87,7 +86,7 @@ class BatchFeed(Dataset[Any]):
         )
 
     def run(self) -> Iterator[list[int]]:
-        """A pass: the numbers of its batches, each of which is fetched when its number is.
+        """The numbers of the batches of one pass; with each number its batch is fetched.
 
         Raises:
             LoaderError: more batches were skipped than were delivered before the resume.
@@ -98,21 +97,22 @@ class BatchFeed(Dataset[Any]):
         first, is_first = self.passed_over, True
         yield from ([number] for number in range(first))
         if self._requested is None:
-            # A sampler of the user's is told its epoch, as trainers do.
+            # Trainers tell samplers their epoch, and those of the user rely on it.
             self.loader.set_epoch(self.next_epoch)
         self.passed_over, self._is_resumed, self._requested = 0, False, None
         run = iter(self.loader)
-        # Weakly: a pass that is broken off gives its workers back.
+        # A weak reference, so that a pass that the trainer leaves early frees its workers.
         self._run, self.num_batches = weakref.ref(run), first
         while True:
             try:
                 batch = next(run)
             except StopIteration:
-                # Whoever looks one batch ahead is in the last one now.
-                self._before, self._run = self._behind, None
+                # A consumer that fetches one batch ahead has the last batch in hand now.
+                self._before_last, self._run = self._after_last, None
                 return
-            self._before = self.loader.state_dict(batches_ago=1) if is_first else self._behind
-            self._behind, is_first = self.loader.state_dict(), False
+            before = self.loader.state_dict(batches_ago=1) if is_first else self._after_last
+            self._before_last, self._after_last = before, self.loader.state_dict()
+            is_first = False
             self._held = self.num_batches, batch
             self.num_batches += 1
             yield [self.num_batches - 1]
@@ -124,11 +124,11 @@ class BatchFeed(Dataset[Any]):
                 )
 
     def state_before_the_last(self) -> dict[str, Any]:
-        """The state of a consumer that has one batch less than was fetched."""
-        return dict(self._before or self.loader.state_dict())
+        """The state for a consumer that fetches one batch ahead of the one it works on."""
+        return dict(self._before_last or self.loader.state_dict())
 
     def finish(self) -> None:
-        """End a pass whose consumer has all the batches that it wants of the epoch."""
+        """End the pass of a consumer that has got all batches that it counts on in this epoch."""
         run = None if self._run is None else self._run()
         if run is not None:
             deque(run, maxlen=0)
@@ -141,45 +141,43 @@ class BatchFeed(Dataset[Any]):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that the next pass is asked to take."""
+        """The epoch of the next pass."""
         if self._requested is not None:
             return self._requested
         return int(self.loader.state_dict()["epoch"]) + self._follows_an_epoch
 
     @property
     def next_position(self) -> int:
-        """Where the next pass begins in its epoch's order."""
+        """The position in its epoch's order at which the next pass begins."""
         return 0 if self._follows_an_epoch else int(self.loader.state_dict()["position"])
 
     @property
     def _follows_an_epoch(self) -> bool:
-        """Whether the next pass is of a later epoch than the state is."""
+        """Whether the next pass belongs to a later epoch than the loader's state."""
         if self._run is not None or not self._is_resumed:
             return self._run is not None
-        place = self.loader._engine.passes.address()
-        skips = self.loader.on_epoch_boundary == "next_epoch" or self._requested == place.epoch + 1
-        return skips and _is_over(self.loader, place)
+        return self.loader.epoch > int(self.loader.state_dict()["epoch"])
 
     def load_state_dict(self, state: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state of the loader, or of all ranks' loaders.
+        """Go on from a state of the loader, or of the loaders of all ranks.
 
         Raises:
             StateMismatch: it does not fit; nothing was changed.
         """
         load_own_state(self.loader, dict(state), accept=accept)
         self._run, self._held, self._requested = None, None, None
-        self._before = self._behind = {}
-        self.passed_over = self.num_batches = batches_before(self.loader)
+        self._before_last = self._after_last = {}
+        self.passed_over = self.num_batches = self.loader.batches_done or 0
         self._is_resumed = True
 
 
 class BatchNumbers(Sampler[list[int]]):
-    """The batch sampler of a :class:`BatchFeed`: a number a batch."""
+    """The batch sampler of a :class:`BatchFeed`, which yields one number for each batch."""
 
     def __init__(self, feed: BatchFeed) -> None:
         self.feed = feed
         self.length: int | None = None
-        """Of all epochs, where a trainer counts on the first one's."""
+        """Batches of every epoch, for a trainer that counts on the length of the first one."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.feed.run()
@@ -188,43 +186,17 @@ class BatchNumbers(Sampler[list[int]]):
         """Batches of an epoch.
 
         Raises:
-            TypeError: nobody knows.
+            TypeError: the loader has no length.
         """
         return len(self.feed.loader) if self.length is None else self.length
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of all ranks in one step, as trainers understand a prepared loader's."""
+        """Samples of all ranks in one step: trainers understand a prepared loader's this way."""
         size: int | None = self.feed.loader.state_dict()["global_batch_size"]
         return size
 
 
-def batches_before(loader: StatefulGPULoader[Any]) -> int:
-    """Batches of its epoch that were delivered before a loader's place.
-
-    >>> loader = StatefulGPULoader(range(6), batch_size=2)
-    >>> batch = next(iter(loader))
-    >>> batches_before(loader)
-    1
-    """
-    state = loader.state_dict()
-    order = json.loads(state["fingerprint"])["order"]
-    position, size = int(state["position"]), state["global_batch_size"]
-    if size is None or order == "iterable" or order.startswith("lanes"):
-        return position
-    number = math.ceil(position / int(size))
-    # Behind a tail that is left out, the position is the epoch's end.
-    return min(number, len(loader)) if loader.drop_last else number
-
-
-def _is_over(loader: StatefulGPULoader[Any], place: Any) -> bool:
-    """Whether nothing is left of an epoch, as the loader itself sees it when a pass begins."""
-    division, order = loader._engine.plan.division, loader._engine.plan.order
-    if division is None or order is None or place.user is not None or not place.position:
-        return False
-    return not division.num_steps(order.of_epoch(0, place.epoch).n - place.position)
-
-
 def only_one(batches: list[Any]) -> Any:
-    """The batch, of which there is one for each number."""
+    """The collate_fn: a number of the batch sampler stands for one whole batch."""
     return batches[0]

@@ -1,4 +1,4 @@
-"""An undivided loader built again as one rank's, by its public attributes."""
+"""Builds an undivided loader again as the loader of one rank, from its public attributes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Loader = TypeVar("_Loader", bound=StatefulGPULoader[Any])
 
 
 def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
-    """The loader, or, if nobody has divided it yet, one like it that is this rank's.
+    """The loader itself if it is divided among ranks already, otherwise one like it for this rank.
 
-    Numbers of ranks that were given stay as they are, and so does a DistributedSampler or an
-    iterable dataset of the user's, which divide themselves. A state that was loaded, and an epoch
-    that was set, are the new loader's, too; a pass that was only begun is not.
+    A loader counts as divided if it was given a number of ranks, a DistributedSampler, or an
+    iterable dataset of the user's, which has to divide itself. The new loader takes over a state
+    that was loaded and an epoch that was set, but not a pass that is under way.
 
     Args:
         loader: with ``num_replicas=None`` or ``"auto"``.
@@ -28,8 +28,8 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
 
     Raises:
         ValueError: a sampler of the user's would give every rank the same samples.
-        TypeError: it is of a subclass whose constructor cannot be called again.
-        StateMismatch: it was loaded with a state that does not go on on as many ranks.
+        TypeError: the loader is of a subclass whose constructor cannot be called again.
+        StateMismatch: the state that was loaded does not fit this number of ranks.
 
     >>> loader = StatefulGPULoader(range(8), batch_size=2, shuffle=True, seed=1)
     >>> both = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -50,7 +50,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
             "rank=; or a DistributedSampler, of which one that divides itself can be a subclass"
         )
     arguments = _arguments_of(loader, {"num_replicas": num_replicas, "rank": rank})
-    # A sampler that stands in for a missing one is left out, for there to be one for these ranks.
+    # The loader has made this sampler itself, and makes one for these ranks if none is given.
     stands_in = in_lanes or bool(loader.shuffle) or _is_stand_in(loader)
     arguments |= {
         "sampler": None if stands_in else loader.sampler,
@@ -65,7 +65,7 @@ def divided(loader: _Loader, *, num_replicas: int, rank: int) -> _Loader:
 
 
 def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
-    """Whether a loader goes on from a state, so that what is made of it has to do so, too.
+    """Whether a state was loaded, which a loader that is built from this one has to take over.
 
     >>> loader = StatefulGPULoader(range(8))
     >>> was_loaded(loader)
@@ -78,11 +78,12 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
 
 
 def check_divides_itself(loader: Any, num_replicas: int) -> None:
-    """An iterable dataset that several processes read must say that it divides itself: the trainer
-    would divide it otherwise, which nobody can resume.
+    """Check that an iterable dataset, if several processes read it, divides itself among them.
+
+    Otherwise the trainer would divide it, in a way that cannot be resumed.
 
     Raises:
-        ValueError: it does not say so.
+        ValueError: it has no attribute ``num_replicas``.
 
     >>> check_divides_itself(StatefulGPULoader(range(8)), num_replicas=2)
     """
@@ -110,9 +111,9 @@ def _is_stand_in(loader: Any) -> bool:
 
 
 def _carry_over(loader: Any, rank_loader: Any) -> None:
-    """What the loader was told of its next pass, without deciding a seed that is not decided."""
+    """Give the new loader the state or the epoch that was set; a seed of None stays open."""
     loader._engine.take_requested_epoch()
-    epoch = loader._engine.passes.address().epoch
+    epoch = loader._engine.passes.address().epoch  # state_dict() would settle the seed
     if was_loaded(loader):
         rank_loader.load_state_dict(loader.state_dict())
     elif epoch:
@@ -132,7 +133,7 @@ def _built(kind: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _arguments_of(loader: Any, ranks: dict[str, int]) -> dict[str, Any]:
-    """Law 8: every argument is an attribute of the same name."""
+    """All arguments of the loader, which keeps each as an attribute of the same name."""
     parameters = dict(inspect.signature(type(loader)).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         parameters |= inspect.signature(StatefulGPULoader).parameters

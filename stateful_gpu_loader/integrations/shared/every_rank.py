@@ -1,9 +1,9 @@
-"""The states of a loader on all ranks as one, for trainers that save once and load everywhere."""
+"""One state for the loaders of all ranks, for trainers that save once and load on every rank."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.engine.resume.rank_states import comparable, gathered, merge_state_dicts
@@ -12,20 +12,26 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers import is_map, order_of
 from stateful_gpu_loader.state.schema import Stateful
 
+_Result = TypeVar("_Result")
+
 FORMAT = "stateful_gpu_loader of each rank"
 VERSION = 1
 
 
-def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
-    """One state of what the loader has on all ranks, on every rank: a collective call.
+def state_of_all_ranks(
+    loader: Any, batches_ago: int = 0, *, state: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The states of the loaders of all ranks as one, the same on every rank: a collective call.
 
-    It is a loader's own state, which loads on any number of ranks, wherever the loader divides
-    its samples itself; ranks of one tensor-parallel group count once. Where objects of the
-    user's have other states on other ranks, it holds the state of each, for as many ranks.
+    Where the loader divides its samples among the ranks itself, that is a loader's own state, which
+    loads on any number of ranks; ranks of one tensor-parallel group count once. Where the user's
+    own objects have a different state on each rank, it holds the state of every rank, and loads
+    on the same number of ranks only.
 
     Args:
         loader: of this rank.
         batches_ago: as in :meth:`StatefulGPULoader.state_dict`.
+        state: what this rank's loader returned earlier; None is its present state.
 
     Raises:
         StateMismatch: the ranks are not at the same step; on every rank.
@@ -35,7 +41,8 @@ def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
     >>> state_of_all_ranks(loader) == loader.state_dict()
     True
     """
-    state = loader.state_dict(batches_ago) if batches_ago else loader.state_dict()
+    if state is None:
+        state = loader.state_dict(batches_ago) if batches_ago else loader.state_dict()
     num_ranks, rank = size_and_rank()
     if num_ranks == 1:
         return dict(state)
@@ -53,11 +60,44 @@ def state_of_all_ranks(loader: Any, batches_ago: int = 0) -> dict[str, Any]:
     }
 
 
+def state_for_all_ranks(loader: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """As :func:`state_of_all_ranks`, without a collective call where this rank's state says it all.
+
+    Scripts may save such a loader on the main process alone.
+    """
+    if is_same_on_all_ranks(loader):
+        return dict(loader.state_dict() if state is None else state)
+    return state_of_all_ranks(loader, state=state)
+
+
+def load_all(loads: Iterable[tuple[Any, Callable[[], _Result]]]) -> list[_Result]:
+    """Load the states of several loaders, or, if one of them is refused, none.
+
+    Args:
+        loads: each loader, and a function that loads its state.
+
+    Returns:
+        What the functions returned.
+    """
+    loaded: list[tuple[Any, dict[str, Any]]] = []
+    results = []
+    try:
+        for loader, load in loads:
+            before = loader.state_dict()
+            results.append(load())
+            loaded.append((loader, before))
+    except Exception:
+        for loader, before in loaded:
+            loader.load_state_dict(before)
+        raise
+    return results
+
+
 def load_own_state(loader: Any, state: dict[str, Any], accept: Collection[str] = ()) -> None:
     """Load what :func:`state_of_all_ranks` returned, or any state of a loader.
 
     Raises:
-        StateMismatch: it does not fit, or is of another number of ranks and tells them apart;
+        StateMismatch: it does not fit, or it holds a state for each of another number of ranks;
             nothing was changed.
         ValueError: as :meth:`StatefulGPULoader.load_state_dict`.
     """
@@ -67,9 +107,9 @@ def load_own_state(loader: Any, state: dict[str, Any], accept: Collection[str] =
 
 
 def is_same_on_all_ranks(loader: Any) -> bool:
-    """Whether a rank's own state says where all ranks stand, so that nobody has to be asked.
+    """Whether a rank's own state says where all ranks stand, so that no rank has to be asked.
 
-    One rank alone can save, then: behind an exception, or ``if is_main_process``.
+    Then one rank alone can save: after an exception, or with ``if is_main_process``.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> is_same_on_all_ranks(StatefulGPULoader(range(4), shuffle=True))
@@ -113,8 +153,10 @@ def _own_part(state: Mapping[str, Any]) -> Any:
 
 
 def _divides(loader: Any) -> bool:
-    """Whether the states of all ranks must be those of one step: the loader dealt out the samples,
-    and each rank delivers them in order."""
+    """Whether the loader divides the samples and each rank delivers them in order.
+
+    The states of all ranks must be those of one step, then.
+    """
     if isinstance(loader.dataset, ShardedDataset):
         return True
     is_ordered = is_map(loader.dataset) and order_of(loader.sampler) is not None
@@ -123,7 +165,7 @@ def _divides(loader: Any) -> bool:
 
 
 def _place(loader: Any, rank: int) -> int:
-    """The data-parallel rank: several ranks may have the same samples."""
+    """The data-parallel rank, which processes of one tensor-parallel group share."""
     return loader.rank if isinstance(loader.rank, int) else rank
 
 
@@ -143,7 +185,7 @@ def _once_each(places: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """No stream depends on the record of bad samples, which each rank has of its own."""
+    """The first field that differs, but for the bad samples, which each rank records for itself."""
     for field in sorted({*one, *other} - {"bad_samples"}):
         # States of the user's objects may hold tensors, which == compares element by element.
         same = comparable if field == "user" else _as_it_is

@@ -1,4 +1,4 @@
-"""loader_state.json: the states of a trainer's loaders beside its own files of a checkpoint."""
+"""loader_state.json: the loaders' states, in a trainer's checkpoint folder beside its own files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LOADERS, _FACTS = "loaders", "trainer"
 def write_states(
     folder: str | os.PathLike[str], states: Sequence[Any], facts: Mapping[str, Any] | None = None
 ) -> str:
-    """Write the file, whole or not at all; one process does it for all ranks.
+    """Write the file atomically; one process does it for all ranks.
 
     Args:
         folder: of the checkpoint.
         states: of all loaders, in the order in which they were given to the trainer.
-        facts: what the trainer's adapter has to know when it resumes.
+        facts: further values that the trainer's adapter needs at a resume.
 
     Raises:
         CheckpointError: a state has no form in JSON, or the file cannot be written.
@@ -47,13 +47,13 @@ def read_states(
 
     Args:
         folder: of the checkpoint.
-        number: of loaders there are now.
-        saved_by: what would have written the file, for a reader of the error.
+        number: how many loaders there are now.
+        saved_by: the function or class that writes the file, for the error message.
 
     Raises:
         CheckpointNotFound: the checkpoint has no such file.
         CheckpointError: the file is truncated, altered or foreign.
-        StateMismatch: it is of another number of loaders.
+        StateMismatch: it holds the states of another number of loaders.
     """
     checkpoint = Checkpoint()
     try:
@@ -75,5 +75,5 @@ def read_states(
 
 
 def _plain(folder: str | os.PathLike[str]) -> str:
-    """A folder whose braces are no pattern."""
+    """The path with its braces escaped, which Checkpoint would read as a pattern."""
     return os.fspath(folder).replace("{", "{{").replace("}", "}}")

@@ -166,7 +166,7 @@ class Stateful:
 
 
 class NoWatch:
-    """Stands where :class:`Watch` stands, and watches nothing: no thread, no deadlines."""
+    """Stands where :class:`WorkerMonitor` stands, and watches nothing: no thread, no deadlines."""
 
     def __init__(self, processes: Sequence[Any], timeout: float) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -268,7 +268,7 @@ def _watching(arguments: Arguments, turns: int) -> _Part:
     setting = _overhead(TRIVIAL, 8 if arguments.quick else 1000, turns)
 
     def microseconds(kind: Any) -> float:
-        with mock.patch.object(torch_workers, "Watch", kind):
+        with mock.patch.object(torch_workers, "WorkerMonitor", kind):
             batches = setting.batches(OURS)
             found = seconds_a_batch(batches, warm_up=4 * NUM_WORKERS, timed=setting.timed) * 1e6
             del batches  # as long as the other class has its name
@@ -280,7 +280,7 @@ def _watching(arguments: Arguments, turns: int) -> _Part:
             label=f"workers {name}, {COSTS[TRIVIAL]}",
             measure=functools.partial(microseconds, kind),
         )
-        for name, kind in ((WATCHED, worker_monitor.Watch), (UNWATCHED, NoWatch))
+        for name, kind in ((WATCHED, worker_monitor.WorkerMonitor), (UNWATCHED, NoWatch))
     ]
     aims = {(WATCHED, UNWATCHED): ("watched beside unwatched, trivial samples", WATCH_AIM)}
     part = _Part(measurements=[], comparisons=[], aims=[])

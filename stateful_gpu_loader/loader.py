@@ -345,7 +345,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         those that wait for the next pass, or what the program has put here; None is neither."""
         if self._placed_iterator is not None:
             return self._placed_iterator
-        return getattr(self._engine.workers.idle, "team", None)
+        return getattr(self._engine.workers.idle, "torch_workers", None)
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:

@@ -107,7 +107,7 @@ class Engine:
         self.last: tuple[Any, tuple[FoundBad, ...]] | None = None
         """The request of the last delivered batch, and the samples that it could not use."""
         self.promised_length: int | None = None
-        """What ``len()`` of an iterable dataset said, if somebody asked."""
+        """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
 

@@ -1,4 +1,4 @@
-"""Whether a state belongs to a loader: what is compared, and what is said of it."""
+"""Whether a state belongs to a loader: what is compared, and what is reported."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Run:
                     continue
                 begun = self._started()
                 try:
-                    request, answer = next(begun.pipeline)
+                    request, found = next(begun.pipeline)
                 except WorkersDied as loss:
                     self._recover(begun, loss)
                     continue
@@ -77,28 +77,29 @@ class Run:
                     if begun.plan.has_worker_states and not begun.plan.config.in_flight:
                         self._put_back(begun)
                     raise
-                said = answer if isinstance(answer, Answer) else None
-                payload = answer if said is None else said.payload
+                answer = found if isinstance(found, Answer) else None
+                payload = found if answer is None else answer.payload
                 if isinstance(payload, Failure):
-                    self._fail(begun, request, said, payload)
+                    self._fail(begun, request, answer, payload)
                     try:
                         payload.reraise()
                     finally:
-                        del self, begun, answer, said, payload  # a traceback keeps no worker alive
+                        # A traceback keeps no worker alive.
+                        del self, begun, found, answer, payload
                 is_replay = begun.schedule.is_replay(request)
                 if payload is NOTHING:
-                    self._note_end(begun, said)
-                elif payload is SKIPPED and said is not None and said.bad:
-                    self._note_bad(begun, said.bad)
-                    self._count_bad(begun, said.bad)
+                    self._note_end(begun, answer)
+                elif payload is SKIPPED and answer is not None and answer.bad:
+                    self._note_bad(begun, answer.bad)
+                    self._count_bad(begun, answer.bad)
                 if is_replay or isinstance(payload, NoBatch):
-                    begun.schedule.deliver(request, said)
+                    begun.schedule.deliver(request, answer)
                     continue
-                batch = self._finished(begun, request, said, payload)
-                bad = () if said is None else said.bad
+                batch = self._finished(begun, request, answer, payload)
+                bad = () if answer is None else answer.bad
                 self._note_bad(begun, bad)
                 self._engine.last = begun.schedule.by_itself(request), bad
-                self._deliver(begun, begun.schedule.deliver(request, said))
+                self._deliver(begun, begun.schedule.deliver(request, answer))
                 return batch
             raise StopIteration
 
@@ -128,7 +129,7 @@ class Run:
         if begun is None:
             self._begun = begun = self._engine.begin()
         elif not begun.is_running or (begun.is_alone and begun.alone == 0):
-            # Whoever were to start before have failed, or may be ahead again.
+            # The previous workers failed to start, or may prefetch again.
             begun.is_running = False
             begun.pipeline.close()
             begun.pipeline = self._engine.rebuild(begun)
@@ -147,8 +148,8 @@ class Run:
         else:
             begun.is_running = True
 
-    def _finished(self, begun: Begun, request: Any, said: Answer | None, payload: Any) -> Any:
-        position = begun.schedule.key_position(request, said)
+    def _finished(self, begun: Begun, request: Any, answer: Answer | None, payload: Any) -> Any:
+        position = begun.schedule.key_position(request, answer)
         try:
             return self._engine.finish(begun, payload, position=position)
         except Exception as error:
@@ -156,7 +157,7 @@ class Run:
                 begun.is_running = False
                 raise
             failure = Failure(error)
-            self._fail(begun, request, said, failure)
+            self._fail(begun, request, answer, failure)
             failure.reraise()
         except BaseException:
             # An interrupt in the user's code, which may have changed the batch: it is made again,
@@ -172,7 +173,7 @@ class Run:
         begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
 
-    def _fail(self, begun: Begun, request: Any, said: Answer | None, failure: Failure) -> None:
+    def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:
         if isinstance(failure, BeginFailure):
             begun.is_running = False
             return
@@ -180,7 +181,7 @@ class Run:
             self._passes.note_start(begun.current, begun.schedule.start_place())
         begun.has_failed = True
         is_replay = begun.schedule.is_replay(request)
-        place = begun.schedule.fail(request, said)
+        place = begun.schedule.fail(request, answer)
         if place is not None and not is_replay:
             self._passes.skip(begun.current, place)
             begun.alone = max(0, begun.alone - 1)
@@ -214,10 +215,10 @@ class Run:
             "it is the end of the epoch, raise StopIteration there, or declare length=",
         )
 
-    def _note_end(self, begun: Begun, said: Answer | None) -> None:
-        if said is not None and said.worker not in begun.ended_workers:
-            begun.ended_workers.add(said.worker)
-            self._note_bad(begun, said.bad)
+    def _note_end(self, begun: Begun, answer: Answer | None) -> None:
+        if answer is not None and answer.worker not in begun.ended_workers:
+            begun.ended_workers.add(answer.worker)
+            self._note_bad(begun, answer.bad)
 
     def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """What an iterator from before a load meets is not of the stream that was loaded."""

@@ -307,7 +307,7 @@ class Plan:
             current: the pass.
             seed: of the loader.
             has_new_workers: whether none of them has served a pass before.
-            promised_length: what ``len()`` of an iterable dataset said, if somebody asked.
+            promised_length: what ``len()`` of an iterable dataset returned, if it was called.
         """
         config, division, place = self.config, self.division, current.start
         interval = config.snapshot_every_n_steps or 0

@@ -85,9 +85,9 @@ class DevicePrefetch:
         return list(getattr(self._inner, "workers", []))
 
     @property
-    def team(self) -> Any:
+    def torch_workers(self) -> Any:
         """That of the inner pipeline, if it has worker processes."""
-        return getattr(self._inner, "team", None)
+        return getattr(self._inner, "torch_workers", None)
 
     def launch(self) -> None:
         self._inner.launch()
@@ -212,7 +212,7 @@ class DevicePrefetch:
 
 
 def _with_payload(answer: Any, result: Any) -> Any:
-    """What the inner pipeline said, about the finished batch."""
+    """The inner pipeline's answer, with the finished batch in it."""
     if not isinstance(answer, Answer):
         return result
     if not isinstance(result, Answer):

@@ -1,4 +1,4 @@
-"""What is said when a device's memory is full."""
+"""The error of a device whose memory is full."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
     draws = DrawnMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
     with workers_surroundings(draws=maker.uses_global_generators):
-        said = maker(request, never_stopped)
-    answer = said if isinstance(said, Answer) else Answer(said)
+        found = maker(request, never_stopped)
+    answer = found if isinstance(found, Answer) else Answer(found)
     if isinstance(answer.payload, Failure):
         answer.payload.reraise()
     if isinstance(answer.payload, NoBatch) or _places(answer.bad) != _places(bad):

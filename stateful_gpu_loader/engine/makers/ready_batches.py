@@ -33,14 +33,14 @@ class ReadyBatches:
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Answer:
         reading = self._reader(request, check)
-        said = Answer(SKIPPED)
+        answer = Answer(SKIPPED)
         if reading.error is not None:
-            said = Answer(Failure(reading.error))
+            answer = Answer(Failure(reading.error))
         elif reading.samples:
-            said = self._batch(request, reading, check)
+            answer = self._batch(request, reading, check)
         return dataclasses.replace(
-            said,
-            bad=(*reading.bad, *said.bad),
+            answer,
+            bad=(*reading.bad, *answer.bad),
             snapshot=reading.snapshot,
             ended_at=reading.ended_at,
         )
@@ -56,21 +56,21 @@ class ReadyBatches:
             end=0,
             listed=reading.positions,
         )
-        said = self._made(request, check)
-        if isinstance(said.payload, EncodedBatch) and not self._policy.is_active:
-            return dataclasses.replace(said, payload=_without_bytes(said.payload))
-        return said
+        answer = self._made(request, check)
+        if isinstance(answer.payload, EncodedBatch) and not self._policy.is_active:
+            return dataclasses.replace(answer, payload=_without_bytes(answer.payload))
+        return answer
 
     def _made(self, request: Request, check: Callable[[], None]) -> Answer:
         try:
-            said = self._make(request, check)
+            made = self._make(request, check)
         except Stopped:
             raise
         except Exception as error:
             if isinstance(error, BadSample) and self._policy.mode == "drop":
                 return Answer(SKIPPED, bad=_all_bad(request, error))
             return Answer(Failure(error))
-        return said if isinstance(said, Answer) else Answer(said)
+        return made if isinstance(made, Answer) else Answer(made)
 
 
 class DeviceSteps(Protocol):

@@ -159,7 +159,7 @@ class BadSampleReplacer:
 def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
     """Call; an OSError that is not the sample's is met again, at most 3 times in all, and raised.
 
-    Whoever draws seeds anew in ``make``, so that a second attempt draws the same.
+    A ``make`` that draws random numbers seeds them itself, so that a second attempt draws the same.
     """
     for _ in range(MAX_READS - 1):
         try:

@@ -25,7 +25,7 @@ class Taken:
     positions: IndexArray
     """int64 [n]: their keys."""
     cursor: LaneCursor
-    """Behind them."""
+    """Where the lane stands after them."""
 
 
 class LaneReader:

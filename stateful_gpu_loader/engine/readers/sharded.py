@@ -80,7 +80,7 @@ class ShardedReader:
         )
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
-        """Whoever found that the lane has no whole batch left has read it before."""
+        """The rest of a lane, which was read before to find that it holds no whole batch."""
         cursor = LaneCursor.from_text(part.cursor)
         reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
         try:

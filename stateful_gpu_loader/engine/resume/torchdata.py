@@ -163,7 +163,7 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
 
 
 def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
-    """Whether the sampler had said, at the snapshot, that it was at its end.
+    """Whether the sampler had ended at the snapshot.
 
     Its state may then be that of its next pass already. The batch size, which torchdata does not
     save, may be another one here, so it counts only where nothing else tells.

@@ -38,7 +38,7 @@ class LaneService:
 class LaneRequests:
     """Requests from a place on, as far as is known when each is asked for.
 
-    Whoever iterates tells :meth:`note` of every answer, in the order of the requests. They may be
+    The iterating code tells :meth:`note` of every answer, in the order of the requests. They may be
     asked for ahead of the answers, to any depth: where only answers can tell what comes next, a
     request of no parts is given, which is answered with nothing.
 

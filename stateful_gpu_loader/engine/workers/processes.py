@@ -11,8 +11,8 @@ from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Failure, W
 from stateful_gpu_loader.engine.workers.answer_pipe import WritersLost
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
-from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, Team
-from stateful_gpu_loader.engine.workers.worker_main import Errand
+from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, TorchWorkers
+from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 from stateful_gpu_loader.records import WorkerStart
 
 
@@ -35,7 +35,7 @@ class ProcessPipeline:
         self._in_order = loader.in_order
         self._numbers = itertools.count()
         self._dispatch = self._nothing_to_do()
-        self._team: Team | None = None
+        self._torch_workers: TorchWorkers | None = None
         self.workers: list[Any] = []
         """The worker processes, or those that there were last."""
         self._is_torn = False
@@ -44,9 +44,9 @@ class ProcessPipeline:
         """The workers were started, and have not served a pass."""
 
     @property
-    def team(self) -> Team | None:
+    def torch_workers(self) -> TorchWorkers | None:
         """The workers that live, as torch's own iterator over them."""
-        return self._team
+        return self._torch_workers
 
     def launch(self) -> None:
         self._launched()
@@ -63,11 +63,11 @@ class ProcessPipeline:
         if self._is_torn or not (self._persistent or self._is_fresh):
             self.close()
         self._is_fresh = False
-        team = self._team
-        if team is None:
-            team = self._launched()
-        elif team.watch.has_lost():
-            raise WorkersDied(team.watch.verdict(), None)
+        torch_workers = self._torch_workers
+        if torch_workers is None:
+            torch_workers = self._launched()
+        elif torch_workers.monitor.has_lost():
+            raise WorkersDied(torch_workers.monitor.verdict(), None)
         self._dispatch = Dispatch(
             requests,
             starts,
@@ -75,17 +75,17 @@ class ProcessPipeline:
             limit=1 if one_at_a_time else self._limit,
             in_order=self._in_order,
         )
-        self._send(team)
+        self._send(torch_workers)
 
     def __next__(self) -> tuple[Any, Any]:
-        team, dispatch = self._team, self._dispatch
-        if team is None:
+        torch_workers, dispatch = self._torch_workers, self._dispatch
+        if torch_workers is None:
             raise StopIteration
         while not dispatch.is_ready():
             if not dispatch.num_under_way:
-                self._send(team)
+                self._send(torch_workers)
             if dispatch.num_under_way:
-                self._receive(team)
+                self._receive(torch_workers)
                 continue
             try:
                 dispatch.end()
@@ -94,32 +94,32 @@ class ProcessPipeline:
                     self.close()
                 raise
         # Before the answer is taken: whatever the requests raise, it is not lost.
-        self._send(team, spare=1)
+        self._send(torch_workers, spare=1)
         request, answer = dispatch.deliver()
         return request, _with_failure_rebuilt(answer)
 
     def is_ready(self) -> bool:
-        team, dispatch = self._team, self._dispatch
-        while team is not None and not dispatch.is_ready() and team.has_answer():
+        torch_workers, dispatch = self._torch_workers, self._dispatch
+        while torch_workers is not None and not dispatch.is_ready() and torch_workers.has_answer():
             try:
-                self._receive(team)
+                self._receive(torch_workers)
             except WorkersDied:
                 return True
         return dispatch.is_ready()
 
     def close(self) -> None:
-        team, self._team = self._team, None
+        torch_workers, self._torch_workers = self._torch_workers, None
         self._dispatch = self._nothing_to_do()
         self._is_torn = False
-        if team is not None:
-            team.end()
+        if torch_workers is not None:
+            torch_workers.end()
 
-    def _launched(self) -> Team:
-        self._team = team = self._loader.launch()
-        self.workers = team.workers
-        return team
+    def _launched(self) -> TorchWorkers:
+        self._torch_workers = torch_workers = self._loader.launch()
+        self.workers = torch_workers.workers
+        return torch_workers
 
-    def _send(self, team: Team, spare: int = 0) -> None:
+    def _send(self, torch_workers: TorchWorkers, spare: int = 0) -> None:
         """Keep as many requests under way as there is room for."""
         dispatch = self._dispatch
         while True:
@@ -129,10 +129,10 @@ class ProcessPipeline:
                 return
             self._is_torn = True
             worker, request, start = issued
-            team.send(worker, number, Errand(request, start))
+            torch_workers.send(worker, number, WorkerMessage(request, start))
             self._is_torn = False
 
-    def _receive(self, team: Team) -> None:
+    def _receive(self, torch_workers: TorchWorkers) -> None:
         """Take in one answer.
 
         Raises:
@@ -144,14 +144,14 @@ class ProcessPipeline:
                 self._dispatch.oldest,
             )
         try:
-            with team.watch.waiting():
-                team.wait()
+            with torch_workers.monitor.waiting():
+                torch_workers.wait()
                 self._is_torn = True
-                number, answer = team.receive()
+                number, answer = torch_workers.receive()
         except WritersLost:
-            team.watch.has_lost(_SECONDS_TO_BE_TOLD)
+            torch_workers.monitor.has_lost(_SECONDS_TO_BE_TOLD)
             self._is_torn = False
-            raise WorkersDied(team.watch.verdict(), self._dispatch.oldest) from None
+            raise WorkersDied(torch_workers.monitor.verdict(), self._dispatch.oldest) from None
         self._dispatch.answer(number, answer)
         self._is_torn = False
 

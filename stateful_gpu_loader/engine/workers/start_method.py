@@ -1,4 +1,4 @@
-"""How worker processes are started where the user has not said it."""
+"""How worker processes are started where the user has not chosen a method."""
 
 from __future__ import annotations
 

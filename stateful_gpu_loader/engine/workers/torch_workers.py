@@ -39,8 +39,13 @@ from stateful_gpu_loader.engine.workers.start_method import (
     NOT_FORKED,
     default_context,
 )
-from stateful_gpu_loader.engine.workers.worker_main import Errand, WorkerSide, in_place_of
-from stateful_gpu_loader.engine.workers.worker_monitor import Watch, describe_exit, have_ended, kill
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
+from stateful_gpu_loader.engine.workers.worker_monitor import (
+    WorkerMonitor,
+    describe_exit,
+    have_ended,
+    kill,
+)
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import LoaderError
 
@@ -52,7 +57,7 @@ _SECONDS_TO_NOTICE = 1.0
 
 
 class InnerLoader(DataLoader[Any]):
-    """Holds the arguments with which :class:`Team` starts torch's workers.
+    """Holds the arguments with which :class:`TorchWorkers` starts torch's workers.
 
     Args:
         maker: pickled to the workers; runs there.
@@ -77,7 +82,7 @@ class InnerLoader(DataLoader[Any]):
         in_order: bool = True,
     ) -> None:
         self.context = _Context(multiprocessing_context)
-        self.side = WorkerSide(maker, dataset, _with_sharding(dataset, worker_init_fn))
+        self.side = WorkerAdapter(maker, dataset, _with_sharding(dataset, worker_init_fn))
         generator = torch.Generator()
         generator.manual_seed(base_seed)
         super().__init__(
@@ -95,7 +100,7 @@ class InnerLoader(DataLoader[Any]):
             generator=generator,
         )
 
-    def launch(self) -> Team:
+    def launch(self) -> TorchWorkers:
         """Start the workers.
 
         Raises:
@@ -104,7 +109,7 @@ class InnerLoader(DataLoader[Any]):
         self.context.renew()
         get_temp_dir()  # so that all have this one, which outlives those that are killed
         try:
-            return Team(self)
+            return TorchWorkers(self)
         except BaseException as error:
             started = self.context.started()
             died = [describe_exit(worker) for worker in started if worker.exitcode is not None]
@@ -124,7 +129,7 @@ class InnerLoader(DataLoader[Any]):
         """The loader around it has been checked."""
 
 
-class Team(_MultiProcessingDataLoaderIter):
+class TorchWorkers(_MultiProcessingDataLoaderIter):
     """Torch's own iterator, of which only the beginning and the end are used.
 
     What lies between would wait for locks that a dead worker holds, raise its death in the
@@ -135,7 +140,7 @@ class Team(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: InnerLoader) -> None:
         self._owner = os.getpid()
-        self._watch: Watch | None = None
+        self._watch: WorkerMonitor | None = None
         self._ended = False
         super().__init__(loader)
 
@@ -150,7 +155,7 @@ class Team(_MultiProcessingDataLoaderIter):
         with contextlib.suppress(OSError, AttributeError):
             # A message of 1 MB arrives in a few reads instead of 17; Linux only.
             fcntl.fcntl(self._results._reader.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._watch = Watch(self._workers, loader.timeout)
+        self._watch = WorkerMonitor(self._workers, loader.timeout)
         self._pipe = AnswerPipe(self._results._reader, self._watch)
 
     def _try_put_index(self) -> None:
@@ -162,7 +167,7 @@ class Team(_MultiProcessingDataLoaderIter):
         return self._ended
 
     @property
-    def watch(self) -> Watch:
+    def monitor(self) -> WorkerMonitor:
         """Over the workers."""
         if self._watch is None:
             raise RuntimeError("the workers have not been started")
@@ -173,9 +178,9 @@ class Team(_MultiProcessingDataLoaderIter):
         """The worker processes."""
         return list(self._workers)
 
-    def send(self, worker: int, number: int, errand: Errand) -> None:
+    def send(self, worker: int, number: int, message: WorkerMessage) -> None:
         """Let this worker answer under this number."""
-        self._index_queues[worker].put((number, errand))
+        self._index_queues[worker].put((number, message))
 
     def has_answer(self) -> bool:
         """Whether an answer has begun to arrive."""
@@ -202,7 +207,7 @@ class Team(_MultiProcessingDataLoaderIter):
             return number, unpack(packed)
         except Exception as error:
             broken = isinstance(error, (OSError, EOFError, RuntimeError))
-            if self.watch.has_lost(_SECONDS_TO_NOTICE if broken else 0):
+            if self.monitor.has_lost(_SECONDS_TO_NOTICE if broken else 0):
                 raise WritersLost from error
             return _first_integer(message), Failure(_explained(error))
 
@@ -304,7 +309,7 @@ class _Context(BaseContext):
         return [process for process in self._processes if process.pid is not None]
 
     def forget(self) -> None:
-        """Whoever started the processes holds them now."""
+        """The caller, who started the processes, holds them now."""
         self._processes = []
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802

@@ -22,7 +22,7 @@ from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
 
 
-class Errand(NamedTuple):
+class WorkerMessage(NamedTuple):
     """What is sent to a worker."""
 
     request: Any
@@ -31,8 +31,8 @@ class Errand(NamedTuple):
     """What the worker begins anew with before it, if it has to."""
 
 
-class WorkerSide(Dataset[Any]):
-    """A dataset whose indices are errands and whose items are answers.
+class WorkerAdapter(Dataset[Any]):
+    """A dataset whose indices are messages and whose items are answers.
 
     Args:
         maker: answers requests.
@@ -68,15 +68,15 @@ class WorkerSide(Dataset[Any]):
         except Exception as error:
             self._unusable = self._failed(error)
 
-    def __getitem__(self, errand: Errand) -> Packed:
-        answer = self._answer(errand)
+    def __getitem__(self, message: WorkerMessage) -> Packed:
+        answer = self._answer(message)
         try:
             return pack(answer)
         except Exception as error:
             return pack(_unsent(answer, error))
 
-    def _answer(self, errand: Errand) -> Any:
-        request, start = errand
+    def _answer(self, message: WorkerMessage) -> Any:
+        request, start = message
         if start is not None:
             self._start = start
         if isinstance(request, RemoteFailure):
@@ -98,7 +98,7 @@ class WorkerSide(Dataset[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         parts = self._maker, self._dataset, self._initialise
         if get_spawning_popen() is None:
-            return WorkerSide, parts
+            return WorkerAdapter, parts
         # In a file rather than in the message that starts the worker: multiprocessing writes that
         # into a pipe whose reading end it holds itself, so that it would wait for ever if the
         # worker died before it has read more than a pipe's buffer.
@@ -130,8 +130,8 @@ def end_with(sentinel: int) -> None:
 
 
 def in_place_of(content: Any, error: Exception) -> Any:
-    """What is sent instead of an errand, or of a packed answer, that failed on its way."""
-    if isinstance(content, Errand):
+    """What is sent instead of an message, or of a packed answer, that failed on its way."""
+    if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
     return pack(_unsent(unpack(content), error))
@@ -158,7 +158,7 @@ def _anonymous_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _read_worker_side(duplicate: Any) -> WorkerSide:
+def _read_worker_side(duplicate: Any) -> WorkerAdapter:
     with open(duplicate.detach(), "rb") as file:
         file.seek(0)
-        return WorkerSide(*pickle.load(file))
+        return WorkerAdapter(*pickle.load(file))

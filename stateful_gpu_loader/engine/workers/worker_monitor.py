@@ -26,7 +26,7 @@ _SHORTEST_PERIOD = 0.02
 _FOR_EVER = nullcontext()
 
 
-class Watch:
+class WorkerMonitor:
     """Ends all workers as soon as one of them ends, or as the main process waits too long.
 
     A daemon thread does it. It holds neither the workers' pipeline nor this object, so that both
@@ -140,7 +140,7 @@ def reap(process: BaseProcess) -> None:
 
 @dataclass
 class _State:
-    """What the thread and the :class:`Watch` both know."""
+    """What the thread and the :class:`WorkerMonitor` both know."""
 
     lost: threading.Event = field(default_factory=threading.Event)
     died: frozenset[int] = frozenset()

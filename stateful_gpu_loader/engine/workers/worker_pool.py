@@ -54,8 +54,8 @@ class WorkerPool:
         """The idle pipeline or a new one, and whether its workers are new."""
         idle, self.idle = self.idle, None
         is_new, self._is_new = self._is_new, False
-        team = getattr(idle, "team", None)
-        if idle is not None and not (team is not None and team.has_ended):
+        torch_workers = getattr(idle, "torch_workers", None)
+        if idle is not None and not (torch_workers is not None and torch_workers.has_ended):
             return idle, is_new
         return self.renew(plan, policy, seed, start), True
 

@@ -101,7 +101,7 @@ def test_where_nothing_can_be_kept_it_is_built_each_time(file: Path, tmp_path: P
 
 
 def test_an_index_can_be_read_by_other_users(file: Path) -> None:
-    """The tars of a team lie in one folder."""
+    """The tars of a torch_workers lie in one folder."""
     cached_index(str(file), kind="k-1", build=Builder())
     kept = file.parent / ".a.bin.k-1.npz"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o644

@@ -68,7 +68,7 @@ def test_killed_before_the_batch_is_received(
     """G1: its head is in the pipe; the rest, or the memory it lies in, goes with the worker."""
     pipeline = make()
     pipeline.start(requests(*[batch] * 6))
-    pipeline._team.wait()
+    pipeline._torch_workers.wait()
     fakes.kill(pipeline, *victims)
     found, died = until_death(pipeline)
     assert len(found) < 6
@@ -127,7 +127,7 @@ def test_persistent_workers_killed_while_idle(make: Any) -> None:
     pipeline.start(requests(fakes.nothing))
     assert answers(pipeline) == [0]
     fakes.kill(pipeline, 1)
-    assert pipeline._team.watch.has_lost(60)
+    assert pipeline._torch_workers.monitor.has_lost(60)
     with pytest.raises(WorkersDied, match=KILLED):
         pipeline.start(requests(fakes.nothing))
     pipeline.close()
@@ -228,7 +228,7 @@ def test_a_stopped_worker_is_found_by_timeout(make: Any, batch: Callable[[], Any
     """G2: a batch has begun to arrive, whose rest only the stopped worker can hand over."""
     pipeline = make(timeout=0.2, num_workers=1)
     pipeline.start(requests(batch))
-    pipeline._team.wait()
+    pipeline._torch_workers.wait()
     fakes.kill(pipeline, 0, sig=signal.SIGSTOP)
     with pytest.raises(WorkersDied, match="timed out"):
         next(pipeline)
@@ -239,7 +239,7 @@ def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gat
     pipeline = make(num_workers=1)
     pipeline.start(requests(partial(fakes.leaving_a_child, gate.action)))
     gate.reached()
-    pipeline._team.wait()
+    pipeline._torch_workers.wait()
     fakes.kill(pipeline, 0)
     with pytest.raises(WorkersDied, match=KILLED):
         next(pipeline)
@@ -261,13 +261,13 @@ def test_an_interrupt_within_a_batch_is_no_wrong_batch(make: Any, monkeypatch: A
     """Law 1: what cannot be read from its beginning is not read at all."""
     pipeline = make(num_workers=1)
     pipeline.start(requests(*[fakes.nothing] * 4))
-    receive = pipeline._team._pipe.receive
+    receive = pipeline._torch_workers._pipe.receive
 
     def interrupted() -> Any:
         receive()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline._team._pipe, "receive", interrupted)
+    monkeypatch.setattr(pipeline._torch_workers._pipe, "receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(pipeline)
     with pytest.raises(WorkersDied, match="interrupted") as died:
@@ -278,7 +278,7 @@ def test_an_interrupt_within_a_batch_is_no_wrong_batch(make: Any, monkeypatch: A
 def test_an_interrupt_while_it_waits_loses_nothing(make: Any, monkeypatch: Any) -> None:
     pipeline = make(num_workers=1)
     pipeline.start(requests(*[fakes.returning(i) for i in range(4)]))
-    torch_workers, wait = pipeline._team, pipeline._team._pipe.wait
+    torch_workers, wait = pipeline._torch_workers, pipeline._torch_workers._pipe.wait
     interrupts: Iterator[BaseException] = iter([KeyboardInterrupt()])
 
     def waiting() -> None:

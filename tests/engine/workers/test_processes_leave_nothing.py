@@ -125,17 +125,17 @@ def test_killed_in_the_middle_of_a_polite_end(gate: Gate, monkeypatch: Any) -> N
     pipeline = fakes.processes()
     pipeline.start(requests(gate.action, *[fakes.large] * 3))
     gate.reached()
-    workers, team = pipeline.workers, pipeline._team
-    if team is None:
+    workers, torch_workers = pipeline.workers, pipeline._torch_workers
+    if torch_workers is None:
         raise AssertionError("it has been started")
-    stop = team.watch.stop
+    stop = torch_workers.monitor.stop
 
     def stop_just_before_a_kill() -> None:
         stop()
         os.kill(workers[1].pid, signal.SIGKILL)
         gate.open()
 
-    monkeypatch.setattr(team.watch, "stop", stop_just_before_a_kill)
+    monkeypatch.setattr(torch_workers.monitor, "stop", stop_just_before_a_kill)
     pipeline.close()
     assert not any(worker.is_alive() for worker in workers)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.workers.worker_monitor import Watch, have_ended, kill
+from stateful_gpu_loader.engine.workers.worker_monitor import WorkerMonitor, have_ended, kill
 from tests.engine.workers.fakes import fds
 
 FORK = multiprocessing.get_context("fork")
@@ -36,7 +36,7 @@ def processes(request: Any, monkeypatch: Any) -> Iterator[list[Any]]:
 def test_the_death_of_one_ends_all(processes: list[Any]) -> None:
     """G1."""
     before = fds()
-    watch = Watch(processes, 0)
+    watch = WorkerMonitor(processes, 0)
     assert not watch.has_lost()
     os.kill(processes[1].pid, signal.SIGTERM)
     assert select.select([watch], [], [], 60)[0] == [watch]
@@ -53,7 +53,7 @@ def test_one_that_is_dead_before_it_is_watched(processes: list[Any]) -> None:
     """G1."""
     os.kill(processes[2].pid, signal.SIGKILL)
     os.waitid(os.P_PID, processes[2].pid, os.WEXITED | os.WNOWAIT)
-    watch = Watch(processes, 0)
+    watch = WorkerMonitor(processes, 0)
     assert watch.has_lost(60)
     assert "Killed" in watch.verdict()
     watch.stop()
@@ -61,7 +61,7 @@ def test_one_that_is_dead_before_it_is_watched(processes: list[Any]) -> None:
 
 def test_it_ends_all_when_somebody_waits_too_long(processes: list[Any]) -> None:
     """G2."""
-    watch = Watch(processes, 0.1)
+    watch = WorkerMonitor(processes, 0.1)
     with watch.waiting():
         assert watch.has_lost(60)
     assert watch.verdict() == "DataLoader timed out after 0.1 seconds"
@@ -72,7 +72,7 @@ def test_it_ends_all_when_somebody_waits_too_long(processes: list[Any]) -> None:
 @pytest.mark.processes
 def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
     """G2: a slow step between two calls of next() kills nobody."""
-    watch = Watch(processes, 0.1)
+    watch = WorkerMonitor(processes, 0.1)
     with watch.waiting():
         pass
     assert not watch.has_lost(0.5)
@@ -83,7 +83,7 @@ def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
 def test_stopped_it_lets_them_live_and_end(processes: list[Any]) -> None:
     """A8."""
     before, threads = fds(), threading.active_count()
-    watch = Watch(processes, 1)
+    watch = WorkerMonitor(processes, 1)
     watch.stop()
     watch.stop()
     assert fds() == before

@@ -28,8 +28,8 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.sample_digest import digest_with
-from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.randomness.philox import (
+    SeedBlock,
     Stream,
     caller_generators_restored,
     seed_global_generators,

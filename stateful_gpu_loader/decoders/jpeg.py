@@ -7,8 +7,7 @@ from functools import lru_cache
 from struct import unpack_from
 from typing import Literal
 
-from stateful_gpu_loader.decoders.header import JpegHeader
-from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
+from stateful_gpu_loader.decoders.header import MAX_SEGMENTS, JpegHeader, check_size
 from stateful_gpu_loader.decoders.orientation import read_orientation
 
 Color = Literal["grey", "ycbcr", "rgb", "cmyk", "ycck"]

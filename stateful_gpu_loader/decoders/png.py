@@ -18,8 +18,7 @@ from struct import pack, unpack_from
 import numpy as np
 import torch
 
-from stateful_gpu_loader.decoders.header import PngHeader
-from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
+from stateful_gpu_loader.decoders.header import MAX_SEGMENTS, PngHeader, check_size
 from stateful_gpu_loader.decoders.orientation import read_orientation
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -11,8 +11,7 @@ from struct import pack, unpack_from
 
 import torch
 
-from stateful_gpu_loader.decoders.header import WebpHeader
-from stateful_gpu_loader.decoders.limits import MAX_SEGMENTS, check_size
+from stateful_gpu_loader.decoders.header import MAX_SEGMENTS, WebpHeader, check_size
 from stateful_gpu_loader.decoders.orientation import read_orientation
 
 FIRST_CHUNK = 12

@@ -26,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.records import IndexArray
+
 NUM_STREAMS = 1 << 16
 WORDS_PER_BLOCK = 4
 MAX_WORDS = WORDS_PER_BLOCK << 16
@@ -307,3 +309,34 @@ def _checked_positions(positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
             "Remedy: count them from 0, within int64"
         )
     return places.astype(np.int64, copy=False)
+
+
+_SEEDS = 1024
+
+
+class SeedBlock:
+    """One stream's 64-bit seeds, in blocks.
+
+    >>> seeds = SeedBlock(Stream.SAMPLER)
+    >>> [seeds.at(1, 0, 5)] == sample_seeds(1, 0, np.array([5]), Stream.SAMPLER)
+    True
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._key: tuple[int, int, int] | None = None
+        self._seeds: list[int] = []
+
+    def at(self, seed: int, epoch: int, position: int) -> int:
+        """The seed of one position."""
+        number, offset = divmod(position, _SEEDS)
+        key = (seed, epoch, number)
+        if key != self._key:
+            positions = number * _SEEDS + np.arange(_SEEDS, dtype=np.int64)
+            self._seeds = sample_seeds(seed, epoch, positions, self._stream)
+            self._key = key
+        return self._seeds[offset]
+
+    def of(self, seed: int, epoch: int, positions: IndexArray) -> list[int]:
+        """One seed for each of the positions, int64 [n]."""
+        return [self.at(seed, epoch, position) for position in positions.tolist()]

@@ -1,9 +1,12 @@
-"""LaneCursor: where one lane of an epoch stands, as a few numbers; and its text in a state."""
+"""Where lanes of an epoch stand, as a few numbers: in a state, and as workers tell of it."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
+
+from stateful_gpu_loader.state.bad_samples import FoundBad
 
 _NUMBER = "(?:0|[1-9][0-9]{0,18})"
 _TEXT = re.compile(f"{_NUMBER}(?::{_NUMBER}){{4}}")
@@ -82,3 +85,36 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
     if not re.fullmatch(_NUMBER, epoch):
         raise ValueError(f"{text!r} does not begin with an epoch and a slash")
     return int(epoch), LaneCursor.from_text(cursor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneProgress:
+    """Where the lanes of one request stand behind it.
+
+    >>> news = LaneProgress(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
+    >>> LaneProgress.from_bytes(news.to_bytes()) == news
+    True
+    """
+
+    cursors: dict[int, LaneCursor] = field(default_factory=dict)
+    """Of each lane that has moved."""
+    rest: int | None = None
+    """Samples that a lane has left, when these are fewer than it was asked for."""
+
+    bad: tuple[FoundBad, ...] = ()
+    """What was met on the way to that rest: it is told with its last sample."""
+
+    def to_bytes(self) -> bytes:
+        """As a worker's state travels."""
+        cursors = {lane: cursor.to_text() for lane, cursor in self.cursors.items()}
+        return json.dumps([cursors, self.rest, [*map(astuple, self.bad)]]).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> LaneProgress:
+        """Read back :meth:`to_bytes`."""
+        cursors, rest, bad = json.loads(content)
+        return cls(
+            cursors={int(lane): LaneCursor.from_text(text) for lane, text in cursors.items()},
+            rest=rest,
+            bad=tuple(FoundBad(*row) for row in bad),
+        )

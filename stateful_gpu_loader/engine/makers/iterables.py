@@ -20,7 +20,6 @@ from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_o
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.sample_digest import digest_with
-from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.user_objects import (
     begins_anew,
     load_user_state,
@@ -30,7 +29,12 @@ from stateful_gpu_loader.engine.user_objects import (
 )
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import BadSample, StateMismatch
-from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
+from stateful_gpu_loader.randomness.philox import (
+    SeedBlock,
+    Stream,
+    sample_seeds,
+    seed_global_generators,
+)
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful

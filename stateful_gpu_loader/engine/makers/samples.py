@@ -20,9 +20,13 @@ from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, see
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import Maker, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
-from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
-from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, seed_global_generators
+from stateful_gpu_loader.randomness.philox import (
+    SeedBlock,
+    Stream,
+    sample_seeds,
+    seed_global_generators,
+)
 from stateful_gpu_loader.records import Request, SampleKey, WorkerStart
 from stateful_gpu_loader.state.snapshot import freeze, thaw
 from stateful_gpu_loader.state.user_states import worker_state

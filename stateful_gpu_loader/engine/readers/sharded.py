@@ -15,10 +15,9 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.readers.reading import Reading
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
-from stateful_gpu_loader.state.lane_cursor import LaneCursor
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
 _SECONDS_BETWEEN_CHECKS = 0.1
 

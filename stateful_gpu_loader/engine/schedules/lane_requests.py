@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.bad_samples import FoundBad
-from stateful_gpu_loader.state.lane_cursor import LaneCursor
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
 _starts = itertools.count()
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, LaneService
 from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.lane_cursor import LaneCursor
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
 
 class LaneSchedule:

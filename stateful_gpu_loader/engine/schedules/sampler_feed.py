@@ -25,10 +25,10 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from stateful_gpu_loader.engine.schedules.rank_share import RankShare
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
-from stateful_gpu_loader.engine.seed_block import SeedBlock
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.philox import (
+    SeedBlock,
     Stream,
     caller_generators_restored,
     seed_global_generators,

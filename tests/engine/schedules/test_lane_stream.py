@@ -9,11 +9,10 @@ import pytest
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure
-from stateful_gpu_loader.engine.schedules.lane_progress import LaneProgress
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.records import LaneTurn, RestTurn
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.lane_cursor import LaneCursor
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 from tests.datasets.shards import Numbers
 
 SIZES = (7, 2, 5)

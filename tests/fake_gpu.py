@@ -249,7 +249,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(
         "stateful_gpu_loader.engine.plan.make_batch_decoder", gpu.make_batch_decoder
     )
-    surroundings = "stateful_gpu_loader.engine.batch_transform.gpu_surroundings"
+    surroundings = "stateful_gpu_loader.engine.batch_transform.isolated_gpu"
     monkeypatch.setattr(surroundings, gpu.surroundings)
     yield gpu
     assert not [torn for place in gpu.places for torn in place.torn]

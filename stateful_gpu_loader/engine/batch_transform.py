@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.randomness.philox import (
     Stream,
     sample_seeds,
@@ -56,13 +56,13 @@ class BatchTransform:
             position: of its first sample.
         """
         with ExitStack() as stack:
-            stack.enter_context(workers_surroundings(draws=self._draws))
+            stack.enter_context(isolated(draws=self._draws))
             keyed = None
             if self._draws:
                 (keyed,) = sample_seeds(seed, epoch, [position], Stream.BATCH_TRANSFORM)
                 seed_global_generators(keyed)
             if device is not None:
-                stack.enter_context(gpu_surroundings(device, keyed))
+                stack.enter_context(isolated_gpu(device, keyed))
             used = 0
             for step in self.steps:
                 if isinstance(step, BatchRecipe):
@@ -81,7 +81,7 @@ class BatchTransform:
 
 
 @contextmanager
-def gpu_surroundings(device: torch.device, keyed: int | None) -> Iterator[None]:
+def isolated_gpu(device: torch.device, keyed: int | None) -> Iterator[None]:
     """The GPU of the batch is the current one, its generator seeded; both as before on exit.
 
     Args:

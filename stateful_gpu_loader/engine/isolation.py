@@ -22,7 +22,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager
-def workers_surroundings(*, draws: bool) -> Iterator[None]:
+def isolated(*, draws: bool) -> Iterator[None]:
     """One intra-op thread, no autocast, no other default device; all as before on exit.
 
     Args:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
-from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.drawn import DrawnMaker
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
@@ -167,7 +167,7 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
     policy = replace(policy_of(plan, known), reads_again=False)
     draws = DrawnMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
-    with workers_surroundings(draws=maker.uses_global_generators):
+    with isolated(draws=maker.uses_global_generators):
         found = maker(request, never_stopped)
     answer = found if isinstance(found, Answer) else Answer(found)
     if isinstance(answer.payload, Failure):

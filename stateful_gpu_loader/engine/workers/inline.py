@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.isolation import workers_surroundings
+from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
     Failure,
@@ -43,7 +43,7 @@ class InlinePipeline:
         request = next(self._requests) if self._interrupted is None else self._interrupted
         # Offered again after a KeyboardInterrupt: nothing is lost by it.
         self._interrupted = request
-        with workers_surroundings(draws=self._maker.uses_global_generators):
+        with isolated(draws=self._maker.uses_global_generators):
             answer = self._answer(request)
         self._interrupted = None
         return request, answer

@@ -203,7 +203,7 @@ def _check_ways(accelerator: Any) -> None:
         )
 
 
-def _last_batch(loader: Any, position: int) -> tuple[int, int]:
+def _last_batch(loader: StatefulGPULoader[Any], position: int) -> tuple[int, int]:
     """How many samples the last global batch has, or 0 if it is full, and how many are repeated.
 
     The ranks take samples in turn. In the last turn, ranks for which no sample is left repeat one.

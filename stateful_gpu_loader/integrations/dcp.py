@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from stateful_gpu_loader.engine.resume.rank_states import gathered, merge_state_dicts
 from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 
 WORLD_SIZE = "world_size"
@@ -49,7 +50,7 @@ class RankedState:
 
     def __init__(
         self,
-        loader: Any,
+        loader: StatefulGPULoader[Any],
         group: Any = None,
         *,
         dp_rank: int | None = None,

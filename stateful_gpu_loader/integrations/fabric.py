@@ -143,7 +143,7 @@ class FabricLoader:
         self._next_epoch = int(self._loader.state_dict()["epoch"])
 
 
-def _samplers_of(loader: Any) -> list[Any]:
+def _samplers_of(loader: StatefulGPULoader[Any]) -> list[Any]:
     """The user's samplers with ``set_epoch``; those of this package get the loader's epoch."""
     given = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     found = {id(sampler): sampler for sampler in given if hasattr(sampler, "set_epoch")}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stateful_gpu_loader.integrations.dcp import RankedState
+from stateful_gpu_loader.loader import StatefulGPULoader
 
 
 class ParallelAwareLoader(RankedState):
@@ -43,7 +44,9 @@ class ParallelAwareLoader(RankedState):
     [4, 5, 6, 7]
     """
 
-    def __init__(self, loader: Any, dp_rank: int, dp_world_size: int, *, group: Any = None) -> None:
+    def __init__(
+        self, loader: StatefulGPULoader[Any], dp_rank: int, dp_world_size: int, *, group: Any = None
+    ) -> None:
         super().__init__(loader, group, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
     def __iter__(self) -> Iterator[Any]:

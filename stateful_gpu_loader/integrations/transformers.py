@@ -249,14 +249,14 @@ def _global_step(folder: str) -> int:
         ) from error
 
 
-def _length(loader: Any) -> int | None:
+def _length(loader: StatefulGPULoader[Any]) -> int | None:
     try:
         return len(loader)
     except TypeError:
         return None
 
 
-def _check_arguments(arguments: TrainingArguments, loader: Any) -> None:
+def _check_arguments(arguments: TrainingArguments, loader: StatefulGPULoader[Any]) -> None:
     """Refuse arguments of the Trainer that contradict the loader, or warn that they are not used.
 
     Raises:
@@ -294,7 +294,7 @@ def _check_arguments(arguments: TrainingArguments, loader: Any) -> None:
             _warn(name, asked, ours, loader)
 
 
-def _warn(name: str, asked: Any, ours: str, loader: Any, level: int = 4) -> None:
+def _warn(name: str, asked: Any, ours: str, loader: StatefulGPULoader[Any], level: int = 4) -> None:
     has = getattr(loader, ours)
     warnings.warn(
         f"{name}={asked} is not used: the loader has {ours}={has}. "

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
-from stateful_gpu_loader.integrations.lightning.progress import put_right
+from stateful_gpu_loader.integrations.lightning.progress import correct_counters
 from stateful_gpu_loader.integrations.lightning.records import DONE, DUE, NONE, Saved
 from stateful_gpu_loader.integrations.lightning.stage import Place, Stage, load
 from stateful_gpu_loader.loader import StatefulGPULoader
@@ -77,7 +77,7 @@ class LoaderStateCallback(Callback):  # type: ignore[misc]
             # Lightning does not go on with a validation that was interrupted.
             self._saved = replace(self._saved, validation=NONE)
         loops = checkpoint["loops"]["fit_loop"]
-        put_right(loops, self._saved)
+        correct_counters(loops, self._saved)
         self._of_others = loops["state_dict"].pop("combined_loader", [])
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stateful_gpu_loader.integrations.lightning.records import Record
 from stateful_gpu_loader.integrations.shared.every_rank import load_own_state
+from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.samplers import OWN_SAMPLERS
 
 
@@ -22,7 +23,7 @@ class Counted(Iterator[Any]):
         start: where its first run begins.
     """
 
-    def __init__(self, loader: Any, start: Record) -> None:
+    def __init__(self, loader: StatefulGPULoader[Any], start: Record) -> None:
         self.loader = loader
         self.limit: float = float("inf")
         """Batches of a pass after which Lightning fetches no more of it."""

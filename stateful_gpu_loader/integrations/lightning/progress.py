@@ -14,7 +14,7 @@ _EPOCH, _BATCH = "epoch_progress", "epoch_loop.batch_progress"
 _VAL = "epoch_loop.val_loop.batch_progress"
 
 
-def put_right(loops: dict[str, Any], saved: Saved) -> None:
+def correct_counters(loops: dict[str, Any], saved: Saved) -> None:
     """Make the counters of the fit loop agree with the loaders' states.
 
     - The fit was stopped in the middle of an epoch (``max_steps``, ``max_time``, early stopping):

@@ -77,7 +77,7 @@ def was_loaded(loader: StatefulGPULoader[Any]) -> bool:
     return bool(loader._engine.passes.generation > 0)
 
 
-def check_divides_itself(loader: Any, num_replicas: int) -> None:
+def check_divides_itself(loader: StatefulGPULoader[Any], num_replicas: int) -> None:
     """Check that an iterable dataset, if several processes read it, divides itself among them.
 
     Otherwise the trainer would divide it, in a way that cannot be resumed.
@@ -99,18 +99,18 @@ def check_divides_itself(loader: Any, num_replicas: int) -> None:
         )
 
 
-def _is_divided_by_its_sampler(loader: Any) -> bool:
+def _is_divided_by_its_sampler(loader: StatefulGPULoader[Any]) -> bool:
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     return loader.num_replicas is None and any(
         isinstance(sampler, DistributedSampler) for sampler in samplers
     )
 
 
-def _is_stand_in(loader: Any) -> bool:
+def _is_stand_in(loader: StatefulGPULoader[Any]) -> bool:
     return loader.num_replicas == "auto" and type(loader.sampler) is DistributedShuffledSampler
 
 
-def _carry_over(loader: Any, rank_loader: Any) -> None:
+def _carry_over(loader: StatefulGPULoader[Any], rank_loader: StatefulGPULoader[Any]) -> None:
     """Give the new loader the state or the epoch that was set; a seed of None stays open."""
     loader._engine.take_requested_epoch()
     epoch = loader._engine.passes.address().epoch  # state_dict() would settle the seed
@@ -132,7 +132,7 @@ def _built(kind: Any, arguments: dict[str, Any]) -> Any:
     return kind(**{key: arguments[key] for key in arguments if takes_all or key in parameters})
 
 
-def _arguments_of(loader: Any, ranks: dict[str, int]) -> dict[str, Any]:
+def _arguments_of(loader: StatefulGPULoader[Any], ranks: dict[str, int]) -> dict[str, Any]:
     """All arguments of the loader, which keeps each as an attribute of the same name."""
     parameters = dict(inspect.signature(type(loader)).parameters)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

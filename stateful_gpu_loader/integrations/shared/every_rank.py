@@ -9,6 +9,7 @@ from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.engine.resume.rank_states import comparable, gathered, merge_state_dicts
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.samplers import is_map, order_of
 from stateful_gpu_loader.state.schema import Stateful
 
@@ -19,7 +20,7 @@ VERSION = 1
 
 
 def state_of_all_ranks(
-    loader: Any, batches_ago: int = 0, *, state: dict[str, Any] | None = None
+    loader: StatefulGPULoader[Any], batches_ago: int = 0, *, state: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The states of the loaders of all ranks as one, the same on every rank: a collective call.
 
@@ -60,7 +61,9 @@ def state_of_all_ranks(
     }
 
 
-def state_for_all_ranks(loader: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
+def state_for_all_ranks(
+    loader: StatefulGPULoader[Any], state: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """As :func:`state_of_all_ranks`, without a collective call where this rank's state says it all.
 
     Scripts may save such a loader on the main process alone.
@@ -93,7 +96,9 @@ def load_all(loads: Iterable[tuple[Any, Callable[[], _Result]]]) -> list[_Result
     return results
 
 
-def load_own_state(loader: Any, state: dict[str, Any], accept: Collection[str] = ()) -> None:
+def load_own_state(
+    loader: StatefulGPULoader[Any], state: dict[str, Any], accept: Collection[str] = ()
+) -> None:
     """Load what :func:`state_of_all_ranks` returned, or any state of a loader.
 
     Raises:
@@ -106,7 +111,7 @@ def load_own_state(loader: Any, state: dict[str, Any], accept: Collection[str] =
     loader.load_state_dict(state, accept=accept)
 
 
-def is_same_on_all_ranks(loader: Any) -> bool:
+def is_same_on_all_ranks(loader: StatefulGPULoader[Any]) -> bool:
     """Whether a rank's own state says where all ranks stand, so that no rank has to be asked.
 
     Then one rank alone can save: after an exception, or with ``if is_main_process``.
@@ -152,7 +157,7 @@ def _own_part(state: Mapping[str, Any]) -> Any:
     return state[_rank_key(rank)]
 
 
-def _divides(loader: Any) -> bool:
+def _divides(loader: StatefulGPULoader[Any]) -> bool:
     """Whether the loader divides the samples and each rank delivers them in order.
 
     The states of all ranks must be those of one step, then.
@@ -164,7 +169,7 @@ def _divides(loader: Any) -> bool:
     return is_ordered and not has_own_batches and loader._engine.plan.config.keeps_order
 
 
-def _place(loader: Any, rank: int) -> int:
+def _place(loader: StatefulGPULoader[Any], rank: int) -> int:
     """The data-parallel rank, which processes of one tensor-parallel group share."""
     return loader.rank if isinstance(loader.rank, int) else rank
 

@@ -196,6 +196,11 @@ def test_counts_are_given_in_many_ways(tmp_path: Path, form: str) -> None:
     assert TarShards(paths).num_samples("x/a.tar") is None
 
 
+def test_a_last_part_that_several_paths_share_names_none_of_them() -> None:
+    with pytest.raises(ValueError, match=r"counts has no 'x/a.tar', one of 2 shards"):
+        TarShards(["/x/a.tar", "/y/a.tar"], counts={"a.tar": 3})
+
+
 def test_files_of_counts_and_wrong_counts_are_refused(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", sample_entries(0, 3))
     for text in ("{", "[1]", '{"shardlist": [{}]}', '{"shardlist": 3}'):

@@ -241,7 +241,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     def __len__(self) -> int:
         """Batches of a whole epoch, under the present batch size and number of ranks."""
         engine = self._engine
-        num_steps = engine.plan.num_steps(engine.seed.value, engine.passes.address().epoch)
+        num_steps = engine.plan.num_steps(engine.seed, engine.passes)
         if num_steps is not None:
             return num_steps
         length = int(super().__len__())

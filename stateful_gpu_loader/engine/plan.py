@@ -37,6 +37,7 @@ from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
+from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import (
     CallOrder,
     EpochOrder,
@@ -45,7 +46,7 @@ from stateful_gpu_loader.samplers import (
     is_map,
     order_of,
 )
-from stateful_gpu_loader.state.epoch_progress import Address, Pass
+from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.torchdata import shuffled_indices
 from stateful_gpu_loader.transforms import Compose, Recipe
@@ -217,10 +218,13 @@ class Plan:
             num_replicas=num_replicas,
         )
 
-    def num_steps(self, seed: int, epoch: int) -> int | None:
-        """Batches of a whole epoch, where that is known."""
+    def num_steps(self, seed: SettledSeed, passes: Passes) -> int | None:
+        """Batches of a whole epoch, where that is known: of the present one, if epochs differ.
+
+        A seed that is not decided is settled for lanes alone, whose lengths depend on it.
+        """
         if self.lanes is not None:
-            return self.lanes.num_steps(seed, epoch, self.lane_division)
+            return self.lanes.num_steps(seed.value, passes.address().epoch, self.lane_division)
         division, num_positions = self.division, self.num_positions
         if division is None or num_positions is None:
             return None

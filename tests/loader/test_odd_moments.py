@@ -435,3 +435,16 @@ def _deliver_all(batches: Any) -> list[Any]:
             continue
         except StopIteration:
             return delivered
+
+
+def test_a_length_settles_no_seed() -> None:
+    """Trainers ask for it long before the first batch, and what is drawn in between counts."""
+    orders = []
+    for asks in (False, True):
+        torch.manual_seed(5)
+        loader = StatefulGPULoader(range(20), shuffle=True)
+        if asks:
+            assert len(loader) == 20
+        torch.rand(1)
+        orders.append([int(batch) for batch in loader])
+    assert orders[0] == orders[1]

@@ -20,10 +20,10 @@ class Counted(Iterator[Any]):
 
     Args:
         loader: the StatefulGPULoader.
-        start: where its first run begins.
+        start: where its first run begins; None is where the loader stands.
     """
 
-    def __init__(self, loader: StatefulGPULoader[Any], start: Record) -> None:
+    def __init__(self, loader: StatefulGPULoader[Any], start: Record | None) -> None:
         self.loader = loader
         self.limit: float = float("inf")
         """Batches of a pass after which Lightning fetches no more of it."""
@@ -32,12 +32,31 @@ class Counted(Iterator[Any]):
         self._may_be_empty = False
         self.begin_run(start)
 
-    def begin_run(self, start: Record) -> None:
+    def begin_run(self, start: Record | None) -> None:
         """Begin to count anew; ``start`` is where the first batch of the run comes from."""
-        self.start = start
+        self._start = start
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Begin to count anew, from where the present run began."""
         self.delivered = 0
         self._ends: list[int] = []
         """For each end of a pass in this run, how many batches were delivered before it."""
+
+    @property
+    def start(self) -> Record:
+        """Where the first batch of the run comes from.
+
+        The loader is asked no sooner than before its first batch: its state settles a seed that is
+        not decided, and whatever draws random numbers until then would change the order.
+        """
+        if self._start is None:
+            self._start = Record(state=self.loader.state_dict())
+        return self._start
+
+    @start.setter
+    def start(self, start: Record) -> None:
+        self._start = start
 
     def go_on_with(self, batches: Iterator[Any], delivered: int) -> None:
         """Take over an iterator from which so many batches were fetched without being counted."""
@@ -55,6 +74,7 @@ class Counted(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        # Which asks for the start, before the first batch.
         if self._used(self.delivered) >= self.limit:
             self._batches = iter(())
             raise StopIteration

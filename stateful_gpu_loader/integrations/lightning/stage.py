@@ -105,7 +105,8 @@ class Stage(Iterator[Any]):
                 # Lightning has built the loaders anew after a checkpoint was loaded into them.
                 each = Counted(loader, before[name].start)
             elif each is None:
-                each = Counted(loader, Record(state=loader.state_dict(batches_ago=prefetched)))
+                state = loader.state_dict(batches_ago=prefetched) if prefetched else None
+                each = Counted(loader, None if state is None else Record(state=state))
                 if self._has_run:
                     # They go on with the trainer's epoch, as the loaders before them would.
                     each.number_passes_from(self.epoch)
@@ -127,8 +128,8 @@ class Stage(Iterator[Any]):
         for name, place in places.items():
             each = self.counted[name]
             if self._combined._mode != "sequential":
-                is_moved = each.loader.batches_done != 0
-                each.go_on_with(mode.iterators[place], int(prefetched and is_moved))
+                is_moved = bool(prefetched) and each.loader.batches_done != 0
+                each.go_on_with(mode.iterators[place], int(is_moved))
                 mode.iterators[place] = each
             elif place == mode._iterator_idx:
                 each.go_on_with(mode.iterators[0], mode._idx)
@@ -206,7 +207,7 @@ class Stage(Iterator[Any]):
             self.epoch, self._resumed_at, self.has_to_load = self.epoch + 1, 0, False
         else:
             for each in self.counted.values():
-                each.begin_run(each.start)
+                each.begin_again()
             self.has_to_load = self.has_to_load or bool(self._fetched)
         self._clear()
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 
 from stateful_gpu_loader import FolderSource
@@ -64,3 +65,26 @@ def test_nothing_is_left_and_a_second_fit_goes_on(
     trainer.fit(model, loader, validation)
     assert what_is_left() == before
     assert model.seen == expected[0] + expected[1][:2]
+
+
+class DrawsBeforeItsFirstBatch(Recorder):
+    """As a user's hook may."""
+
+    def on_train_start(self) -> None:
+        torch.rand(1)
+
+    def on_train_epoch_start(self) -> None:
+        torch.rand(1)
+
+
+def test_the_callback_leaves_the_order_of_an_undecided_seed(data: FolderSource) -> None:
+    """Whatever draws random numbers before the first batch: it decides the seed with and without
+    the callback."""
+    orders = []
+    for callbacks in CALLBACKS.values():
+        torch.manual_seed(3)
+        model = DrawsBeforeItsFirstBatch()
+        loader = image_loader(data, seed=None)
+        silent_trainer(*callbacks(), max_epochs=1).fit(model, loader)
+        orders.append(model.seen)
+    assert orders[0] == orders[1]

@@ -1,4 +1,6 @@
-"""Seeds of neighbouring positions, drawn in one call: a call costs as much as 300 seeds."""
+"""Sample seeds computed in blocks of neighbouring positions, because one call costs as much as 300
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _SEEDS = 1024
 
 
 class SeedBlock:
-    """One stream's 64-bit seeds, in blocks.
+    """Caches the 64-bit sample seeds of one random stream, block by block.
 
     >>> seeds = SeedBlock(Stream.SAMPLER)
     >>> [seeds.at(1, 0, 5)] == sample_seeds(1, 0, np.array([5]), Stream.SAMPLER)
@@ -24,7 +26,7 @@ class SeedBlock:
         self._seeds: list[int] = []
 
     def at(self, seed: int, epoch: int, position: int) -> int:
-        """The seed of one position."""
+        """Return the seed of one position."""
         number, offset = divmod(position, _SEEDS)
         key = (seed, epoch, number)
         if key != self._key:
@@ -34,5 +36,5 @@ class SeedBlock:
         return self._seeds[offset]
 
     def of(self, seed: int, epoch: int, positions: IndexArray) -> list[int]:
-        """One seed for each of the positions, int64 [n]."""
+        """Return one seed for each of the positions, int64 [n]."""
         return [self.at(seed, epoch, position) for position in positions.tolist()]

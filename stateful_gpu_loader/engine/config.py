@@ -139,7 +139,7 @@ class LoaderConfig:
 
     @property
     def yields_batches(self) -> bool:
-        """Whether :attr:`own_sampler` gives whole batches of indices."""
+        """Whether :attr:`own_sampler` yields whole batches of indices."""
         given = self.batch_sampler
         return self.batch_size is None and given is not None and type(given) is not BatchSampler
 

@@ -228,7 +228,7 @@ class Engine:
 
     @property
     def identity(self) -> Identity:
-        """What the loader is known by, described once for each length of the dataset."""
+        """The loader's identity, described anew only when the length of the dataset changes."""
         length = self.plan.length
         if self._identity is None or self._identity[0] != length:
             self._identity = length, self.plan.identity

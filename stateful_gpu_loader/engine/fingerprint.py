@@ -34,7 +34,7 @@ _SAVED_ALWAYS = ("dataset", "dataset_transform", "length", "collate_fn", "batche
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a loader is known by, and what of it is not known."""
+    """What identifies a loader, and which parts of it cannot be verified."""
 
     fingerprint: Fingerprint
     unverified: Mapping[str, str]
@@ -42,7 +42,7 @@ class Identity:
 
     @cached_property
     def text(self) -> str:
-        """The fingerprint as every state holds it."""
+        """The fingerprint as text, as every state holds it."""
         return self.fingerprint.to_text()
 
 

@@ -23,11 +23,11 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @contextmanager
 def workers_surroundings(*, draws: bool) -> Iterator[None]:
-    """One intra-op thread, no autocast, no other default device; all as before on exit.
+    """Use one intra-op thread, no autocast and no default device; restore all of it on exit.
 
     Args:
-        draws: whether the global CPU generators may be seeded and drawn from: the caller's are
-            put back.
+        draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
+            restored as well.
     """
     with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(single_threaded())
@@ -43,10 +43,10 @@ def workers_surroundings(*, draws: bool) -> Iterator[None]:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Set the process to one intra-op thread and back; for the user's own thread only.
+    """Limit the process to one intra-op thread and restore it on exit; for the user's thread only.
 
-    Sums over an image differ in their last bits between one thread and two, so that a batch made
-    inline would differ from one made in a worker.
+    Sums over an image differ in their last bits between one thread and two, so a batch made inline
+    would differ from one made in a worker.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

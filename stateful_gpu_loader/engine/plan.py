@@ -81,7 +81,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: LoaderConfig) -> Plan:
-        """The plan of a configuration.
+        """Return the plan of a configuration.
 
         Raises:
             ValueError, TypeError: two arguments exclude each other.
@@ -181,10 +181,10 @@ class Plan:
 
     @property
     def lane_division(self) -> LaneDivision:
-        """What this rank serves of a sharded dataset.
+        """The part of a sharded dataset that this rank reads.
 
         Raises:
-            ValueError: the lanes cannot be shared by so many ranks.
+            ValueError: the lanes cannot be divided among so many ranks.
         """
         config, given = self.config, self.config.num_replicas
         if given == "auto":
@@ -202,7 +202,7 @@ class Plan:
 
     @property
     def sampler_use(self) -> SamplerUse | None:
-        """How a user's sampler is iterated."""
+        """How a user's sampler is iterated; None without one."""
         if self.memory is None:
             return None
         config = self.config
@@ -237,7 +237,7 @@ class Plan:
 
     @property
     def length(self) -> int | None:
-        """Samples of a map-style dataset, or of an epoch of the loader's own order."""
+        """Number of samples in a map-style dataset, or in an epoch of the loader's own order."""
         if self.order is not None or not is_map(self.config.dataset):
             return self.num_positions
         try:

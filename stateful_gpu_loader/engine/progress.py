@@ -75,7 +75,7 @@ def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[i
 
 
 def _counted(place: Address) -> int | None:
-    """Return the number of batches delivered by a batch sampler, whose batches may have any size."""
+    """Return the number of batches that a batch sampler has delivered; they may have any size."""
     counted, steps = (None, 0) if place.user is None else (place.user.batches, place.user.steps)
     if counted is None and place.position:
         return None

@@ -56,7 +56,7 @@ class Rebuildable:
 
     @property
     def multiprocessing_context(self) -> Any:
-        """As DataLoader's, of which Accelerate's functions read it to build another one."""
+        """The context of DataLoader, which Accelerate's functions read to build another DataLoader."""
         _refuse_accelerate()
         return _CONTEXT.__get__(self)
 

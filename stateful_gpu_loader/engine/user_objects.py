@@ -50,7 +50,7 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
 
 
 def state_keeper(dataset: Any) -> Any:
-    """Return the object that holds a dataset's state: the dataset, or a CallableSource's iterator."""
+    """Return the object that holds a dataset's state: itself, or the iterator of a CallableSource."""
     is_iterated = isinstance(dataset, CallableSource) and dataset.is_iterated
     return dataset.function if is_iterated else dataset
 
@@ -99,7 +99,8 @@ class DatasetMemory:
 
         Args:
             is_loaded: whether a state of the dataset is about to be loaded. The dataset is then not
-                asked for its own: an iterator of torchdata.nodes that was asked before ignores a load.
+                asked for its own: an iterator of torchdata.nodes that was asked before ignores a
+                load.
             as_built: whether the pass begins from a loader state without a state of the dataset.
         """
         has_begun, self._has_begun = self._has_begun, True

@@ -161,7 +161,9 @@ class LoaderConfig:
 
     @property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
-        """The function that makes a batch, and whether it gets a list of samples rather than one."""
+        """Whether and how a batch is collated: the function, and whether it gets a
+        list of samples.
+        """
         calls = self.calls
         if calls is not None and calls.batch and calls.image is not None:
             # The call has made the batch already, but its images are decoded one by one.

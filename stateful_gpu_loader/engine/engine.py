@@ -206,7 +206,7 @@ class Engine:
         self.workers.launch(self.plan, policy, self.seed.value, self.passes.address())
 
     def take_requested_epoch(self) -> None:
-        """Treat an epoch given to ``set_epoch()`` of this package's sampler as given to the loader."""
+        """Treat an epoch set on a sampler of this package as given to the loader."""
         requested = take_requested_epoch(self.plan.config.sampler)
         if requested is not None:
             self.passes.request_epoch(requested)

@@ -111,10 +111,10 @@ class Pipeline(Protocol):
         Args:
             requests: an exception they raise is raised in its place among the batches, and they are
                 asked again.
-            starts: for each worker the argument of :meth:`StatefulMaker.begin`, which is called before
-                its first request; None for makers without state.
-            one_at_a_time: never have more than one request in flight, to find out which one kills its
-                worker.
+            starts: for each worker the argument of :meth:`StatefulMaker.begin`, which is called
+                before its first request; None for makers without state.
+            one_at_a_time: never have more than one request in flight, to find out which one kills
+                its worker.
 
         Raises:
             WorkersDied: they died while they started.
@@ -196,7 +196,7 @@ class Failure:
 
 
 class BeginFailure(Failure):
-    """An exception that a worker raised before its first request, so that no request was started."""
+    """An exception that a worker raised before its first request; no request was started."""
 
 
 def never_stopped() -> None:

@@ -56,7 +56,7 @@ class Rebuildable:
 
     @property
     def multiprocessing_context(self) -> Any:
-        """The context of DataLoader, which Accelerate's functions read to build another DataLoader."""
+        """The context of DataLoader, which Accelerate's functions read to build a DataLoader."""
         _refuse_accelerate()
         return _CONTEXT.__get__(self)
 

@@ -50,7 +50,9 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
 
 
 def state_keeper(dataset: Any) -> Any:
-    """Return the object that holds a dataset's state: itself, or the iterator of a CallableSource."""
+    """Return the object with a dataset's state: the dataset, or the iterator in a
+    CallableSource.
+    """
     is_iterated = isinstance(dataset, CallableSource) and dataset.is_iterated
     return dataset.function if is_iterated else dataset
 

@@ -49,9 +49,7 @@ class Place(Protocol):
         ...
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue a copy of a strided tensor to the device; a tensor that is there is returned as it
-        is.
-        """
+        """Queue a copy of a strided tensor to the device; a tensor on the device is not copied."""
         ...
 
     def free_cached(self) -> None:
@@ -59,7 +57,9 @@ class Place(Protocol):
         ...
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return uninitialised host memory from which copies to the device are fast; in any thread."""
+        """Return uninitialised host memory, fast to copy to the device; may be called in any
+        thread.
+        """
         ...
 
 
@@ -67,12 +67,12 @@ class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
     Three rules protect the memory of a delivered batch (D8). What the stage allocates belongs to
-    the private stream that is current, and is written only once by other means than kernels.
-    nvJPEG's hardware engine writes when it is called, whatever work its stream still has queued
-    (measured), so the stage waits on the host before it decodes, and before it frees memory that
-    the engines may be given next: :meth:`settle`. A delivered tensor is recorded on the consumer's
-    stream: torch's caching allocator reuses its memory only when the host has seen that stream pass
-    the point where it was freed.
+    the private stream that is current, and the stage never writes it a second time itself. nvJPEG's
+    hardware engine writes when it is called, whatever work its stream still has queued (measured),
+    so the stage waits on the host before it decodes, and before it frees memory that the engines
+    may be given next: :meth:`settle`. A delivered tensor is recorded on the consumer's stream:
+    torch's caching allocator reuses its memory only when the host has seen that stream pass the
+    point where it was freed.
 
     The device is not touched before :meth:`open`, so that workers can be forked before (C9).
 

@@ -117,12 +117,13 @@ class LaneRequests:
     def note(
         self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
     ) -> dict[int, LaneCursor]:
-        """A request was answered; the cursors that it has moved, of all lanes as a lap begins.
+        """Note the answer to a request; return the cursors that it moved, of all lanes if a lap
+        begins.
 
         Args:
-            request: the oldest that was not answered.
-            news: what came with it.
-            is_batch: whether it was delivered.
+            request: the oldest unanswered request.
+            news: what the worker reported with the answer.
+            is_batch: whether a batch was delivered.
         """
         moved: dict[int, LaneCursor] = {}
         if isinstance(request, RestTurn) and not request.parts:

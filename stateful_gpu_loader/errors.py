@@ -32,7 +32,7 @@ class StateMismatch(LoaderError, ValueError):
     Traceback (most recent call last):
         ...
     stateful_gpu_loader.errors.StateMismatch: drop_last differs: the state has True, expected was \
-    False. Remedy: pass drop_last=True
+False. Remedy: pass drop_last=True
     """
 
     def __init__(self, field: str, *, saved: Any, present: Any, remedy: str) -> None:

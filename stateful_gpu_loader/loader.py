@@ -264,8 +264,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def batches_done(self) -> int | None:
-        """Number of batches of :attr:`epoch` that this rank has delivered: the index of the next
-        one.
+        """Number of batches of :attr:`epoch` that this rank has delivered: the next one's index.
 
         It is also exact right after ``load_state_dict()``, for ``enumerate(loader,
         loader.batches_done)`` and tqdm's ``initial=``. A batch counts once it was delivered; of a
@@ -306,8 +305,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return self._engine.bad_samples
 
     def draws(self) -> list[dict[str, Any]]:
-        """Return what the recipes of ``transform`` drew for the last delivered batch, in their
-        order.
+        """Return what the recipes of ``transform`` drew for the last delivered batch, in order.
 
         It is computed on demand: the numbers depend on the samples' keys and sizes, so the images'
         headers are read again in this thread, and nothing is decoded. A sharded dataset reads up to

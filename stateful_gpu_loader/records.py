@@ -64,9 +64,7 @@ class Request:
         return self.start + self.step * np.arange(len(self.indices), dtype=np.int64)
 
     def index_list(self) -> list[Any]:
-        """Return the n indices as the dataset gets them: Python ints, or the
-        sampler's own objects.
-        """
+        """Return the n indices as the dataset gets them: ints, or the sampler's own objects."""
         return self.indices if isinstance(self.indices, list) else self.indices.tolist()
 
     def keys(self) -> list[SampleKey]:
@@ -149,9 +147,7 @@ class WorkerStart:
     seed: int
     epoch: int
     place: int
-    """Key of ``iter(dataset)``; the key of the worker's fetch i, from 1, is ``place +
-    stride * i``.
-    """
+    """Key of ``iter(dataset)``; the key of the worker's fetch i, from 1, adds ``stride * i``."""
     stride: int
     """Number of iterators of all workers and ranks together."""
     state: bytes | None
@@ -169,9 +165,7 @@ class SampleInfo:
     idx_in_epoch: int
     """Position of the sample in the epoch's global order, all ranks together."""
     idx_in_batch: int
-    """Place of the sample in this rank's batch; it depends on the batch size, as ``iteration``
-    does.
-    """
+    """Place of the sample in this rank's batch; like ``iteration`` it depends on the batch size."""
     iteration: int
     """Number of the batch in the epoch, counted in whole global batches of the present size."""
     epoch_idx: int

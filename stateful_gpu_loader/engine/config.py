@@ -33,8 +33,9 @@ FIXED = frozenset(
         "worker_type",
     }
 )
-"""Attributes that a built loader does not let change: they decide its batches, or were checked when
-it was built. torch's DataLoader protects the attributes of its own.
+"""Attributes that cannot be changed once the loader is built.
+
+They decide its batches, or were checked then. torch's DataLoader protects its own attributes.
 """
 OF_WORKERS = frozenset(
     ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
@@ -85,9 +86,7 @@ class LoaderConfig:
     rank: int | None
     """Rank of this process; None if ``num_replicas`` is None or ``"auto"``."""
     num_replicas: int | str | None
-    """Number of ranks that share the order; ``"auto"`` asks torch.distributed, None does not
-    divide.
-    """
+    """Number of ranks that share the order; ``"auto"`` asks torch.distributed, None is one rank."""
     device: torch.device | str | int | None
     """Device that batches are delivered on."""
     decoder: str
@@ -161,9 +160,7 @@ class LoaderConfig:
 
     @property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
-        """Whether and how a batch is collated: the function, and whether it gets a
-        list of samples.
-        """
+        """The function that makes a batch, and whether it gets a list of samples or only one."""
         calls = self.calls
         if calls is not None and calls.batch and calls.image is not None:
             # The call has made the batch already, but its images are decoded one by one.

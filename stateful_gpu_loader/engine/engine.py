@@ -77,9 +77,7 @@ class Begun:
 
     @property
     def has_answered(self) -> bool:
-        """Whether a batch was delivered or has raised, so that the start of the pass is fully
-        known.
-        """
+        """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
         return self.current.delivered or self.has_failed
 
 
@@ -114,8 +112,9 @@ class Engine:
         self._identity: tuple[int | None, Identity] | None = None
 
     def change(self, name: str, value: Any) -> None:
-        """Set an argument that changes no batch; one that concerns workers takes effect in new
-        ones, from the next pass on.
+        """Set an argument that changes no batch.
+
+        If it concerns workers, it takes effect in new ones, from the next pass on.
         """
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
         if name in OF_WORKERS:
@@ -158,8 +157,9 @@ class Engine:
         return begun.workers.renew(begun.plan, policy, self.seed.value, begun.current.place)
 
     def release(self, begun: Begun) -> None:
-        """Keep persistent workers for the next pass, unless they are ahead of it, outdated or
-        dismissed.
+        """Keep persistent workers for the next pass, unless they are outdated or dismissed.
+
+        Workers whose iterators are ahead of the next pass are not kept either.
         """
         is_current = begun.current.generation == self.passes.generation
         is_of_use = (

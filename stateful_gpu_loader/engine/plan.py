@@ -267,8 +267,8 @@ class Plan:
         )
 
     def decoder_like(self, saved: str) -> AnyDecoder:
-        """Return the decoder for resuming a state: ``decoder="auto"`` takes the saved family if it
-        can.
+        """Return the decoder to resume with: ``decoder="auto"`` takes the saved
+        family if possible.
         """
         if self.decoder is None or saved == self.decoder.family:
             return self.decoder

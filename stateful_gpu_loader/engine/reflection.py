@@ -14,8 +14,7 @@ _CONTEXT: Any = vars(DataLoader)["multiprocessing_context"]
 
 
 class Rebuildable:
-    """Lists the arguments of subclasses in their signature, and refuses to be rebuilt as another
-    class.
+    """Lists all arguments of subclasses in their signature, and refuses a rebuild as another class.
 
     Lightning reads from the signature which attributes it builds a loader from. The arguments that
     a subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would

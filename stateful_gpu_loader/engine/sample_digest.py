@@ -76,8 +76,9 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
 
 
 def _of_array(value: Any) -> bytes:
-    """Describe an array by dtype, shape and up to 16 elements of its middle row, without a large
-    copy.
+    """Describe an array by dtype, shape and up to 16 elements of its middle row.
+
+    Nothing large is copied.
     """
     array = value
     if isinstance(value, torch.Tensor):

@@ -11,9 +11,7 @@ from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSample
 
 
 def division_of(config: LoaderConfig) -> Division:
-    """Return batch size and ranks, from the sampler, the loader, or torch.distributed for
-    ``"auto"``.
-    """
+    """Return batch size and ranks; ``"auto"`` takes the ranks from torch.distributed."""
     sampler, given = config.sampler, config.num_replicas
     ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):

@@ -1,6 +1,4 @@
-"""Sample seeds computed in blocks of neighbouring positions, because one call costs as much as 300
-seeds.
-"""
+"""Computes sample seeds for blocks of neighbouring positions: a call costs as much as 300 seeds."""
 
 from __future__ import annotations
 

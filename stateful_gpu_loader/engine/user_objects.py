@@ -50,9 +50,7 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
 
 
 def state_keeper(dataset: Any) -> Any:
-    """Return the object with a dataset's state: the dataset, or the iterator in a
-    CallableSource.
-    """
+    """Return the object with a dataset's state: itself, or the iterator of a CallableSource."""
     is_iterated = isinstance(dataset, CallableSource) and dataset.is_iterated
     return dataset.function if is_iterated else dataset
 

@@ -126,9 +126,7 @@ class DeviceImages:
     def _decoded(
         self, batch: EncodedBatch, keys: list[SampleKey]
     ) -> list[torch.Tensor | BadSample | None]:
-        """Return the pixels of each image or why there are none; None for images that were not
-        opened.
-        """
+        """Return the pixels of each image, or why there are none; None for images not opened."""
         encoded = batch.arena.split(batch.lengths)
         pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
         of_gpu: list[tuple[int, OpenedImage]] = []

@@ -32,8 +32,7 @@ def _is_plain(thing: Any) -> bool:
 
 
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the same structure with ``change`` applied to each tensor and each object with
-    ``to()``.
+    """Return the same structure with ``change`` applied to each tensor and object with ``to()``.
 
     Lists, tuples, named tuples, mappings and dataclasses are traversed, as in torch's
     ``pin_memory``; anything else is kept. A user's object that has ``to()`` (a PackedSequence, a
@@ -81,9 +80,7 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def _rebuilt(batch: Any, parts: Any) -> Any:
-    """Rebuild the batch's own type from its parts, or a plain container if it refuses, as torch
-    does.
-    """
+    """Rebuild the batch's own type from its parts, or as torch does, a plain container instead."""
     try:
         return type(batch)(parts)
     except TypeError:

@@ -21,8 +21,7 @@ class Place(Protocol):
     device: torch.device
 
     def open(self) -> None:
-        """Use the device for the first time, in the user's own thread, as its current device
-        counts.
+        """Use the device for the first time, in the user's own thread: its current device counts.
 
         Raises:
             LoaderError: the device is missing or cannot be used.
@@ -57,9 +56,7 @@ class Place(Protocol):
         ...
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return uninitialised host memory, fast to copy to the device; may be called in any
-        thread.
-        """
+        """Return uninitialised host memory, fast to copy to the device; safe in any thread."""
         ...
 
 

@@ -32,8 +32,9 @@ _NEVER_BAD = (
     LoaderError,
     Stopped,
 )
-"""Exceptions of the code or the machine. RecursionError also depends on the caller, and Warning on
-the filters.
+"""Exceptions of the code or the machine.
+
+RecursionError also depends on the caller, and Warning on the filters.
 """
 
 _OF_THE_MACHINE = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)

@@ -1,6 +1,4 @@
-"""BadSamplePolicy: whether a bad sample is raised, replaced or left out, and by what it is
-replaced.
-"""
+"""BadSamplePolicy: whether bad samples are raised, replaced or left out, and replaced by what."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ MAX_TRIES = 8
 """Number of replacements that are tried for a bad sample."""
 
 MAX_BAD_IN_A_ROW = 100
-"""Number of bad samples in a row after which an exception is raised: an iterator that only raises,
-or a function without an end, would otherwise be called for ever.
+"""Number of bad samples in a row after which an exception is raised.
+
+An iterator that only raises, or a function without an end, would otherwise be called for ever.
 """
 
 MAX_REMEMBERED = 10_000
@@ -47,9 +46,7 @@ class BadSamplePolicy:
     known: Mapping[int, str] = field(default_factory=dict)
     """Indices that need not be read, with the reasons; see :attr:`BadSamples.known`."""
     reads_again: bool = False
-    """Whether known bad samples are read nevertheless, for a dataset whose state every read
-    changes.
-    """
+    """Whether known bad samples are read nevertheless, as every read moves the dataset's state."""
     _remembered: dict[int | str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

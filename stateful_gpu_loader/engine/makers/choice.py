@@ -129,9 +129,7 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
 def device_steps(
     plan: Plan, policy: BadSamplePolicy, stage: Stage
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Return the stage's steps on a batch: the first, or None if there is one only,
-    and the last.
-    """
+    """Return the stage's steps on a batch: the first, or None if there is just one; the last."""
     if plan.source is None or plan.recipes is None or not plan.finishes_images:
         return None, partial(move_tensors, place=stage.place)
     steps: DeviceSteps = DeviceImages(

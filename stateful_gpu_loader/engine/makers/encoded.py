@@ -41,17 +41,16 @@ class EncodedBatch:
 
     request: Request
     images: tuple[OpenedImage | None, ...]
-    """One for each sample; None for one that is bad or could not be read, and that the device stage
-    replaces or leaves out.
+    """One for each sample; None for one that is bad or could not be read.
+
+    The device stage replaces or leaves out those that are missing.
     """
     arena: torch.Tensor
     """Bytes for the GPU to decode, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
     """Number of bytes of each sample in the arena; 0 for one that is decoded or bad."""
     pixels: torch.Tensor
-    """Pixels of all images decoded by the worker, uint8 [num_bytes] on the CPU, each [height,
-    width, 3].
-    """
+    """Pixels of all images decoded by the worker: uint8 on the CPU, each [height, width, 3]."""
     drawn: PipelineDraw | None
     """What the recipes drew; None if a sample is missing or of a size that they refuse."""
 

@@ -86,9 +86,7 @@ class IterableMaker:
         """Makes a dataset forget the state it loaded, once it has begun from it."""
 
     def begin(self, start: WorkerStart) -> None:
-        """Begin a pass in torchdata's order: the dataset's state, ``iter()``, the
-        iterator's state.
-        """
+        """Begin a pass as torchdata does: the dataset's state, ``iter()``, the iterator's state."""
         self._start = start
         self._iterator = None
         self._fetches = self._samples = 0

@@ -28,8 +28,10 @@ class Slot:
         self.number = number
         """Number of the place in its request, counted from 0."""
         self.key = key
-        """Key of the sample. Its position never changes, and so its random numbers do not either;
-        the index becomes a replacement's once the sample was found bad.
+        """Key of the sample.
+
+        Its position, and so its random numbers, never change; the index becomes a replacement's
+        once the sample was found bad.
         """
         self.origin = key.position
         """Position of the tried index in the order."""

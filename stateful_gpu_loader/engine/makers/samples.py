@@ -131,8 +131,7 @@ class SampleMaker:
         seeds: list[int],
         check: Callable[[], None],
     ) -> Any:
-        """Fetch a batch with one call; if that fails, find the bad samples one by one and call
-        again.
+        """Fetch a batch with one call; if it fails, find the bad samples one by one and call again.
 
         The first call is skipped if a sample is known to be bad, as it would fail. The last call
         fetches all samples anew, because a batch may draw random numbers for all of its samples

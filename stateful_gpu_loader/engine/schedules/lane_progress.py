@@ -24,9 +24,7 @@ class LaneProgress:
     """Number of samples left in a lane, if these are fewer than the request asked for."""
 
     bad: tuple[FoundBad, ...] = ()
-    """Bad samples met while those remaining samples were counted; recorded with the
-    last of them.
-    """
+    """Bad samples met while those samples were counted; recorded with the last of them."""
 
     def to_bytes(self) -> bytes:
         """Serialize, for the way from a worker."""

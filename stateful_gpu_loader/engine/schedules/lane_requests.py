@@ -117,8 +117,7 @@ class LaneRequests:
     def note(
         self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
     ) -> dict[int, LaneCursor]:
-        """Note the answer to a request; return the cursors that it moved, of all lanes if a lap
-        begins.
+        """Note the answer to a request; return the cursors it moved, of all lanes if a lap begins.
 
         Args:
             request: the oldest unanswered request.

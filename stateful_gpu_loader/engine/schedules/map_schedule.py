@@ -25,9 +25,7 @@ class Feed(Protocol):
     position: int
     """Position at which the next request begins."""
     batches: int | None
-    """Number of delivered batches, for a user's batch sampler; None if the position
-    is sufficient.
-    """
+    """Number of delivered batches of a user's batch sampler; None if the position is enough."""
 
     @property
     def has_state(self) -> bool:
@@ -135,9 +133,7 @@ class MapSchedule:
         """Number of those that were delivered."""
         self.has_met_end = False
         self._failed: dict[int, _Issued] = {}
-        """Failed requests; they are skipped once a later one is delivered, and retried from a state
-        before that.
-        """
+        """Failed requests: skipped once a later one is delivered, retried by a state before it."""
 
     def requests(self) -> Iterator[Request]:
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)

@@ -102,9 +102,7 @@ class Requests:
         return request
 
     def _take(self, count: int) -> IndexArray:
-        """Look up indices in growing blocks: the first batch is fast, later calls are few and
-        large.
-        """
+        """Look up indices in growing blocks: a fast first batch, then few large calls."""
         if len(self._block) < count:
             size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
             stride = self._division.num_replicas

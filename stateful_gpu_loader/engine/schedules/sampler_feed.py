@@ -49,14 +49,17 @@ _SETTLED_AT_THE_START = (
     tuple,
     range,
 )
-"""Samplers, without subclasses, that draw from the global generators with their first index at the
-latest, and otherwise depend only on what :class:`SamplerSnapshot` keeps.
+"""Samplers, without subclasses, that draw from the global generators only when they start.
+
+They draw with their first index at the latest, and otherwise depend only on what
+:class:`SamplerSnapshot` keeps.
 """
 
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
-"""Samplers, without subclasses, whose indices are determined by their arguments. Their digest is
-the same on all ranks, so any rank can load any rank's state.
+"""Samplers, without subclasses, whose indices are determined by their arguments.
+
+Their digest is the same on all ranks, so any rank can load any rank's state.
 """
 
 
@@ -155,9 +158,7 @@ class SamplerFeed:
         return self._start_mark
 
     def count(self, request: Request) -> str | None:
-        """Count a delivered request; return the digest of all indices so far (B4:
-        however batched).
-        """
+        """Count a delivered request; return the digest of all indices, however batched (B4)."""
         self._use.memory.note_delivery()
         if self.batches is not None:
             self.batches += 1
@@ -187,9 +188,7 @@ class SamplerFeed:
         return self._frozen_capture(capture, passed=None) if any(capture.values()) else None
 
     def _frozen_state(self, capture: dict[str, Any], *, iterator: Any) -> bytes:
-        """Serialize a sampler that has its own state, or the state of its iterator since
-        ``capture``.
-        """
+        """Serialize a sampler with its own state, or its iterator's state since ``capture``."""
         sampler = self._use.sampler
         own = has_own_state(sampler)
         state = {
@@ -279,8 +278,9 @@ class SamplerFeed:
             memory.put(state)
 
     def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
-        """Iterate the previous pass again: nothing else verifies that the sampler is where the
-        saved one was.
+        """Iterate the previous pass again, to verify that the sampler is where the saved one was.
+
+        Nothing else can verify that.
         """
         passed = state["passed"]
         told = self._use.memory.told()
@@ -412,9 +412,7 @@ class SamplerFeed:
 
     @contextmanager
     def _keyed(self) -> Iterator[None]:
-        """Seed the global generators while the sampler draws, and restore the
-        caller's afterwards.
-        """
+        """Seed the global generators while the sampler draws, then restore the caller's."""
         if self._iterator is not None and type(self._use.sampler) in _SETTLED_AT_THE_START:
             yield
             return
@@ -473,9 +471,7 @@ def _text(indices: list[Any]) -> bytes:
 
 
 def _identity(sampler: Any) -> dict[str, Any]:
-    """Return all that determines the indices of a distributed sampler and is the same
-    on all ranks.
-    """
+    """Return what determines a distributed sampler's indices and is the same on all ranks."""
     arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
     length = len(sampler.dataset)
     return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}

@@ -52,8 +52,7 @@ class SamplerSnapshot:
         self._overruled: dict[str, Any] = {}
 
     def note_load(self, saved: Mapping[str, Any]) -> None:
-        """Note that a state was loaded; ``set_epoch()`` from now on does not affect the resumed
-        pass.
+        """Note that a state was loaded; ``set_epoch()`` after it does not affect the resumed pass.
 
         Args:
             saved: attributes of the sampler in the state. Its epoch is restored at once, so that a
@@ -112,9 +111,7 @@ class SamplerSnapshot:
         return {"attributes": epochs, "generators": {}}
 
     def told(self) -> dict[str, Any]:
-        """Return plain attributes that changed since a state was loaded, mainly by
-        ``set_epoch``.
-        """
+        """Return plain attributes set since a state was loaded, mainly by ``set_epoch``."""
         return {
             path: value
             for path, value in self._attributes()
@@ -143,9 +140,7 @@ class SamplerSnapshot:
         self.tell({**self._built_values_of_changed(), **captured["attributes"]})
 
     def put_in_the_middle(self, captured: dict[str, Any]) -> None:
-        """Restore a sampler within a pass: it keeps the epoch of the pass, whatever
-        was set since.
-        """
+        """Restore a sampler within a pass; the pass keeps its epoch, whatever was set since."""
         told = self.told()
         self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
         for path, value in captured["attributes"].items():
@@ -168,9 +163,7 @@ class SamplerSnapshot:
         self._overruled = {}
 
     def tell_the_overruled(self) -> None:
-        """Apply an epoch that was set too early to the next pass, as the resumed one had nothing
-        left.
-        """
+        """Apply an epoch that was set too early, as nothing was left of the resumed pass."""
         overruled, self._overruled = self._overruled, {}
         told = self.told()
         self.tell({path: value for path, value in overruled.items() if path not in told})

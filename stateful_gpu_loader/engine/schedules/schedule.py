@@ -14,9 +14,7 @@ class Schedule(Protocol):
     """One pass, in the main process; holds the position, which counts delivered batches only."""
 
     has_met_end: bool
-    """Whether a request that was delivered or has failed was found to end the epoch; requests after
-    it do not count.
-    """
+    """Whether a delivered or failed request was found to end the epoch; later ones do not count."""
 
     def requests(self) -> Iterator[Any]:
         """Return the requests after the last delivered batch, oldest first.
@@ -26,27 +24,19 @@ class Schedule(Protocol):
         ...
 
     def start_place(self) -> Address:
-        """Return the position where the pass began, with the states of the user's objects at that
-        time.
-        """
+        """Return the position where the pass began, with the user objects' states at that time."""
         ...
 
     def starts(self) -> Sequence[WorkerStart] | None:
-        """Return what each worker begins with before its first request; None if workers have no
-        state.
-        """
+        """Return what each worker begins with before its first request; None without states."""
         ...
 
     def key_position(self, request: Any, answer: Answer | None) -> int:
-        """Return the position that keys randomness drawn for a whole batch, before it
-        is delivered.
-        """
+        """Return the position that keys random numbers for a whole batch, before its delivery."""
         ...
 
     def is_replay(self, request: Any) -> bool:
-        """Whether the request was delivered before and is repeated only to advance the user's
-        objects.
-        """
+        """Whether the request was delivered before, and only advances the user's objects again."""
         ...
 
     def by_itself(self, request: Any) -> Any:

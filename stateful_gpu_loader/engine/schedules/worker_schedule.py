@@ -217,9 +217,7 @@ def _thawed(state: bytes | None) -> dict[str, Any]:
 
 
 def _between_passes(state: bytes | None) -> bytes | None:
-    """Return the state of a worker between passes: what its dataset keeps after the
-    iterator's end.
-    """
+    """Return a worker's state between passes: what its dataset keeps after the iterator's end."""
     dataset = None if state is None else thaw(state)["dataset"]
     return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
 

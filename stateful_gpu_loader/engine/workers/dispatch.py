@@ -60,9 +60,7 @@ class Dispatch(Window):
         return worker, request, start
 
     def answer(self, number: int, answer: Any) -> bool:
-        """Take an answer, as :class:`Window` does; one to a request of an earlier
-        pass is dropped.
-        """
+        """Take an answer as :class:`Window` does; drop it if its request is of an earlier pass."""
         if number not in self._under_way:
             return False
         request, worker = self._under_way.pop(number)

@@ -160,9 +160,7 @@ class ProcessPipeline:
 
 
 _SECONDS_TO_BE_TOLD = 10.0
-"""Seconds to wait until the monitor knows which worker died; the pipe reports it a
-little earlier.
-"""
+"""Seconds to wait for the monitor to know which worker died, which the pipe tells earlier."""
 
 
 def _with_failure_rebuilt(answer: Any) -> Any:

@@ -160,15 +160,11 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         self._pipe = AnswerPipe(self._results._reader, self._watch)
 
     def _try_put_index(self) -> None:
-        """Do nothing: torch would fill its own queues here, but requests are sent by
-        :meth:`send`.
-        """
+        """Do nothing: torch would fill its queues here, but requests are sent by :meth:`send`."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the workers were ended, for instance by a program that calls
-        ``_shutdown_workers``.
-        """
+        """Whether the workers were ended, as some programs do with ``_shutdown_workers``."""
         return self._ended
 
     @property
@@ -245,8 +241,8 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
                 self._results._reader.close()
 
     def _dismiss(self) -> None:
-        """Let the workers run the user's cleanup, without waiting for locks that dead ones may
-        hold.
+        """Let the workers run the user's cleanup; wait for no lock, as a dead worker
+        may hold it.
         """
         self._workers_done_event.set()
         for queue in self._index_queues:

@@ -140,9 +140,7 @@ def in_place_of(content: Any, error: Exception) -> Any:
 
 
 def _unsent(answer: Any, error: Exception) -> Any:
-    """Return what is sent in place of an answer: without its batch, but with all its other
-    contents.
-    """
+    """Return what is sent in place of an answer: the same without its batch."""
     payload = answer.payload if isinstance(answer, Answer) else answer
     worker = get_worker_info()
     where = (

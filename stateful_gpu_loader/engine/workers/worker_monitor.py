@@ -56,9 +56,7 @@ class WorkerMonitor:
         return self._ours.fileno()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Limit the wait of the main process for workers to the timeout, while the
-        context is open.
-        """
+        """Limit the main process's wait for workers to the timeout, while the context is open."""
         return self._until_the_deadline() if self._timeout > 0 else _FOR_EVER
 
     @contextmanager

@@ -267,9 +267,7 @@ class Plan:
         )
 
     def decoder_like(self, saved: str) -> AnyDecoder:
-        """Return the decoder to resume with: ``decoder="auto"`` takes the saved
-        family if possible.
-        """
+        """Return the decoder to resume with: ``decoder="auto"`` keeps the saved family."""
         if self.decoder is None or saved == self.decoder.family:
             return self.decoder
         return self.new_decoder(prefer=saved)

@@ -101,9 +101,7 @@ class DALILoader(TextState):
         """A pipeline that is not built, but whose worker processes have started."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the rest of the present epoch, or the next epoch: tensors by their
-        outputs' names.
-        """
+        """Yield the rest of the present epoch, or the next one: tensors by their outputs' names."""
         stream = self._settled()
         number = stream.begin_pass()
         while (batch := stream.next(number)) is not None:

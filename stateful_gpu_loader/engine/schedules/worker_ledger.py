@@ -50,8 +50,8 @@ class WorkerLedger:
             self._stale.add(worker)
 
     def take_snapshot(self) -> bool:
-        """Take a snapshot if the state after every worker's last batch is known;
-        return whether so.
+        """Take a snapshot and return True, if every worker's state after its last
+        batch is known.
         """
         if not self._stale:
             self.states = tuple(self._latest)

@@ -241,9 +241,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
                 self._results._reader.close()
 
     def _dismiss(self) -> None:
-        """Let the workers run the user's cleanup; wait for no lock, as a dead worker
-        may hold it.
-        """
+        """Let the workers run the user's cleanup; wait for no lock that a dead one may hold."""
         self._workers_done_event.set()
         for queue in self._index_queues:
             queue.put(None)

@@ -44,9 +44,9 @@ class StatefulReader(TextState):
     Traceback (most recent call last):
         ...
     stateful_gpu_loader.errors.StateMismatch: files differs: the state has ['a.jpg', 'b.jpg'], \
-    expected was ['b.jpg', 'a.jpg']. Remedy: build the reader as it was when the state was saved: DALI \
-    would go on in another one without a word; if it is meant to differ, load_state_dict(state, \
-    accept={'files'})
+expected was ['b.jpg', 'a.jpg']. Remedy: build the reader as it was when the state was saved: DALI \
+would go on in another one without a word; if it is meant to differ, load_state_dict(state, \
+accept={'files'})
     """
 
     def __init__(self, reader_type: type, **arguments: Any) -> None:
@@ -60,8 +60,7 @@ class StatefulReader(TextState):
         self._reader: Any = self._new_reader(self._place)
 
     def next_epoch(self, batch_size: int | None = None, *, ctx: Any = None) -> Iterator[Any]:
-        """Return the reader's next epoch, as its ``next_epoch`` does, or after a resume the
-        remainder.
+        """Return the reader's next epoch or, after a resume, the remainder of the present one.
 
         The epoch begins at the first ``next()``. Between the last batch of an epoch and the next
         request the remainder is empty, as with torchdata. An epoch that is left with ``break``

@@ -43,7 +43,7 @@ class ReaderState:
     """What must not change, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dictionary of plain values.
+        """Return a new dictionary of plain values.
 
         >>> state = ReaderState(place=Place(epoch=3), configuration={"seed": 7})
         >>> ReaderState.from_dict(state.to_dict()) == state

@@ -267,7 +267,7 @@ class Plan:
         )
 
     def decoder_like(self, saved: str) -> AnyDecoder:
-        """Return the decoder to resume with: ``decoder="auto"`` keeps the saved family."""
+        """Return the decoder to resume with: for ``"auto"`` the saved family, where available."""
         if self.decoder is None or saved == self.decoder.family:
             return self.decoder
         return self.new_decoder(prefer=saved)

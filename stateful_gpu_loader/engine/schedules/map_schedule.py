@@ -130,7 +130,7 @@ class MapSchedule:
         """Requests after the last snapshot, oldest first."""
         self._drawn = 0
         self._num_done = 0
-        """Number of those that were delivered."""
+        """Number of requests after the last snapshot that were delivered."""
         self.has_met_end = False
         self._failed: dict[int, _Issued] = {}
         """Failed requests: skipped once a later one is delivered, retried by a state before it."""

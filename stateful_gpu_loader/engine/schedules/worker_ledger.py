@@ -50,9 +50,7 @@ class WorkerLedger:
             self._stale.add(worker)
 
     def take_snapshot(self) -> bool:
-        """Take a snapshot and return True, if every worker's state after its last
-        batch is known.
-        """
+        """Take a snapshot and return True, if no worker delivered since its latest state."""
         if not self._stale:
             self.states = tuple(self._latest)
         return not self._stale

@@ -16,16 +16,16 @@ from typing import Any
 
 
 class LoaderError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of all exceptions that this package raises on purpose."""
 
 
 class StateMismatch(LoaderError, ValueError):
-    """A state does not fit the object it is loaded into; nothing was changed.
+    """A state does not fit the object that it is loaded into; nothing was changed.
 
     Args:
-        field: what differs, as ``accept=`` and the fingerprint name it.
+        field: the field that differs, as ``accept=`` and the fingerprint name it.
         saved: the value in the state.
-        present: the value of the object that the state is loaded into, or what would do.
+        present: the value of the object that the state is loaded into, or what is expected.
         remedy: what to do about it.
 
     >>> raise StateMismatch("drop_last", saved=True, present=False, remedy="pass drop_last=True")
@@ -51,21 +51,21 @@ False. Remedy: pass drop_last=True
 
 
 class CheckpointError(LoaderError, ValueError):
-    """A checkpoint is truncated, altered, foreign or of a later version, or does not fit."""
+    """A checkpoint is truncated, altered, foreign, of a later version, or does not fit."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
-    """There is no checkpoint file of that path or pattern."""
+    """There is no checkpoint file with this path or pattern."""
 
 
 class BadSample(LoaderError, ValueError):
-    """One sample's bytes cannot be used; the loader itself stays usable.
+    """The bytes of one sample cannot be used; the loader can go on.
 
     Args:
-        name: where the sample lies, for a reader: a path, or a file and a record.
-        index: its index in the dataset.
-        position: its position in the epoch's global order.
-        epoch: the epoch.
+        name: where the sample is stored: a path, or a file and a record.
+        index: index of the sample in the dataset.
+        position: position of the sample in the epoch's global order.
+        epoch: epoch in which it was read.
         reason: what is wrong with it.
     """
 
@@ -90,13 +90,13 @@ class WorkerLost(LoaderError, RuntimeError):
 
 
 class MissingDependency(LoaderError, ImportError):
-    """An optional package is needed and not installed.
+    """An optional package is needed but not installed.
 
     Args:
-        package: the package's name on PyPI.
-        needed_for: what asked for it.
+        package: name of the package on PyPI.
+        needed_for: the feature that needs it.
         extra: this package's extra that installs it.
-        remedy: where no extra can.
+        remedy: what to do instead if no extra installs it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""StatefulGPULoader: arguments, wiring, ``state_dict`` and ``load_state_dict``."""
+"""StatefulGPULoader: the public class, its arguments, ``state_dict`` and ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -37,49 +37,51 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
-    """A DataLoader whose state brings back exactly the stream that was interrupted.
+    """A DataLoader whose state resumes an interrupted pass exactly.
 
-    A drop-in for ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader``, whose
-    arguments it takes with their meaning. Given a :class:`Source`, it decodes and augments
-    images itself and yields ``[images, targets]``.
+    It replaces ``torch.utils.data.DataLoader`` and torchdata's ``StatefulDataLoader``, whose
+    arguments it takes with the same meaning. Given a :class:`Source`, it also decodes and augments
+    the images, and yields ``[images, targets]``.
 
     Args:
-        dataset: any dataset; a Source of encoded images makes use of the image stage.
-        batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory,
-            drop_last, timeout, worker_init_fn, multiprocessing_context, generator,
-            prefetch_factor, persistent_workers, pin_memory_device, in_order,
-            snapshot_every_n_steps: as in StatefulDataLoader.
-        seed: keys order and augmentations; None is settled once, from ``generator`` or torch's
-            default one (0 with several ranks), and kept in the state.
-        rank, num_replicas: as in DistributedSampler; None leaves the dataset unsharded, and
-            ``num_replicas="auto"`` reads torch.distributed at the first ``next()``.
-        device: where batches are delivered: ``"cuda"``, ``"cuda:1"``, a ``torch.device``; None is
-            the CPU. A Source's images are decoded there and go through the recipes there, ahead of
-            the loop; with a callable as ``transform`` or a ``collate_fn``, and for any other
-            dataset, the workers make the batch and only it moves.
-        decoder: of a Source's images, ``"auto"`` or a name of :mod:`stateful_gpu_loader.decoders`.
-        cpu_share: of the images that a GPU could decode, the share that the workers' CPUs decode
-            instead, from 0 to 1; which ones their bytes decide.
-        transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable:
-            on the image of a Source, on the whole sample of another dataset.
+        dataset: any dataset; a Source of encoded images is decoded and augmented by the loader.
+        batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor,
+            persistent_workers, pin_memory_device, in_order, snapshot_every_n_steps: as in
+            StatefulDataLoader.
+        seed: seed of the order and the augmentations. None draws one, once, from ``generator`` or
+            torch's default generator (0 with several ranks), and keeps it in the state.
+        rank, num_replicas: as in DistributedSampler. None does not divide the dataset, and
+            ``num_replicas="auto"`` asks torch.distributed at the first ``next()``.
+        device: device that batches are delivered on: ``"cuda"``, ``"cuda:1"``, a ``torch.device``,
+            or None for the CPU. Images of a Source are decoded and augmented there, ahead of the
+            loop. With a callable as ``transform``, with a ``collate_fn``, and for any other
+            dataset, the workers make the batch and it is only moved there.
+        decoder: decoder of a Source's images: ``"auto"`` or a name of
+            :mod:`stateful_gpu_loader.decoders`.
+        cpu_share: share of the images that a GPU could decode which the workers' CPUs decode
+            instead, from 0 to 1. The bytes of an image decide which ones.
+        transform: a list of recipes of :mod:`stateful_gpu_loader.transforms`, or any callable;
+            applied to the image of a Source, or to the whole sample of another dataset.
         batch_transform: MixUp, CutMix, any callable on the finished batch, or a list of them. It
-            runs at the delivery, on the device, with the global generators (the device's, too)
-            keyed by the batch's first position; the caller's are put back.
-        worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads where all work is done
-            by recipes on a Source, processes elsewhere.
+            runs when the batch is delivered, on the device, with the global generators (including
+            the device's) seeded from the batch's first position; the caller's are restored.
+        worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
+            all the work, otherwise processes.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
-            ``"drop"``. Only bytes make a sample bad: an OSError is tried again, then raised.
-        max_worker_restarts: how often lost worker processes are replaced without a batch delivered
-            in between. The default of 3 tells one request that always kills its worker from
-            workers that die for reasons outside it; a batch delivered starts the count anew.
-        on_epoch_boundary: what a state taken between an epoch's last batch and its end resumes
-            to: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next one.
-        strict: whether ``load_state_dict`` refuses, by StateMismatch, what :attr:`unverified` names
-            and what an older state does not say; else that is logged. An argument of the loader
+            ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
+        max_worker_restarts: how often lost worker processes are replaced before another batch has
+            been delivered. The default of 3 tells a request that always kills its worker from
+            workers that die for other reasons; every delivered batch resets the count.
+        on_epoch_boundary: what a state that was saved after an epoch's last batch, but before its
+            end, resumes: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next
+            one.
+        strict: whether ``load_state_dict`` raises StateMismatch for what :attr:`unverified` names
+            and for what an older state lacks, rather than log it. It is an argument of the loader
             because trainers call ``load_state_dict(state)``.
 
     Raises:
-        ValueError, TypeError: an argument is out of range, or two exclude each other.
+        ValueError, TypeError: an argument is out of range, or two contradict each other.
 
     >>> loader = StatefulGPULoader(range(10), batch_size=4, shuffle=True, seed=42)
     >>> batches = iter(loader)
@@ -153,7 +155,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             drop_last=drop_last,
         )
         with warnings.catch_warnings():
-            # torchdata calls what torch >= 2.15 deprecates; users can do nothing about it.
+            # torchdata calls a function that torch >= 2.15 deprecates; users cannot change that.
             warnings.filterwarnings("ignore", message=".*set_vital.*")
             super().__init__(
                 dataset,
@@ -172,11 +174,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 pin_memory_device=pin_memory_device,
-                in_order=True,  # else torchdata warns of a state that it cannot keep
+                in_order=True,  # otherwise torchdata warns of a state that it cannot keep
                 snapshot_every_n_steps=snapshot_every_n_steps,
             )
         if batch_sampler is None and is_map(dataset) and batch_size is not None:
-            # Trainers that rebuild loaders know torch's own class, not torchdata's.
+            # Trainers that rebuild loaders check for torch's own class, not torchdata's.
             plain = BatchSampler(self.sampler, batch_size, drop_last)
             self.__dict__["batch_sampler"] = plain
         self.in_order = in_order
@@ -204,8 +206,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             runs_in_threads(self._engine.plan)  # which refuses threads that cannot do the work
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As torch's DataLoader refuses another ``batch_size``, this one refuses whatever makes
-        other batches. Other workers serve the next pass."""
+        """Set an attribute, unless it decides what the batches are, which raises a ValueError.
+
+        torch's DataLoader protects ``batch_size`` in the same way. Attributes of the workers take
+        effect in the next pass.
+        """
         engine: Engine | None = self.__dict__.get("_engine")
         if engine is None or name not in FIXED | ARGUMENTS:
             super().__setattr__(name, value)
@@ -223,13 +228,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             engine.change(name, getattr(self, name))
 
     def __copy__(self) -> StatefulGPULoader[_T_co]:
-        """Goes on with the same passes; what either is told of its workers later is its own."""
+        """Return a copy that shares the passes; attributes of workers are changed separately."""
         twin: StatefulGPULoader[_T_co] = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _engine=copy.copy(self._engine))
         return twin
 
     def __iter__(self) -> Any:
-        """A new pass; it begins at its first ``next()``."""
+        """Return an iterator over a new pass, which begins at its first ``next()``."""
         if self.pin_memory and not torch.accelerator.is_available():
             warnings.warn(
                 "'pin_memory' argument is set as true but no accelerator is found, "
@@ -239,7 +244,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return Run(self._engine, self.__len__)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, under the present batch size and number of ranks."""
+        """Return the number of batches in a whole epoch, for the present batch size and ranks."""
         engine = self._engine
         num_steps = engine.plan.num_steps(engine.seed, engine.passes)
         if num_steps is not None:
@@ -250,22 +255,22 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass under way, or, between two passes, of the next one.
+        """The epoch of the present pass or, between two passes, of the next one.
 
-        A pass is under way from its first batch until it ends or its iterator is dropped, as a
-        ``break`` does with that of a ``for`` loop.
+        A pass lasts from its first batch until it ends or its iterator is dropped, as by ``break``
+        in a ``for`` loop.
         """
         return present_place(self._engine).epoch
 
     @property
     def batches_done(self) -> int | None:
-        """Batches of :attr:`epoch` that are behind this rank: the number of the one that is next.
+        """Number of batches of :attr:`epoch` that this rank has delivered: the next one's index.
 
-        Exact right after ``load_state_dict()``, too, for ``enumerate(loader, loader.batches_done)``
-        and tqdm's ``initial=``. A batch counts once it was delivered; of a :class:`CallableSource`
-        also if all its samples were bad, so that it was left out. With another batch size than the
-        state's it is ``len(loader) - batches_left``. None for a batch sampler of yours behind a
-        state that was saved before its batches were counted.
+        It is also exact right after ``load_state_dict()``, for ``enumerate(loader,
+        loader.batches_done)`` and tqdm's ``initial=``. A batch counts once it was delivered; of a
+        :class:`CallableSource` also if it was left out because all of its samples were bad. With
+        another batch size than the state's it is ``len(loader) - batches_left``. None for a batch
+        sampler of yours if an older state was loaded, which does not count its batches.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
         >>> loader.load_state_dict(StatefulGPULoader(range(10), batch_size=4).state_dict())
@@ -281,40 +286,41 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def batches_left(self) -> int | None:
-        """Batches of :attr:`epoch` that this rank has still to deliver.
+        """Number of batches of :attr:`epoch` that this rank has yet to deliver.
 
-        None where nobody knows: of iterable datasets, functions without ``length=``, shards without
-        ``num_samples``, samplers without ``__len__``. What is dropped as bad later is not known.
+        None if it is not known: for iterable datasets, functions without ``length=``, shards
+        without ``num_samples``, samplers without ``__len__``. Samples that will be dropped as bad
+        are not known.
         """
         return self._batches()[1]
 
     @property
     def worker_restarts(self) -> int:
-        """How often lost workers were replaced since the loader was built."""
+        """Number of times that lost workers were replaced since the loader was built."""
         return self._engine.worker_restarts
 
     @property
     def bad_samples(self) -> BadSamples:
-        """The record of samples that could not be used."""
+        """Record of the samples that could not be used."""
         return self._engine.bad_samples
 
     def draws(self) -> list[dict[str, Any]]:
-        """What the recipes of ``transform`` drew for the last delivered batch, in their order.
+        """Return what the recipes of ``transform`` drew for the last delivered batch, in order.
 
-        It is found when it is asked for: numbers are functions of the samples' keys and sizes, so
-        the images' headers are read again in this thread, and nothing is decoded. A sharded dataset
-        reads up to a shuffle window again, and a CallableSource's function is called again. What
-        ``batch_transform`` draws is not among them. A trainer that fetches ahead trains on an
+        It is computed on demand: the numbers depend on the samples' keys and sizes, so the images'
+        headers are read again in this thread, and nothing is decoded. A sharded dataset reads up to
+        a shuffle window again, and a CallableSource's function is called again. What
+        ``batch_transform`` drew is not included. A trainer that prefetches is training on an
         earlier batch than the last delivered one.
 
         Returns:
-            For each recipe ``"recipe"``, its name, and by their names the numbers that its class
-            describes: int64 or float64 [n], for the n samples of the batch in their order. A recipe
-            of your own that has no ``number_names`` has ``"numbers"`` [n, k].
+            A dictionary for each recipe: its name under ``"recipe"``, and the numbers that its
+            class documents under their names: int64 or float64 [n], for the n samples of the batch
+            in order. A recipe of yours without ``number_names`` has ``"numbers"`` [n, k].
 
         Raises:
-            LoaderError: no batch was delivered yet; the images are no Source's or go through a
-                callable, and only that code knows what was drawn; or the batch cannot be read
+            LoaderError: no batch was delivered yet; the images are not from a Source, or go through
+                a callable, so only that code knows what was drawn; or the batch cannot be read
                 again as it was.
 
         >>> import tempfile
@@ -341,30 +347,35 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def _iterator(self) -> Any:
-        """For programs that look for persistent workers here, and end them: torch's iterator over
-        those that wait for the next pass, or what the program has put here; None is neither."""
+        """Torch's iterator over the persistent workers that wait for the next pass, or None.
+
+        Programs look for persistent workers here, and end them. It may also be what a program has
+        set.
+        """
         if self._placed_iterator is not None:
             return self._placed_iterator
         return getattr(self._engine.workers.idle, "torch_workers", None)
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
-        """None, as Lightning sets it at the end of a fit, ends what waits for the next pass: as in
-        torch, an iterator that somebody holds goes on, and its workers end with it."""
+        """Set to None, end the workers that wait for the next pass, as Lightning does after a fit.
+
+        As in torch, an iterator that is still referenced goes on, and its workers end with it.
+        """
         self._placed_iterator = iterator
         if iterator is None and "_engine" in vars(self):
             self._engine.dismiss_workers()
 
     def _get_iterator(self) -> Any:
-        """What torch's class makes its iterators by, and programs, too."""
+        """Return a new iterator, as torch's class does; some programs call it."""
         return iter(self)
 
     @property
     def unverified(self) -> tuple[str, ...]:
-        """What a state cannot be held against: ``"dataset"``, ``"collate_fn"``, ``"sampler"``...
+        """What a state cannot verify: ``"dataset"``, ``"collate_fn"``, ``"sampler"``...
 
-        Things known by a name alone, which may do something else under the same name. With
-        a method ``fingerprint()`` that returns a text they are known by that.
+        These are objects known only by a name, which may do something else under the same name. A
+        method ``fingerprint()`` that returns a text identifies an object instead.
 
         >>> StatefulGPULoader(range(10), collate_fn=lambda samples: samples).unverified
         ('collate_fn',)
@@ -372,7 +383,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return tuple(self._engine.identity.unverified)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass one of this epoch; a resumed pass keeps its own, with a warning.
+        """Start the next pass in this epoch; a resumed pass keeps its own, with a warning.
 
         Raises:
             ValueError: the epoch is no int from 0 to 2**32 - 2.
@@ -385,19 +396,20 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self._engine.passes.request_epoch(epoch)
 
     def peek(self) -> Any:
-        """The batch that ``next()`` gives next, made apart and without a trace.
+        """Return the batch that ``next()`` will give, without changing anything.
 
-        Of the pass under way it is that of its iterator, otherwise the first of the next pass. No
-        position, epoch, generator, sampler or dataset moves, and no worker of the loader is asked:
-        the batch is made by a copy of the loader, in this thread, or in worker processes of its
-        own where the loader has such. Each call makes it anew. An iterable without state is read
-        again from the beginning of the pass. With ``in_order=False`` it is the oldest batch that is
-        missing, and after an exception in the pass what a resume would deliver. A dataset, function
-        or transform that counts or draws by itself, and has no state, is moved as by any call.
+        If a pass is under way it is the next batch of its iterator, otherwise the first of the next
+        pass. Position, epoch, generators, sampler and dataset stay as they are, and the loader's
+        workers are not used: a copy of the loader makes the batch, in this thread, or in worker
+        processes of its own if the loader uses processes. Each call makes the batch again. An
+        iterable without state is read again from the beginning of the pass. With ``in_order=False``
+        it is the oldest missing batch, and after an exception in the pass the batch that a resume
+        would deliver. A dataset, function or transform that counts or draws by itself, and has no
+        state, is changed as by any call.
 
         Raises:
-            StateMismatch: an iterable without state gives other samples when it is read again.
-            StopIteration: the pass has nothing left, as ``next()``.
+            StateMismatch: an iterable without state yields other samples when it is read again.
+            StopIteration: the pass has no batch left, as in ``next()``.
             LoaderError: a sampler, or a dataset that is iterated or has a state, cannot be copied.
 
         >>> loader = StatefulGPULoader(range(10), batch_size=4)
@@ -411,13 +423,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             return next(Run(twin, self.__len__))
 
     def state_dict(self, batches_ago: int = 0) -> dict[str, Any]:
-        """The state after the last delivered batch, or after one of the 16 before it.
+        """Return the state after the last delivered batch, or after one of the 16 before it.
 
-        Starts nothing and changes nothing; a fresh dictionary of about a kilobyte, the same
-        on every rank. States of the user's own objects lie under ``user``.
+        It starts nothing and changes nothing. Each call returns a new dictionary of about a
+        kilobyte, the same on every rank. States of the user's own objects are under ``user``.
 
         Args:
-            batches_ago: for trainers that fetch ahead of the step they are in.
+            batches_ago: number of batches to go back, for trainers that prefetch.
 
         Raises:
             ValueError: ``batches_ago`` reaches further back than the loader remembers.
@@ -425,22 +437,22 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return self._engine.state(as_int("batches_ago", batches_ago)).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state, on any number of workers and ranks, with any batch size.
+        """Resume from a state, with any number of workers and ranks and any batch size.
 
-        It acts on the next iterator, and on those that have delivered nothing. Everything is
-        checked before anything is changed. What ``StatefulDataLoader.state_dict()`` of torchdata
-        returned finishes its epoch.
+        It applies to the next iterator, and to those that have delivered nothing. Everything is
+        checked before anything is changed. A state of torchdata's ``StatefulDataLoader`` is
+        accepted, too; the epoch it was saved in is finished.
 
         Args:
             state_dict: what ``state_dict()`` returned.
-            accept: fields of the fingerprint, or ``"seed"``, that are meant to differ;
-                ``"iterable"``, whose samples may be others when it is read again; with
-                ``strict=True`` also names of :attr:`unverified` that are to be believed.
+            accept: fields of the fingerprint, or ``"seed"``, that may differ; ``"iterable"``, if
+                its samples may differ when it is read again; with ``strict=True`` also names of
+                :attr:`unverified` that need not be verified.
 
         Raises:
-            StateMismatch: the state is damaged, or belongs to another loader; it names the
+            StateMismatch: the state is damaged or belongs to another loader; the message names the
                 field, both values and the remedy.
-            ValueError: ``accept`` names no such field.
+            ValueError: ``accept`` contains a name that is not a field.
         """
         check_accept(accept)
         self._engine.load(state_dict, accept=accept, strict=self.strict)
@@ -450,10 +462,10 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         return batches_of(engine.plan, present_place(engine), engine.seed.value)
 
     def _check_free_workers(self) -> None:
-        """Refuse another number of workers where each has a state of its own.
+        """Refuse to change the number of workers if each has a state of its own.
 
         Raises:
-            ValueError: the passes to come go on from the states of as many workers.
+            ValueError: later passes resume from the states of the present number of workers.
         """
         if self._engine.plan.has_worker_states:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The values that travel between rooms: keys, requests, encoded samples."""
+"""The values that parts of the package exchange: keys, requests, encoded samples."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class SampleKey:
     """
 
     seed: int
-    """64 bits; keys the order and every random draw."""
+    """Seed of the order and of every random draw, 64 bits."""
     epoch: int
-    """The pass over the dataset, counted from 0."""
+    """Number of the pass over the dataset, counted from 0."""
     position: int
-    """Ordinal in the epoch's global order, all ranks together."""
+    """Position in the epoch's global order, all ranks together."""
     index: Any
-    """``dataset[index]`` is the sample; an int, or whatever a user's sampler yields."""
+    """Index of the sample in the dataset: an int, or whatever a user's sampler yields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one batch is made from: n keys, compactly.
+    """The n keys that one batch is made from, in a compact form.
 
-    Positions are ``start + step * i`` for ``i < len(indices)``, or those that are listed.
+    The positions are ``start + step * i`` for ``i < len(indices)``, or those in ``listed``.
     """
 
     ordinal: int
@@ -44,31 +44,31 @@ class Request:
     start: int
     """Position of the first sample."""
     step: int
-    """Distance between the positions of neighbours: the number of ranks."""
+    """Distance between neighbouring positions: the number of ranks."""
     indices: IndexArray | list[Any]
-    """int64 [n]: the dataset's indices; a list of whatever a user's sampler yields."""
+    """Indices of the samples, int64 [n], or a list of whatever a user's sampler yields."""
     end: int
-    """The epoch's position once every rank delivered this request."""
+    """Position in the epoch once every rank has delivered this request."""
     worker: int | None = None
-    """Who must serve it, where workers keep state; None leaves it to the pipeline."""
+    """Worker that must execute it, if workers keep state; None for any."""
     snapshot: bool = False
-    """Whether the worker's state travels back with the batch."""
+    """Whether the worker's state is sent back with the batch."""
     listed: IndexArray | None = None
-    """int64 [n]: the positions, where they are not evenly spaced."""
+    """Positions of the samples if they are not evenly spaced, int64 [n]."""
 
     @property
     def positions(self) -> IndexArray:
-        """int64 [n]: positions in the epoch's global order."""
+        """Positions of the samples in the epoch's global order, int64 [n]."""
         if self.listed is not None:
             return self.listed
         return self.start + self.step * np.arange(len(self.indices), dtype=np.int64)
 
     def index_list(self) -> list[Any]:
-        """The n indices as the dataset gets them: Python's ints, or the sampler's own objects."""
+        """Return the n indices as the dataset gets them: ints, or the sampler's own objects."""
         return self.indices if isinstance(self.indices, list) else self.indices.tolist()
 
     def keys(self) -> list[SampleKey]:
-        """The n keys, spelled out."""
+        """Return the n keys."""
         return [
             SampleKey(self.seed, self.epoch, position, index)
             for position, index in zip(self.positions.tolist(), self.index_list(), strict=True)
@@ -77,19 +77,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one batch of an iterable dataset is made from: the next fetch of a worker's iterator."""
+    """A request for one batch of an iterable dataset: the next fetch of a worker's iterator."""
 
     ordinal: int
     """Number of the turn within its pass; answers are delivered in this order."""
     worker: int | None
-    """Whose iterator is asked; None for anybody's."""
+    """Worker whose iterator is asked; None for any."""
     snapshot: bool
-    """Whether the worker's state travels back with the batch."""
+    """Whether the worker's state is sent back with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneTurn:
-    """What one batch of a sharded dataset is made from: the next samples of a lane."""
+    """A request for one batch of a sharded dataset: the next samples of a lane."""
 
     ordinal: int
     """Number of the request within its pass; answers are delivered in this order."""
@@ -97,101 +97,101 @@ class LaneTurn:
     epoch: int
     lane: int
     turn: int
-    """Of the lane, counted within its lap."""
+    """Number of the lane's turn within its lap."""
     lap: int
-    """How often the lane was read to its end in this epoch."""
+    """Number of times that the lane was read to its end in this epoch."""
     num_samples: int
-    """To take; a lane that has fewer left gives none."""
+    """Number of samples to read; a lane with fewer left yields no batch."""
     cursor: str | None
-    """Where the lane begins; None where whoever serves it knows."""
+    """Cursor from which the lane is read; None if the worker has it open already."""
     start: int
-    """Number of the workers' start, of all in this process, that the turn belongs to."""
+    """Number of the start of the workers, within this process, that the turn belongs to."""
     worker: int
-    """Who serves the lane."""
+    """Worker that reads the lane."""
     snapshot: bool = False
-    """The cursors travel back with every batch by themselves."""
+    """Always False, as the cursors are sent back with every batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """Some samples of a lane: a piece of its rest."""
+    """A part of the samples that are left in a lane when no whole batch is."""
 
     lane: int
     lap: int
     cursor: str
     skip: int
-    """Samples behind the cursor that are not of this part."""
+    """Number of samples after the cursor that precede this part."""
     num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestTurn:
-    """What one batch of the rests of several lanes is made from."""
+    """A request for one batch made of what is left in several lanes."""
 
     ordinal: int
     seed: int
     epoch: int
     parts: tuple[LanePart, ...]
-    """None of them asks for nothing."""
+    """Parts of the lanes; with none of them the request yields no batch."""
     worker: None = None
-    """Anybody: a part tells where it begins."""
+    """Any worker, as each part tells where it begins."""
     bad: tuple[Any, ...] = ()
-    """What was met when these rests were counted, to be told with the batch."""
+    """Bad samples met when the remaining samples were counted, to be recorded with the batch."""
     snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What a worker that keeps state is told before its first request of a pass."""
+    """What a worker with state begins a pass with, before its first request."""
 
     seed: int
     epoch: int
     place: int
-    """Key of ``iter(dataset)``; that of the worker's fetch i, from 1, is ``place + stride * i``."""
+    """Key of ``iter(dataset)``; the key of the worker's fetch i, from 1, adds ``stride * i``."""
     stride: int
-    """Iterators of all workers and ranks together."""
+    """Number of iterators of all workers and ranks together."""
     state: bytes | None
-    """Frozen state to go on from; None begins anew."""
+    """Serialized state to resume from; None begins from the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleInfo:
-    """Which sample a :class:`CallableSource`'s function is asked for; as DALI names it.
+    """The sample that the function of a :class:`CallableSource` is asked for; fields as in DALI.
 
     >>> SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
     SampleInfo(idx_in_epoch=17, idx_in_batch=1, iteration=4, epoch_idx=0)
     """
 
     idx_in_epoch: int
-    """Its position in the epoch's global order, all ranks together."""
+    """Position of the sample in the epoch's global order, all ranks together."""
     idx_in_batch: int
-    """Its place in this rank's batch; this and the next follow the batch size."""
+    """Place of the sample in this rank's batch; like ``iteration`` it depends on the batch size."""
     iteration: int
-    """The batch in the epoch, counted in whole global batches of the present size."""
+    """Number of the batch in the epoch, counted in whole global batches of the present size."""
     epoch_idx: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Which batch a :class:`CallableSource`'s function is asked for; as DALI names it."""
+    """The batch that the function of a :class:`CallableSource` is asked for; fields as in DALI."""
 
     iteration: int
-    """The batch in the epoch, all ranks together."""
+    """Number of the batch in the epoch, all ranks together."""
     epoch_idx: int
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """One image as its source stores it, not yet decoded."""
+    """An encoded image as its source stores it."""
 
     data: torch.Tensor
-    """uint8 [num_bytes] on the CPU: the bytes of a JPEG, PNG or WebP file."""
+    """The bytes of a JPEG, PNG or WebP file, uint8 [num_bytes] on the CPU."""
     target: Any
-    """What goes with the image: a class as int, or boxes and masks."""
+    """Target of the image: a class as int, or boxes and masks."""
     name: str
-    """Where it lies, for error messages: a path, or a file and a record."""
+    """Where the image is stored, for error messages: a path, or a file and a record."""
     size: tuple[int, int] | None = None
-    """Height and width in pixels that boxes and masks in the target speak of; None is unchecked."""
+    """Height and width in pixels that boxes and masks refer to; None is not checked."""
 
     def __repr__(self) -> str:
         return f"EncodedSample({self.name!r}, {self.data.numel()} bytes, target={self.target!r})"

@@ -1,1 +1,1 @@
-"""Requests in, batches out, in order: inline, in threads, or in processes."""
+"""The engine turns requests into batches, in order: inline, in threads, or in processes."""

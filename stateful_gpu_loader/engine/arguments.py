@@ -47,10 +47,10 @@ def check_arguments(
     max_worker_restarts: Any,
     snapshot_every_n_steps: Any,
 ) -> None:
-    """Check each argument that torch does not check, or too late, by itself.
+    """Check the arguments that torch does not check, or checks too late.
 
     Raises:
-        ValueError, TypeError: one is out of range or of another type.
+        ValueError, TypeError: one is out of range or of a wrong type.
     """
     _check_seed(seed)
     _check_ranks(rank, num_replicas)
@@ -71,10 +71,10 @@ def check_arguments(
 
 
 def as_device(device: Any) -> torch.device | None:
-    """The device of finished batches; None for the CPU.
+    """Return the device of finished batches, or None for the CPU.
 
     Raises:
-        ValueError: it is of another kind than "cuda" and "cpu".
+        ValueError: the device is of another kind than "cuda" and "cpu".
         TypeError: it names no device.
     """
     if device is None:
@@ -136,10 +136,10 @@ def sampling_of(
     rank: int | None,
     drop_last: bool,
 ) -> tuple[Any, Any]:
-    """The sampler, one that stands in for a missing one, and what torch is told of ``shuffle``.
+    """Return the loader's sampler, with a default for a missing one, and the ``shuffle`` for torch.
 
     Raises:
-        ValueError, TypeError: they contradict each other, or the dataset.
+        ValueError, TypeError: the arguments contradict each other or the dataset.
     """
     if isinstance(sampler, OWN_SAMPLERS):
         check_own_sampler(
@@ -170,10 +170,10 @@ def sampling_of(
 
 
 def check_dataset(dataset: Any) -> None:
-    """A path is no dataset, though the letters of its text could be delivered one by one.
+    """Refuse a path as dataset: its text would be delivered letter by letter.
 
     Raises:
-        TypeError: it is a str or a Path.
+        TypeError: the dataset is a str or a Path.
     """
     if isinstance(dataset, (str, os.PathLike)):
         raise TypeError(
@@ -183,15 +183,15 @@ def check_dataset(dataset: Any) -> None:
 
 
 def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, recipes: Any) -> None:
-    """What torchvision's datasets and transforms were told otherwise.
+    """Refuse transforms that do not fit what the dataset returns.
 
     Args:
         transform: as :func:`~stateful_gpu_loader.engine.plan.as_transform` gives it.
-        is_source: whether the transform gets images, as tensors.
-        recipes: the transform, if it is recipes alone.
+        is_source: whether the transform gets images as tensors.
+        recipes: the transform, if it consists of recipes alone.
 
     Raises:
-        TypeError: recipes for an ImageFolder, or a ToTensor for what is a tensor already.
+        TypeError: recipes for an ImageFolder, or ToTensor for images that are tensors already.
     """
     if not is_source:
         inner: Any = dataset.dataset if type(dataset) is Subset else dataset
@@ -215,7 +215,7 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
 
 
 def _steps(transform: Any) -> Iterator[Any]:
-    """A transform, and those that it is composed of."""
+    """Yield a transform and, recursively, those that it is composed of."""
     yield transform
     parts = getattr(transform, "transforms", ())
     for part in parts if isinstance(parts, (list, tuple)) else ():
@@ -223,10 +223,10 @@ def _steps(transform: Any) -> Iterator[Any]:
 
 
 def check_calls(dataset: Any, batch_size: int | None) -> None:
-    """A call that makes a batch leaves nothing to be collected.
+    """Refuse a batch size where each call of the dataset's function makes a whole batch.
 
     Raises:
-        ValueError: a batch size is given for batches.
+        ValueError: a batch size is given.
     """
     if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
         raise ValueError(
@@ -243,10 +243,10 @@ def check_own_sampler(
     rank: int | None,
     drop_last: bool,
 ) -> None:
-    """What a given sampler of this package decides, nothing may contradict.
+    """Refuse arguments of the loader that contradict its sampler, if that is one of this package.
 
-    A seed may be given to either; ranks to the loader, except beside a
-    :class:`DistributedShuffledSampler`, which has them.
+    The seed may be given to either. Ranks are given to the loader, except with a
+    :class:`DistributedShuffledSampler`, which has them itself.
     """
     told: list[tuple[str, Any, Any]] = [("seed", seed, sampler.seed)]
     if isinstance(sampler, DistributedShuffledSampler):
@@ -258,7 +258,8 @@ def check_own_sampler(
             told.append(("drop_last", drop_last, sampler.drop_last))
     for name, value, of_sampler in told:
         if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
-            # The loader's own, which stood in for a missing one, in a loader that was rebuilt.
+            # This is a default sampler that the loader made itself, given to a loader that was
+            # rebuilt.
             continue
         if value is not None and of_sampler is not None and value != of_sampler:
             raise ValueError(
@@ -268,13 +269,13 @@ def check_own_sampler(
 
 
 def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
-    """What the user's own sampler or iterable yields is never divided again, and nothing ignored.
+    """Refuse ``num_replicas`` for a sampler or an iterable of the user's, which divides itself.
 
     Args:
-        is_divisible: whether the loader has the order, or lanes.
+        is_divisible: whether the loader has the order, or lanes, to divide.
 
     Raises:
-        ValueError: ``num_replicas`` is given.
+        ValueError: ``num_replicas`` is given, and would be ignored.
     """
     if not is_divisible and num_replicas is not None:
         raise ValueError(
@@ -285,15 +286,15 @@ def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
 
 
 def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) -> None:
-    """Boxes and masks move with the pixels, or the transform is refused.
+    """Refuse transforms that move pixels but might not move boxes and masks with them.
 
     Args:
-        dataset: whose targets speak of places in the image.
+        dataset: whose targets contain coordinates in the image.
         transform: of the loader.
-        recipes: the recipes, if it is these alone.
+        recipes: the transform, if it consists of recipes alone.
 
     Raises:
-        ValueError: what it does to places is not known.
+        ValueError: it is not known how the transform moves coordinates.
     """
     refused = transform if recipes is None else recipes.immovable()
     if refused is not None:
@@ -306,7 +307,7 @@ def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) ->
 
 
 def check_bad_sample_mode(on_bad_sample: str, *, is_iterable: bool) -> None:
-    """An iterable has no other position to take a replacement from.
+    """Refuse to replace samples of an iterable, which has no index to take another one from.
 
     Raises:
         ValueError: ``"replace"`` for an iterable dataset.

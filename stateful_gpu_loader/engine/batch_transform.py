@@ -1,4 +1,4 @@
-"""batch_transform: what is done to a finished batch, keyed by its first position."""
+"""Applies ``batch_transform`` to finished batches, with randomness keyed by the first position."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 
 
 class BatchTransform:
-    """Callables on the whole batch, on the device, one after the other.
+    """Calls one or several transforms on the whole batch, on its device.
 
-    They run in the user's own thread, where alone the global generators may be seeded, and the
-    caller's generators are put back. Batch recipes draw from streams of their own and leave them
-    alone.
+    They run in the user's own thread, the only one in which global generators may be seeded, and
+    the caller's generators are restored afterwards. Batch recipes draw from random streams of their
+    own and do not touch global generators.
 
     Args:
         given: a batch recipe, a callable, or a list of them.
@@ -46,14 +46,14 @@ class BatchTransform:
     def __call__(
         self, batch: Any, *, device: torch.device | None, seed: int, epoch: int, position: int
     ) -> Any:
-        """The transformed batch.
+        """Return the transformed batch.
 
         Args:
-            batch: as it would be delivered.
-            device: where it lies, if that is a GPU.
-            seed: of the loader.
-            epoch: of the batch.
-            position: of its first sample.
+            batch: the batch as it would be delivered.
+            device: device of the batch if that is a GPU, otherwise None.
+            seed: seed of the loader.
+            epoch: epoch of the batch.
+            position: position of the batch's first sample.
         """
         with ExitStack() as stack:
             stack.enter_context(isolated(draws=self._draws))
@@ -76,13 +76,13 @@ class BatchTransform:
         return batch
 
     def fingerprint(self) -> str:
-        """The steps as text, for the state."""
+        """Return a description of the steps, for the state."""
         return ", ".join(describe(step) for step in self.steps)
 
 
 @contextmanager
 def isolated_gpu(device: torch.device, keyed: int | None) -> Iterator[None]:
-    """The GPU of the batch is the current one, its generator seeded; both as before on exit.
+    """Make the batch's GPU the current one and seed its generator; restore both on exit.
 
     Args:
         device: a CUDA device with its index.

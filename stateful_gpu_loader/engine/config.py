@@ -1,4 +1,4 @@
-"""LoaderConfig: what a loader was told, as its public attributes keep it."""
+"""LoaderConfig: the loader's arguments, as its public attributes keep them."""
 
 from __future__ import annotations
 
@@ -33,96 +33,102 @@ FIXED = frozenset(
         "worker_type",
     }
 )
-"""Attributes that decide what batches are made, or were checked; torch refuses others itself."""
+"""Attributes that cannot be changed once the loader is built.
+
+They decide its batches, or were checked then. torch's DataLoader protects its own attributes.
+"""
 OF_WORKERS = frozenset(
     ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
 )
-"""Attributes that workers have made use of when they are started."""
+"""Attributes that take effect when workers are started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """A loader's arguments, checked, and in the form that torch's DataLoader brings them to."""
+    """A loader's arguments, checked and normalised as torch's DataLoader does."""
 
     dataset: Any
-    """Map-style, iterable, sharded or a function's."""
+    """Map-style, iterable or sharded dataset, or a CallableSource."""
     batch_size: int | None
-    """Samples of a batch; None where nothing is collated, or where a batch sampler decides."""
+    """Number of samples of a batch; None if nothing is collated or a batch sampler decides."""
     shuffle: bool | None
     """Whether the loader's own order is shuffled."""
     sampler: Any
-    """The user's, or one of ours that stands for the loader's own order."""
+    """The user's sampler, or one of this package that stands for the loader's own order."""
     batch_sampler: Any
-    """The user's, or torch's own around ``sampler``; None without batches."""
+    """The user's batch sampler, or torch's own around ``sampler``; None without batches."""
     has_batch_sampler: bool
-    """Whether the user gave one."""
+    """Whether the user gave a batch sampler."""
     collate_fn: Callable[[Any], Any]
-    """Makes the batch of a list of samples, or converts one sample."""
+    """Makes a batch from a list of samples, or converts a single sample."""
     drop_last: bool
-    """Whether a last batch that is not full is left out."""
+    """Whether an incomplete last batch is left out."""
     num_workers: int
-    """Threads or processes; 0 makes batches in the user's own thread."""
+    """Number of worker threads or processes; with 0 batches are made in the user's own thread."""
     prefetch_factor: int | None
-    """Batches that each worker may be ahead of the user; None is 2."""
+    """Number of batches that each worker may be ahead of the user; None means 2."""
     persistent_workers: bool
-    """Whether workers outlive a pass."""
+    """Whether workers are kept between passes."""
     timeout: float
-    """Seconds that a batch may take; 0 is no limit."""
+    """Seconds that a batch may take; 0 means no limit."""
     worker_init_fn: Callable[[int], None] | None
     """Called in each worker process."""
     multiprocessing_context: Any
-    """By which worker processes are started; None leaves it to us."""
+    """Context that worker processes are started with; None lets the loader choose."""
     worker_type: str
     """``"thread"``, ``"process"`` or ``"auto"``."""
     in_order: bool
     """Whether batches come in the order of their requests."""
     snapshot_every_n_steps: int | None
-    """How often workers with states of their own tell them; 0 or None is never."""
+    """Number of steps between two snapshots of workers that have state; 0 or None takes none."""
     pin_memory: bool
     """Whether batches that stay on the CPU go into page-locked memory."""
     rank: int | None
-    """Of this process; None with ``num_replicas`` None or ``"auto"``."""
+    """Rank of this process; None if ``num_replicas`` is None or ``"auto"``."""
     num_replicas: int | str | None
-    """Ranks that share the order; ``"auto"`` asks torch.distributed, None is unsharded."""
+    """Number of ranks that share the order; ``"auto"`` asks torch.distributed, None is one rank."""
     device: torch.device | str | int | None
-    """Where batches are delivered."""
+    """Device that batches are delivered on."""
     decoder: str
-    """A decoder's name, or ``"auto"``."""
+    """Name of a decoder, or ``"auto"``."""
     cpu_share: float
-    """Of the images that a GPU could decode, the share that the CPUs decode."""
+    """Share of the images that the GPU could decode which the CPUs decode instead, from 0 to 1."""
     transform: Any
-    """Recipes, or any callable."""
+    """Recipes, or any callable on a sample."""
     batch_transform: Any
-    """What is done to finished batches."""
+    """Batch recipes or callables that are applied to finished batches."""
     on_bad_sample: str
     """``"raise"``, ``"replace"`` or ``"drop"``."""
     max_worker_restarts: int
-    """How often lost workers are replaced without a batch delivered in between."""
+    """How often lost workers are replaced before another batch has been delivered."""
     on_epoch_boundary: str
     """``"empty"`` or ``"next_epoch"``."""
 
     @property
     def in_flight(self) -> int:
-        """Batches that the workers may be ahead of the user."""
+        """Number of batches that the workers may be ahead of the user."""
         return self.num_workers * (self.prefetch_factor or 2)
 
     @property
     def keeps_order(self) -> bool:
-        """Whether batches come in the order of their requests: a lane's cursors are of batches in
-        their order, and so is a function's end."""
+        """Whether batches come in the order of their requests.
+
+        The cursors of a lane, and the end of an epoch that a function tells, are only known in
+        order.
+        """
         return self.in_order or isinstance(self.dataset, (ShardedDataset, CallableSource))
 
     @property
     def calls(self) -> CallableSource | None:
-        """The dataset, if its function is called for every sample or batch."""
+        """The dataset, if it is a function that is called for every sample or batch."""
         dataset = self.dataset
         return dataset if isinstance(dataset, CallableSource) and not dataset.is_iterated else None
 
     @property
     def own_sampler(self) -> Any:
-        """The sampler that a loader without an order of its own iterates.
+        """The sampler that is iterated when the loader has no order of its own.
 
-        torch's own BatchSampler is as good as the sampler inside it.
+        torch's own BatchSampler is looked through: the sampler inside it counts.
         """
         if self.yields_batches:
             return self.batch_sampler
@@ -132,19 +138,19 @@ class LoaderConfig:
 
     @property
     def yields_batches(self) -> bool:
-        """Whether :attr:`own_sampler` gives whole batches of indices."""
+        """Whether :attr:`own_sampler` yields whole batches of indices."""
         given = self.batch_sampler
         return self.batch_size is None and given is not None and type(given) is not BatchSampler
 
     @property
     def samples_a_batch(self) -> int | None:
-        """The batch size, that of torch's own BatchSampler if the user gave one."""
+        """The batch size, or that of torch's own BatchSampler if the user gave one."""
         size: int | None = self._batching.batch_size
         return size
 
     @property
     def drops_last(self) -> bool:
-        """``drop_last``, that of torch's own BatchSampler if the user gave one."""
+        """The value of ``drop_last``, or that of torch's own BatchSampler if the user gave one."""
         return bool(self._batching.drop_last)
 
     @property
@@ -154,30 +160,31 @@ class LoaderConfig:
 
     @property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
-        """What makes a batch of samples, and whether there are several to make it of."""
+        """The function that makes a batch, and whether it gets a list of samples or only one."""
         calls = self.calls
         if calls is not None and calls.batch and calls.image is not None:
-            # The call made the batch, and its images are decoded one by one.
+            # The call has made the batch already, but its images are decoded one by one.
             is_plain = self.collate_fn is default_convert
             return default_collate if is_plain else self.collate_fn, True
         return self.collate_fn, self.batch_sampler is not None
 
 
 ARGUMENTS = frozenset(each.name for each in fields(LoaderConfig)) - {"has_batch_sampler"}
-"""Public attributes of a loader, of which its configuration is made."""
+"""Names of the loader's public attributes that its configuration is made from."""
 
 
 def key_ranks(divided: Any) -> tuple[int, int]:
-    """Ranks draw different augmentations: into how many they are divided, and which this one is.
+    """Return the number of ranks and this rank, by which random augmentations are made to differ.
 
-    A user's sampler or iterable dataset divides itself. Its ``num_replicas`` and ``rank`` tell,
-    as DistributedSampler's do, because ranks that work on one batch together (tensor, pipeline
-    parallel) are to see the same pixels; else each process of torch.distributed is a rank.
+    A user's sampler or iterable dataset divides itself. If it has attributes ``num_replicas`` and
+    ``rank``, as DistributedSampler has, they are used: ranks that work on one batch together
+    (tensor or pipeline parallel) must see the same pixels. Otherwise each process of
+    torch.distributed is a rank.
     """
     try:
         num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
         rank = as_int("rank", getattr(divided, "rank", None))
     except (TypeError, RuntimeError):
-        # Nobody has told, or nobody can tell yet: a property that asks torch.distributed.
+        # The attributes are missing, or they are properties that cannot ask torch.distributed yet.
         return size_and_rank()
     return (num_replicas, rank) if 0 <= rank < num_replicas else size_and_rank()

@@ -1,4 +1,4 @@
-"""Engine: what makes a loader's batches, and where the loader stands."""
+"""Engine: makes a loader's batches and keeps its position."""
 
 from __future__ import annotations
 
@@ -46,48 +46,48 @@ from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 @dataclass
 class Begun:
-    """A pass that has begun."""
+    """A pass that has begun, with its workers."""
 
     current: Pass
     plan: Plan
-    """Of the pass: what the loader is told later counts for later ones."""
+    """Plan of this pass; attributes that are changed later count for later passes."""
     schedule: Schedule
     pipeline: Pipeline
-    """Started on the requests of the schedule."""
+    """Pipeline that answers the requests of the schedule."""
     workers: WorkerPool
-    """Whose the pipeline is."""
+    """Worker pool that the pipeline was taken from."""
     seed: int
-    """Of the pass."""
+    """Seed of this pass."""
     losses: int = 0
-    """How often workers were lost since a batch was delivered."""
+    """Number of times that workers were lost since a batch was delivered."""
     is_running: bool = False
-    """Whether the pipeline was started."""
+    """Whether the pipeline has been started."""
     is_alone: bool = False
-    """Whether it makes one batch at a time."""
+    """Whether the pipeline makes one batch at a time, to find the one that kills its worker."""
     alone: int = 0
-    """Batches that are still to be made so."""
+    """Number of batches that are still to be made one at a time."""
     ended_workers: set[int] = field(default_factory=set)
-    """Whose iterators have ended."""
+    """Workers whose iterators have ended."""
     bad_in_a_row: int = 0
-    """Samples that could not be used since a batch was delivered."""
+    """Number of samples in a row, since a batch was delivered, that could not be used."""
     ended: bool = False
-    """Whether all its requests were answered."""
+    """Whether all requests of the pass were answered."""
     has_failed: bool = False
-    """Whether a batch of it has raised."""
+    """Whether making a batch of this pass has raised an exception."""
 
     @property
     def has_answered(self) -> bool:
-        """Whether a batch was delivered or has raised: where the pass began is known in full."""
+        """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
         return self.current.delivered or self.has_failed
 
 
 class Engine:
-    """Begins passes, finishes their batches, and tells and takes a loader's state.
+    """Begins passes, finishes their batches, and saves and loads the loader's state.
 
     Args:
-        plan: what is done to make a batch.
-        seed: that was given to the loader; None leaves it to the sampler or the generator.
-        generator: the caller's, for a seed that is settled.
+        plan: how batches are made.
+        seed: the seed given to the loader; None leaves it to the sampler or the generator.
+        generator: the caller's generator, which a seed is drawn from if none is given.
     """
 
     def __init__(self, plan: Plan, seed: int | None, generator: torch.Generator | None) -> None:
@@ -101,28 +101,33 @@ class Engine:
         self.passes = Passes()
         self.workers = WorkerPool(plan.device)
         self.bad_samples = BadSamples()
-        """The record of samples that could not be used."""
+        """Record of the samples that could not be used."""
         self.worker_restarts = 0
-        """How often lost workers were replaced since the loader was built."""
+        """Number of times that lost workers were replaced since the loader was built."""
         self.last: tuple[Any, tuple[FoundBad, ...]] | None = None
-        """The request of the last delivered batch, and the samples that it could not use."""
+        """Request of the last delivered batch, and the samples that it could not use."""
         self.promised_length: int | None = None
         """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
 
     def change(self, name: str, value: Any) -> None:
-        """Take another value of an argument that changes no batch; other workers make the next
-        pass, where it is one of theirs."""
+        """Set an argument that changes no batch.
+
+        If it concerns workers, it takes effect in new ones, from the next pass on.
+        """
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
         if name in OF_WORKERS:
             self.workers = self.workers.successor()
 
-    # A pass
+    # Passes
 
     def begin(self) -> Begun:
-        """A new pass, its pipeline not started: at the first ``next()``, and again if a state is
-        loaded before the first batch is delivered."""
+        """Begin a new pass without starting its pipeline.
+
+        It is called at the first ``next()``, and again if a state is loaded before the first batch
+        is delivered.
+        """
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
         config = plan.config
@@ -130,7 +135,7 @@ class Engine:
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
         )
         if plan.source is None and own_fingerprint(config.dataset) is None:
-            _ = self.identity  # before anything is read: a dataset may keep what it has read
+            _ = self.identity  # taken before anything is read: a dataset may cache what it has read
         if config.num_workers == 0 and plan.has_worker_states:
             current.start = with_dataset_state(
                 current.start, self.dataset_memory, resumed=current.resumed
@@ -147,13 +152,15 @@ class Engine:
         return Begun(current, plan, schedule, pipeline, self.workers, seed)
 
     def rebuild(self, begun: Begun) -> Pipeline:
-        """A pipeline with new workers, not started, for a pass that has lost its own."""
+        """Return a pipeline with new workers, not started, for a pass that has lost its own."""
         policy = policy_of(begun.plan, self.bad_samples.known)
         return begun.workers.renew(begun.plan, policy, self.seed.value, begun.current.place)
 
     def release(self, begun: Begun) -> None:
-        """Keep persistent workers for the next pass, unless they are ahead of it, outdated, or
-        dismissed."""
+        """Keep persistent workers for the next pass, unless they are outdated or dismissed.
+
+        Workers whose iterators are ahead of the next pass are not kept either.
+        """
         is_current = begun.current.generation == self.passes.generation
         is_of_use = (
             begun.ended and is_current
@@ -167,11 +174,11 @@ class Engine:
             begun.pipeline.close()
 
     def finish(self, begun: Begun, batch: Any, *, position: int) -> Any:
-        """The last steps on a batch, in the user's own thread: transformed, and pinned.
+        """Transform and pin a batch, in the user's own thread.
 
         Args:
-            batch: as the pipeline gives it.
-            position: of its first sample.
+            batch: the batch as the pipeline returns it.
+            position: position of its first sample.
         """
         plan = begun.plan
         if plan.batch_transform is not None:
@@ -186,11 +193,11 @@ class Engine:
         return pin(batch) if pins and torch.accelerator.is_available() else batch
 
     def dismiss_workers(self) -> None:
-        """End those that wait for the next pass; it gets others."""
+        """End the workers that wait for the next pass, which will start new ones."""
         self.workers = self.workers.successor()
 
     def launch_workers(self) -> None:
-        """Start the worker processes of the next pass, unless they wait for it already.
+        """Start the worker processes of the next pass, unless they are started already.
 
         Raises:
             WorkerLost: they died while they started.
@@ -199,16 +206,16 @@ class Engine:
         self.workers.launch(self.plan, policy, self.seed.value, self.passes.address())
 
     def take_requested_epoch(self) -> None:
-        """What was told to a sampler of this package's ``set_epoch()`` counts as the loader's."""
+        """Treat an epoch set on a sampler of this package as given to the loader."""
         requested = take_requested_epoch(self.plan.config.sampler)
         if requested is not None:
             self.passes.request_epoch(requested)
 
     def draws(self) -> list[dict[str, Any]]:
-        """What the recipes drew for the last delivered batch.
+        """Return what the recipes drew for the last delivered batch.
 
         Raises:
-            LoaderError: there is none, or nobody knows.
+            LoaderError: no batch was delivered, or what was drawn for it is not known.
         """
         if self.last is None:
             raise LoaderError(
@@ -217,18 +224,18 @@ class Engine:
             )
         return drawn_for(self.plan, *self.last)
 
-    # Its state
+    # State
 
     @property
     def identity(self) -> Identity:
-        """What the loader is known by, described once for each length of the dataset."""
+        """The loader's identity, described anew only when the length of the dataset changes."""
         length = self.plan.length
         if self._identity is None or self._identity[0] != length:
             self._identity = length, self.plan.identity
         return self._identity[1]
 
     def state(self, batches_ago: int) -> LoaderState:
-        """The state after the last delivered batch, or after one before it.
+        """Return the state after the last delivered batch, or after an earlier one.
 
         Raises:
             ValueError: ``batches_ago`` reaches further back than is remembered.
@@ -252,10 +259,10 @@ class Engine:
         )
 
     def load(self, state_dict: Any, *, accept: Collection[str], strict: bool) -> None:
-        """Go on from a state: decode it, check it, find its place, and only then apply it.
+        """Resume from a state: decode it, check it, find its position, and only then apply it.
 
         Raises:
-            StateMismatch: it is damaged, or of another loader; nothing was changed.
+            StateMismatch: the state is damaged or of another loader; nothing was changed.
         """
         state = self._decoded(state_dict)
         plan, identity = self._checked(state, accept=accept, strict=strict)
@@ -276,8 +283,7 @@ class Engine:
     def _checked(
         self, state: LoaderState, *, accept: Collection[str], strict: bool
     ) -> tuple[Plan, Identity]:
-        """The plan to go on with, which has the state's family of decoders, and what it is known
-        by."""
+        """Return the plan to resume with, which decodes like the state's, and its identity."""
         saved = Fingerprint.from_text(state.fingerprint)
         decoder = self.plan.decoder_like(saved.decoder)
         is_same = decoder is self.plan.decoder

@@ -1,4 +1,4 @@
-"""Whether a state belongs to a loader: what is compared, and what is reported."""
+"""Whether a state belongs to a loader: what is compared and what is reported."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
 logger = logging.getLogger(__name__)
 
 _SAVED_ALWAYS = ("dataset", "dataset_transform", "length", "collate_fn", "batched")
-"""Fields that are None only in states that do not say, such as older ones and torchdata's."""
+"""Fields that are None only in states that lack them, such as older ones and torchdata's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """What a loader is known by, and what of it is not known."""
+    """What identifies a loader, and which parts of it cannot be verified."""
 
     fingerprint: Fingerprint
     unverified: Mapping[str, str]
-    """What a state cannot be held against, by the names that ``accept=`` takes, each with why."""
+    """What cannot be verified, by the names that ``accept=`` takes, each with the reason."""
 
     @cached_property
     def text(self) -> str:
-        """The fingerprint as every state holds it."""
+        """The fingerprint as text, as every state holds it."""
         return self.fingerprint.to_text()
 
 
@@ -61,14 +61,14 @@ def identity_of(
     decoder: Decoder | BatchDecoder | None,
     on_device: bool,
 ) -> Identity:
-    """Describe all that decides what the batches are, and nothing that does not.
+    """Describe all that decides what the batches are, and nothing else.
 
-    A user's sampler is known by its class, an iterable dataset (no order, no sampler) by being one;
-    what else is known of datasets and callables, :mod:`~stateful_gpu_loader.state.descriptions`
-    tells.
+    A user's sampler is identified by its class, an iterable dataset (which has neither order nor
+    sampler) by being one. How datasets and callables are described is in
+    :mod:`~stateful_gpu_loader.state.descriptions`.
 
     Args:
-        on_device: whether images are finished on a GPU: then triton's version counts, too.
+        on_device: whether images are finished on a GPU; triton's version then counts, too.
     """
     version = None if decoder is None else decoder.version()
     if version is not None and on_device:
@@ -118,23 +118,24 @@ def identity_of(
 
 
 def unsaid(fingerprint: Fingerprint) -> Fingerprint:
-    """Of a state that says nothing of what the data is, such as torchdata's."""
+    """Return the fingerprint for a state that does not describe the data, such as torchdata's."""
     return replace(fingerprint, dataset=None, dataset_transform=None, collate_fn=None, batched=None)
 
 
 def check_proven(
     identity: Identity, saved: Fingerprint, *, has_digest: bool, accept: Collection[str]
 ) -> None:
-    """Refuse what the comparison with a state leaves open, for a loader with ``strict=True``.
+    """Refuse a state that cannot be verified in full; used with ``strict=True``.
 
     Args:
-        identity: of the loader.
-        saved: from the state.
-        has_digest: whether the state has one of the indices of a sampler, which proves that.
-        accept: names that may be left open.
+        identity: identity of the loader.
+        saved: fingerprint in the state.
+        has_digest: whether the state has a digest of the sampler's indices, which verifies the
+            sampler.
+        accept: names that need not be verified.
 
     Raises:
-        StateMismatch: something cannot be compared, or not as a whole.
+        StateMismatch: something cannot be compared, or only in part.
     """
     open_fields = dict(identity.unverified)
     if has_digest:
@@ -160,14 +161,14 @@ def check_proven(
 def check_fits(
     state: LoaderState, *, seed: int | None, num_positions: int | None, accept: Collection[str]
 ) -> None:
-    """Compare what the fingerprint does not hold.
+    """Check what the fingerprint does not contain.
 
     Args:
-        seed: that was given to the loader, or to its sampler.
-        num_positions: of a loader with its own order; other positions cannot be checked here.
+        seed: seed that was given to the loader or its sampler.
+        num_positions: samples of an epoch if the loader has its own order; None skips the check.
 
     Raises:
-        StateMismatch: another explicit seed, or a position outside the epoch.
+        StateMismatch: the seeds differ, or the position lies outside the epoch.
     """
     if seed not in (None, state.seed) and "seed" not in accept:
         raise StateMismatch(
@@ -187,7 +188,7 @@ def check_fits(
 
 
 def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
-    """Say what differs and was accepted: nothing is ever silently ignored."""
+    """Report accepted differences, so that nothing is silently ignored."""
     if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
         warnings.warn(
             f"the state was saved with {saved.decoder} {saved.decoder_version}, this is "
@@ -201,13 +202,13 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
 
 
 def report_unverified(unverified: Mapping[str, str]) -> None:
-    """Say what the state could not be held against, once at a load."""
+    """Report what could not be verified when a state was loaded."""
     if unverified:
         found = "; ".join(f"{name}: {reason}" for name, reason in unverified.items())
         logger.info("the state cannot prove that these are the same: %s", found)
 
 
 def report_batch_size(state: LoaderState, present: int | None) -> None:
-    """Another one is free to come (B4), and worth a line in the log."""
+    """Log a changed batch size, which is allowed (B4)."""
     if state.global_batch_size != present:
         logger.info("global batch size changed from %s to %s", state.global_batch_size, present)

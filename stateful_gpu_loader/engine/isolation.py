@@ -1,7 +1,7 @@
-"""What a batch must not depend on is kept from it: threads, autocast, default devices, generators.
+"""Keeps the caller's settings away from a batch: threads, autocast, default device, generators.
 
-What the user's loop has switched on would change a batch that is made inline, and no worker has it:
-a batch is a pure function of its request.
+A batch is a pure function of its request. What the user's loop has switched on would change batches
+that are made inline, but not those of workers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from stateful_gpu_loader.randomness.philox import caller_generators_restored
 
 _ONE_AT_A_TIME = threading.RLock()
-"""The global generators and the number of threads belong to the whole process."""
+"""Guards the global generators and the number of threads, which belong to the whole process."""
 
 
 @contextmanager
 def isolated(*, draws: bool) -> Iterator[None]:
-    """One intra-op thread, no autocast, no other default device; all as before on exit.
+    """Use one intra-op thread, no autocast and no default device; restore all of it on exit.
 
     Args:
-        draws: whether the global CPU generators may be seeded and drawn from: the caller's are
-            put back.
+        draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
+            restored as well.
     """
     with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(single_threaded())
@@ -43,10 +43,10 @@ def isolated(*, draws: bool) -> Iterator[None]:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Set the process to one intra-op thread and back; for the user's own thread only.
+    """Limit the process to one intra-op thread and restore it on exit; for the user's thread only.
 
-    Sums over an image differ in their last bits between one thread and two, so that a batch made
-    inline would differ from one made in a worker.
+    Sums over an image differ in their last bits between one thread and two, so a batch made inline
+    would differ from one made in a worker.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -57,15 +57,15 @@ def single_threaded() -> Iterator[None]:
 
 
 def limit_this_thread() -> None:
-    """Give the calling thread one OpenMP thread and leave all others alone.
+    """Limit the calling thread to one OpenMP thread, without changing other threads.
 
     ``torch.set_num_threads`` would change the default of every thread that starts later; OpenMP's
     own call sets a value of the calling thread. Where torch was built without OpenMP this does
-    nothing: workers are then slower, and results are the same because no recipe's depend on it.
+    nothing: workers are then slower, but results are the same, as no recipe depends on it.
     """
     openmp = _openmp()
     if openmp is not None:
-        torch.get_num_threads()  # torch sets a new thread's default at its first use: have it over
+        torch.get_num_threads()  # torch sets a thread's default at first use
         openmp.omp_set_num_threads(1)
 
 

@@ -1,4 +1,4 @@
-"""Run: the iterator that a loader hands out, one pass long."""
+"""Run: the iterator over one pass that a loader returns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Run:
-    """Delivers the batches of one pass, and tells :class:`Passes` of each.
+    """Delivers the batches of one pass and reports each to :class:`Passes`.
 
-    Nothing happens before the first ``next()``. An exception of one batch leaves the
-    others as they are: the next ``next()`` goes on behind it. Lost workers are replaced from the
-    delivered place. Several threads may share a run.
+    Nothing happens before the first ``next()``. An exception in one batch does not affect the
+    others: the following ``next()`` continues after it. Lost workers are replaced, and work
+    continues from the delivered position. Several threads may share a run.
     """
 
     def __init__(self, engine: Engine, length: Callable[[], int]) -> None:
@@ -84,7 +84,7 @@ class Run:
                     try:
                         payload.reraise()
                     finally:
-                        # A traceback keeps no worker alive.
+                        # The traceback must not keep the workers alive.
                         del self, begun, found, answer, payload
                 is_replay = begun.schedule.is_replay(request)
                 if payload is NOTHING:
@@ -104,21 +104,23 @@ class Run:
             raise StopIteration
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # An interpreter that takes its modules apart has ended threads and processes before, and
-        # what it takes to close a pipeline may be gone.
+        # At interpreter exit threads and processes have ended already, and modules that closing a
+        # pipeline needs may be gone.
         if not _is_finalizing():
             self._stop()
 
     @property
     def _workers(self) -> list[Any]:
-        """The worker processes, where programs that look into a torch iterator find them; those
-        that it had once it has ended."""
+        """The worker processes, or those it had once it has ended.
+
+        The name is torch's, for programs that inspect a torch iterator.
+        """
         if self._begun is None:
             return self._former_workers
         return list(getattr(self._begun.pipeline, "workers", []))
 
     def _leave_if_superseded(self) -> None:
-        """A state was loaded before anything was delivered: the pass begins again, from there."""
+        """Begin the pass again if a state was loaded before anything was delivered."""
         if self._begun is not None:
             current = self._begun.current
             if not (current.delivered or current.generation == self._passes.generation):
@@ -129,7 +131,8 @@ class Run:
         if begun is None:
             self._begun = begun = self._engine.begin()
         elif not begun.is_running or (begun.is_alone and begun.alone == 0):
-            # The previous workers failed to start, or may prefetch again.
+            # The previous workers failed to start, or have made their batches one at a time and may
+            # prefetch again.
             begun.is_running = False
             begun.pipeline.close()
             begun.pipeline = self._engine.rebuild(begun)
@@ -160,14 +163,14 @@ class Run:
             self._fail(begun, request, answer, failure)
             failure.reraise()
         except BaseException:
-            # An interrupt in the user's code, which may have changed the batch: it is made again,
-            # from the delivered place.
+            # An interrupt in the user's code may have changed the batch. It is made again, from the
+            # delivered position.
             begun.is_running = False
             raise
 
     def _deliver(self, begun: Begun, place: Address) -> None:
         if not begun.has_answered:
-            # Known only now: the user's objects are asked when the first request is drawn.
+            # The user's objects are asked for their state when the first request is drawn.
             begun.current.place = begun.schedule.start_place()
         self._passes.deliver(begun.current, place)
         begun.losses = begun.bad_in_a_row = 0
@@ -188,15 +191,19 @@ class Run:
         begun.losses = begun.bad_in_a_row = 0
 
     def _put_back(self, begun: Begun) -> None:
-        """An interrupt came while a batch was made in the user's own thread, and its objects have
-        moved on: they go back to the delivered place."""
+        """Set the user's objects back to the delivered position after an interrupt.
+
+        The interrupt came while a batch was made in the user's own thread, so they have moved on.
+        """
         begun.is_running = False
         if not begun.has_answered:
             begun.current.place = begun.schedule.start_place()
             self._passes.go_back(begun.current)
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
-        """A function that tells its end by another error than StopIteration is called for ever.
+        """Stop a function that signals its end by another exception than StopIteration.
+
+        It would otherwise be called for ever.
 
         Raises:
             BadSample: none of many samples in a row could be used.
@@ -221,7 +228,7 @@ class Run:
             self._note_bad(begun, answer.bad)
 
     def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
-        """What an iterator from before a load meets is not of the stream that was loaded."""
+        """Record bad samples, but not those of an iterator from before a state was loaded."""
         if found and begun.current.generation == self._passes.generation:
             self._engine.bad_samples.add(found)
 
@@ -237,10 +244,10 @@ class Run:
         self._passes.end(begun.current, following)
 
     def _recover(self, begun: Begun, loss: WorkersDied) -> None:
-        """Renew the lost workers: recovery is a resume from the delivered place.
+        """Replace lost workers, as if the pass were resumed from the delivered position.
 
-        The second loss at one place lets requests go to the workers one at a time, so that the
-        one that kills them is found, and those before it are delivered.
+        After a second loss at one position the workers get one request at a time, so that the
+        batches before the one that kills them are delivered, and that one is found.
         """
         begun.losses += 1
         begun.is_running = False
@@ -279,7 +286,7 @@ class Run:
 
 
 def _described(request: Any) -> str:
-    """A request for a person: which samples it is made from."""
+    """Describe for a person which samples a request is made from."""
     indices = getattr(request, "indices", None)
     if indices is None:
         return f"at the turn of worker {request.worker}"

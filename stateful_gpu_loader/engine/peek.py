@@ -1,4 +1,4 @@
-"""A copy of an engine, which makes the next batch without moving anything of the original."""
+"""A copy of an engine that makes the next batch without changing the original."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stateful_gpu_loader.errors import LoaderError
 
 
 def twin_of(engine: Engine) -> Engine:
-    """An engine whose next pass begins with the batch that comes next.
+    """Return an engine whose next pass begins with the batch that comes next.
 
-    What making that batch would move is its own: the sampler, the passes, the record of bad
-    samples, the workers; and a dataset that is iterated or has a state, unless worker processes
-    have theirs anyhow.
+    Everything that making the batch changes is copied: the sampler, the passes, the record of bad
+    samples and the workers. A dataset that is iterated or has a state is copied too, unless worker
+    processes hold copies of it anyway.
 
     Raises:
         LoaderError: the sampler or the dataset cannot be copied.
@@ -28,7 +28,7 @@ def twin_of(engine: Engine) -> Engine:
     has_processes = runs_in_processes(plan)
     num_workers = 0
     if has_processes:
-        # States are those of as many workers; otherwise one makes the batch as well as several.
+        # Saved worker states fit the same number of workers only; otherwise one worker is enough.
         num_workers = config.num_workers if plan.has_worker_states else 1
     changes: dict[str, Any] = {
         "num_workers": num_workers,
@@ -36,7 +36,7 @@ def twin_of(engine: Engine) -> Engine:
         "persistent_workers": False,
     }
     if passes.is_under_way:
-        # The pass under way ends, and goes over into no other.
+        # The pass under way must end rather than continue with the next epoch.
         changes["on_epoch_boundary"] = "empty"
     moved: dict[str, Any] = {"seed": engine.seed}
     if plan.memory is None:
@@ -47,7 +47,7 @@ def twin_of(engine: Engine) -> Engine:
     moves_dataset = plan.has_worker_states and not has_processes
     if moves_dataset:
         moved["dataset"] = config.dataset
-    # In one go, so that a generator that two of them share is one in the copies, too.
+    # All are copied in one call, so that a generator that two of them share stays shared.
     shared = None if moves_dataset else config.dataset
     copies, memory = _copied((moved, plan.memory), shared)
     twin.seed = copies.pop("seed", twin.seed)
@@ -68,7 +68,7 @@ def twin_of(engine: Engine) -> Engine:
 
 
 def _copied(things: Any, shared: Any) -> Any:
-    """Deep copies, in which what is shared stays the same object."""
+    """Return deep copies that still refer to the same ``shared`` object."""
     try:
         return copy.deepcopy(things, {id(shared): shared})
     except Exception as error:

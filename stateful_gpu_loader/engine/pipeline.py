@@ -1,4 +1,4 @@
-"""The contracts between the rooms of the engine: maker, answer, pipeline."""
+"""The interfaces between the parts of the engine: maker, answer and pipeline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class Stopped(Exception):
-    """Raised in a worker thread whose work nobody waits for any more."""
+    """Raised in a worker thread when its result is no longer needed."""
 
 
 class WorkersDied(Exception):
-    """A pipeline lost its workers, or gave them up: it can only be closed.
+    """A pipeline has lost its workers, or gave them up, and can only be closed.
 
     Args:
-        what: what happened, for a person: pids with signals or exit codes, or a time that ran out.
-        oldest: the oldest request that was not answered, if it is known.
+        what: what happened, for a person: pids with signals or exit codes, or an expired timeout.
+        oldest: the oldest unanswered request, if it is known.
     """
 
     def __init__(self, what: str, oldest: Request | Turn | None) -> None:
@@ -31,13 +31,13 @@ class WorkersDied(Exception):
 
 
 class Maker(Protocol):
-    """Makes one batch of one request: a pure function, in any worker, at any time."""
+    """Makes one batch from one request: a pure function, in any worker, at any time."""
 
     uses_global_generators: bool
     """Whether it seeds and draws from the process's global generators."""
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Any:
-        """The batch, or an :class:`Answer` where there is more to say.
+        """Return the batch, or an :class:`Answer` if there is more to report.
 
         ``check`` is called between samples and may raise :class:`Stopped`.
         """
@@ -45,35 +45,35 @@ class Maker(Protocol):
 
 
 class StatefulMaker(Maker, Protocol):
-    """A maker over a user's object that carries state: one in each worker, in its order."""
+    """A maker with a user's object that carries state: one in each worker, called in order."""
 
     def begin(self, start: WorkerStart) -> None:
-        """A pass begins for this worker."""
+        """Prepare this worker for a new pass."""
         ...
 
     def snapshot(self) -> bytes:
-        """The frozen state, as it is now."""
+        """Return the present state, serialized."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A batch about which there is more to say."""
+    """A batch with further information."""
 
     payload: Any
     """The batch, its :class:`Failure`, or a :class:`NoBatch`."""
     worker: int = 0
-    """Who made it."""
+    """Number of the worker that made it."""
     snapshot: bytes | None = None
-    """The worker's frozen state behind it."""
+    """Serialized state of the worker after this batch."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     ended_at: int | None = None
-    """The position at which the epoch was found to end; nothing behind it is delivered."""
+    """Position at which the epoch was found to end; nothing after it is delivered."""
 
 
 class NoBatch:
-    """What stands in the place of a batch; the same object after a journey between processes."""
+    """Marks the absence of a batch; pickling preserves its identity."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,16 +83,16 @@ class NoBatch:
 
 
 NOTHING = NoBatch("NOTHING")
-"""The payload of a worker whose iterator has ended."""
+"""Payload of a worker whose iterator has ended."""
 SKIPPED = NoBatch("SKIPPED")
-"""The payload of a request that has no batch: a lane's that has not enough left."""
+"""Payload of a request without a batch, such as one of a lane that has too few samples left."""
 
 
 class Pipeline(Protocol):
-    """Runs requests ahead of the user and answers them, in order unless it was told otherwise."""
+    """Executes requests ahead of the user and returns their answers, by default in order."""
 
     def launch(self) -> None:
-        """Start worker processes already, where there are any, for the pass that begins next.
+        """Start worker processes, if there are any, ahead of the next pass.
 
         Raises:
             WorkersDied: they died while they started.
@@ -106,14 +106,15 @@ class Pipeline(Protocol):
         *,
         one_at_a_time: bool = False,
     ) -> None:
-        """Begin a pass; requests of an earlier one are abandoned.
+        """Begin a pass and abandon the requests of an earlier one.
 
         Args:
-            requests: an exception of theirs is raised at its turn, and they are asked again.
-            starts: for each worker what :meth:`StatefulMaker.begin` is called with before its
-                first request; None for makers without state.
-            one_at_a_time: never have more than one request under way (and so find out which one
-                kills its worker).
+            requests: an exception they raise is raised in its place among the batches, and they are
+                asked again.
+            starts: for each worker the argument of :meth:`StatefulMaker.begin`, which is called
+                before its first request; None for makers without state.
+            one_at_a_time: never have more than one request in flight, to find out which one kills
+                its worker.
 
         Raises:
             WorkersDied: they died while they started.
@@ -121,15 +122,15 @@ class Pipeline(Protocol):
         ...
 
     def __next__(self) -> tuple[Any, Any]:
-        """The next request and its batch, its :class:`Failure`, or an :class:`Answer`.
+        """Return the next request with its batch, its :class:`Failure`, or an :class:`Answer`.
 
         Raises:
-            WorkersDied: a worker died or outlasted the timeout; nothing can be read any more.
+            WorkersDied: a worker died or exceeded the timeout; no further batch can be read.
         """
         ...
 
     def is_ready(self) -> bool:
-        """Whether ``next()`` has nothing to wait for; a pipeline may not know, and say no."""
+        """Whether ``next()`` would return without waiting; False if that is not known."""
         ...
 
     def close(self) -> None:
@@ -145,7 +146,10 @@ def execute(
     *,
     worker: int = 0,
 ) -> Any:
-    """Answer one request, its exception and the worker's state included; the one way to do it."""
+    """Answer one request; exceptions and the worker's state become part of the answer.
+
+    Every kind of worker executes requests with this function.
+    """
     try:
         answer = maker(request, check)
     except Stopped:
@@ -168,15 +172,16 @@ def execute(
 
 
 class Failure:
-    """An exception that stands in for a batch, until its turn to be raised comes."""
+    """An exception in place of a batch, to be raised when its turn comes."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
     def reraise(self) -> NoReturn:
-        """Raise it in the user's thread, with its own type.
+        """Raise the exception in the user's thread, with its own type.
 
-        But a StopIteration, which would end the user's loop as if the epoch were over.
+        StopIteration becomes a RuntimeError, as it would end the user's loop like the end of an
+        epoch.
         """
         try:
             if isinstance(self.error, StopIteration):
@@ -185,20 +190,21 @@ class Failure:
                 ) from self.error
             raise self.error
         finally:
-            # The traceback holds this frame: without this, a cycle would keep the workers alive.
+            # The traceback refers to this frame: without this, a cycle would keep the workers
+            # alive.
             del self
 
 
 class BeginFailure(Failure):
-    """What a worker raised before its first request: no request has been touched."""
+    """An exception that a worker raised before its first request; no request was started."""
 
 
 def never_stopped() -> None:
-    """The ``check`` of a request that is executed where it cannot be abandoned."""
+    """The ``check`` of requests that cannot be abandoned."""
 
 
 def add_note(error: Exception, note: str) -> Exception:
-    """Tell where an exception came from, and return it.
+    """Add a note to an exception and return it.
 
     Python 3.10 does not print notes, but the worker processes' tracebacks hold them.
     """

@@ -1,4 +1,4 @@
-"""Plan: what a loader's configuration amounts to, compiled once."""
+"""Plan: how batches are made, derived once from the loader's configuration."""
 
 from __future__ import annotations
 
@@ -52,37 +52,37 @@ from stateful_gpu_loader.state.torchdata import shuffled_indices
 from stateful_gpu_loader.transforms import Compose, Recipe
 
 AnyDecoder: TypeAlias = Decoder | BatchDecoder | None
-"""One by one in the workers, in batches on the device, or none."""
+"""A decoder for single images in the workers, one for batches on the device, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is done to make a loader's batches."""
+    """How a loader makes its batches."""
 
     config: LoaderConfig
     order: PositionOrder | None
-    """The loader's own; None where a user's sampler or an iterable dataset decides."""
+    """The loader's own order; None if a user's sampler or an iterable dataset decides."""
     memory: SamplerSnapshot | None
-    """Of a user's sampler."""
+    """Snapshot of a user's sampler; None without one."""
     source: Source | None
-    """The dataset, or what stands for it, if it holds encoded images."""
+    """The dataset, or its adapter, if it holds encoded images."""
     transform: Any
     """None, a Compose, or one callable; see :func:`as_transform`."""
     device: torch.device | None
-    """Where batches are delivered; None is the CPU."""
+    """Device that batches are delivered on; None means the CPU."""
     finishes_images: bool
-    """Whether the device decodes and augments, and not only receives what the workers made."""
+    """Whether the device decodes and augments, rather than only receive finished batches."""
     decoder: AnyDecoder
-    """Of the source's images."""
+    """Decoder of the source's images."""
     batch_transform: BatchTransform | None
     lanes: LanePlan | None
-    """How the dataset is read, if it is sharded."""
+    """The lanes in which the dataset is read, if it is sharded."""
     calls: CallableSource | None
-    """The dataset, if a function makes its samples."""
+    """The dataset, if its samples are made by a function."""
 
     @classmethod
     def of(cls, config: LoaderConfig) -> Plan:
-        """The plan of a configuration.
+        """Return the plan of a configuration.
 
         Raises:
             ValueError, TypeError: two arguments exclude each other.
@@ -135,12 +135,12 @@ class Plan:
 
     @property
     def recipes(self) -> Compose | None:
-        """What happens to a source's images, where it is recipes alone."""
+        """The transform of a source's images, if it consists of recipes alone."""
         return recipes_of(self.transform)
 
     @property
     def is_read(self) -> bool:
-        """Whether the dataset is read as torch reads any."""
+        """Whether the dataset is map-style or iterable, as torch defines them."""
         return self.lanes is None and self.calls is None
 
     @property
@@ -150,22 +150,22 @@ class Plan:
 
     @property
     def has_worker_states(self) -> bool:
-        """Whether what the workers do depends on what they did before."""
+        """Whether a worker's batches depend on what it made before."""
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
 
     @property
     def num_positions(self) -> int | None:
-        """Samples of an epoch, where the loader has the order and that has an end."""
+        """Number of samples in an epoch, if the loader has the order and it has an end."""
         return None if self.order is None or self.is_endless else self.order.num_positions
 
     @property
     def is_endless(self) -> bool:
-        """Whether a function tells where an epoch ends, and nothing else."""
+        """Whether only the dataset's function tells where an epoch ends."""
         return self.calls is not None and self.calls.length is None
 
     @property
     def division(self) -> Division | None:
-        """How an epoch is divided, where the loader has the order.
+        """How an epoch is divided into steps and ranks, if the loader has the order.
 
         Raises:
             ValueError: several ranks would not know where the epoch ends.
@@ -182,10 +182,10 @@ class Plan:
 
     @property
     def lane_division(self) -> LaneDivision:
-        """What this rank serves of a sharded dataset.
+        """The part of a sharded dataset that this rank reads.
 
         Raises:
-            ValueError: the lanes cannot be shared by so many ranks.
+            ValueError: the lanes cannot be divided among so many ranks.
         """
         config, given = self.config, self.config.num_replicas
         if given == "auto":
@@ -203,7 +203,7 @@ class Plan:
 
     @property
     def sampler_use(self) -> SamplerUse | None:
-        """How a user's sampler is iterated."""
+        """How a user's sampler is iterated; None without one."""
         if self.memory is None:
             return None
         config = self.config
@@ -219,9 +219,10 @@ class Plan:
         )
 
     def num_steps(self, seed: SettledSeed, passes: Passes) -> int | None:
-        """Batches of a whole epoch, where that is known: of the present one, if epochs differ.
+        """Return the number of batches in a whole epoch, or None if it is not known.
 
-        A seed that is not decided is settled for lanes alone, whose lengths depend on it.
+        If epochs differ in length, it is that of the present one. An undecided seed is settled for
+        lanes alone, whose lengths depend on it.
         """
         if self.lanes is not None:
             return self.lanes.num_steps(seed.value, passes.address().epoch, self.lane_division)
@@ -232,7 +233,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int | None:
-        """Samples of all ranks in one step; None where nobody knows."""
+        """Number of samples in one step of all ranks; None if it is not known."""
         if self.lanes is not None:
             lanes = self.lane_division
             return lanes.batch_size * lanes.num_replicas
@@ -241,19 +242,19 @@ class Plan:
 
     @property
     def length(self) -> int | None:
-        """Samples of a map-style dataset, or of an epoch of the loader's own order."""
+        """Number of samples in a map-style dataset, or in an epoch of the loader's own order."""
         if self.order is not None or not is_map(self.config.dataset):
             return self.num_positions
         try:
             return len(self.config.dataset)
         except (TypeError, NotImplementedError):
-            return None  # read by the indices of the user's sampler alone
+            return None  # only read by the indices of the user's sampler
 
     @property
     def identity(self) -> Identity:
         """What must not change between saving and loading."""
         config = self.config
-        # A dataset is known as a source, unless images are only handed to one.
+        # A dataset is described as a source, unless the source only decodes images handed to it.
         is_source = self.is_read and self.source is not None
         return identity_of(
             dataset=self.source if is_source else config.dataset,
@@ -271,13 +272,13 @@ class Plan:
         )
 
     def decoder_like(self, saved: str) -> AnyDecoder:
-        """``decoder="auto"`` takes the family that the state was saved with, where it can."""
+        """Return the decoder to resume with: for ``"auto"`` the saved family, where available."""
         if self.decoder is None or saved == self.decoder.family:
             return self.decoder
         return self.new_decoder(prefer=saved)
 
     def new_decoder(self, prefer: str) -> AnyDecoder:
-        """Another one of the source's images.
+        """Return another decoder of the source's images.
 
         Args:
             prefer: a family that ``decoder="auto"`` takes where it is available.
@@ -289,12 +290,12 @@ class Plan:
     def is_over(self, place: Address) -> bool:
         """Whether nothing is left of an epoch of the loader's own order.
 
-        With states of the user's objects the empty rest is gone through, to carry them over.
+        A pass with states of the user's objects is never skipped, as it carries these over.
         """
         division = self.division
         if self.order is None or division is None or place.user is not None:
             return False
-        n = self.order.of_epoch(0, place.epoch).n  # which no seed changes
+        n = self.order.of_epoch(0, place.epoch).n  # any seed: the length does not depend on it
         return not division.num_steps(n - place.position)
 
     def schedule(
@@ -305,13 +306,13 @@ class Plan:
         has_new_workers: bool,
         promised_length: Callable[[], int | None],
     ) -> Schedule:
-        """The requests of a pass.
+        """Return the schedule of a pass, which yields its requests.
 
         Args:
             current: the pass.
-            seed: of the loader.
-            has_new_workers: whether none of them has served a pass before.
-            promised_length: what ``len()`` of an iterable dataset returned, if it was called.
+            seed: seed of the loader.
+            has_new_workers: whether the workers have not yet run a pass.
+            promised_length: returns what ``len()`` of an iterable dataset gave, if it was called.
         """
         config, division, place = self.config, self.division, current.start
         interval = config.snapshot_every_n_steps or 0
@@ -363,7 +364,7 @@ class Plan:
 
 
 class Chain:
-    """Callables one after the other."""
+    """Calls several callables one after the other."""
 
     def __init__(self, transforms: list[Callable[[Any], Any]]) -> None:
         self.transforms = transforms
@@ -375,7 +376,7 @@ class Chain:
 
 
 def as_transform(transform: Any) -> Any:
-    """None, one callable, or a list: of recipes only it becomes a Compose, else one callable.
+    """Normalise a transform to None, a Compose of recipes, or one callable.
 
     Raises:
         TypeError: something in it cannot be called.
@@ -395,7 +396,7 @@ def as_transform(transform: Any) -> Any:
 
 
 def recipes_of(transform: Any) -> Compose | None:
-    """The recipes, if a transform of :func:`as_transform` is that alone, or nothing."""
+    """Return the recipes if the transform consists of recipes alone, otherwise None."""
     if transform is None:
         return Compose([])
     return transform if isinstance(transform, Compose) else None
@@ -407,10 +408,10 @@ def decoder_of(
     device: torch.device | None,
     prefer: str | None = None,
 ) -> AnyDecoder:
-    """The decoder of a source's images; None where there are none.
+    """Return the decoder of a source's images; None without a source.
 
     Args:
-        device: that decodes them; None leaves them to the workers.
+        device: GPU that decodes the images; None leaves them to the workers.
         prefer: a family that ``decoder="auto"`` takes where it is available.
     """
     share = config.cpu_share

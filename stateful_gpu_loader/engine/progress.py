@@ -1,4 +1,4 @@
-"""How many batches of an epoch are behind this rank, and how many are left, from a place in it."""
+"""Number of batches of an epoch that this rank has delivered, and that are left, at a position."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 def present_place(engine: Engine) -> Address:
-    """Where the pass under way stands, or where the next one begins."""
+    """Return the position of the pass under way, or the one where the next pass begins."""
     engine.take_requested_epoch()
     plan, seed = engine.plan, engine.seed.value
     skips = plan.config.on_epoch_boundary == "next_epoch"
 
     def is_over(place: Address) -> bool:
-        # An empty rest is left out as the pass begins (Plan.is_over), or gone through in silence.
+        # An empty rest is left out when the pass begins (Plan.is_over), or passed over by it.
         asks = skips or (plan.order is not None and place.user is None)
         return asks and batches_of(plan, place, seed)[1] == 0
 
@@ -27,14 +27,14 @@ def present_place(engine: Engine) -> Address:
 
 
 def batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int | None]:
-    """Batches of the place's epoch that are behind this rank, and those that are left.
+    """Return the delivered and the remaining batches of this rank in the epoch of ``place``.
 
-    Where the samples of the epoch are counted, what is left is cut into batches of the present
-    size, and all others of a whole epoch are behind: with another batch size than the state's, too,
-    the two add up to a whole epoch.
+    If the number of samples in the epoch is known, the rest is cut into batches of the present size
+    and all others of a whole epoch count as delivered. The two numbers so add up to a whole epoch,
+    even with another batch size than when the state was saved.
 
     Returns:
-        None for what nobody knows.
+        Both numbers; None for one that is not known.
     """
     if plan.lanes is not None:
         return _of_lanes(plan, plan.lanes, place, seed)
@@ -51,11 +51,11 @@ def batches_of(plan: Plan, place: Address, seed: int) -> tuple[int | None, int |
             return done, num_samples - done
         division = Division(batch_size=use.batch_size, drop_last=use.drop_last)
         if place.user is not None:
-            # torchdata's states tell no position behind a snapshot.
+            # torchdata's states hold no position behind a snapshot.
             position = place.user.base + place.user.steps * use.batch_size
             position = position if num_samples is None else min(position, num_samples)
     if division is None:
-        return position, None  # an iterable's, which counts batches
+        return position, None  # iterable datasets count batches
     ahead = len(place.ahead)
     if num_samples is None or position > num_samples:
         return -(-position // division.global_batch_size) + ahead, None
@@ -70,12 +70,12 @@ def _of_lanes(plan: Plan, lanes: LanePlan, place: Address, seed: int) -> tuple[i
         return place.position, None
     if division.num_replicas > 1:
         return place.position, whole - place.position
-    # A rank alone ends by itself, earlier where samples were left out as bad.
+    # A single rank ends earlier when bad samples were left out.
     return place.position, num_left(lanes, seed, place.epoch, division, place.lanes or {})
 
 
 def _counted(place: Address) -> int | None:
-    """Of a batch sampler, whose batches may have any size."""
+    """Return the number of batches that a batch sampler has delivered; they may have any size."""
     counted, steps = (None, 0) if place.user is None else (place.user.batches, place.user.steps)
     if counted is None and place.position:
         return None

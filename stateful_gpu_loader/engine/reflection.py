@@ -1,4 +1,4 @@
-"""What frameworks that build loaders anew, by reflection, are told of a loader."""
+"""Support for frameworks that rebuild loaders by inspecting their signature."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _CONTEXT: Any = vars(DataLoader)["multiprocessing_context"]
 
 
 class Rebuildable:
-    """Names the arguments of subclasses, and refuses to be rebuilt as another class.
+    """Lists all arguments of subclasses in their signature, and refuses a rebuild as another class.
 
-    Lightning reads off the signature which attributes to build a loader from: what a subclass takes
-    as ``**kwargs`` and passes on is named there, too. Accelerate builds torch's DataLoader.
+    Lightning reads from the signature which attributes it builds a loader from. The arguments that
+    a subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would
+    build torch's DataLoader, which is refused.
 
     >>> class Base(Rebuildable):
     ...     def __init__(self, size=1, *, seed=None): ...
@@ -48,13 +49,13 @@ class Rebuildable:
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """``accelerator.prepare()`` reads it first of all."""
+        """Raise an error in ``accelerator.prepare()``, which reads this attribute first."""
         _refuse_accelerate()
         return False
 
     @property
     def multiprocessing_context(self) -> Any:
-        """As DataLoader's, of which Accelerate's functions read it to build another one."""
+        """The context of DataLoader, which Accelerate's functions read to build a DataLoader."""
         _refuse_accelerate()
         return _CONTEXT.__get__(self)
 
@@ -64,7 +65,7 @@ class Rebuildable:
 
 
 def _refuse_accelerate() -> None:
-    """Raise where Accelerate reads a property; others that look at all attributes are let alone."""
+    """Raise if the caller is Accelerate; other code may read all attributes."""
     asks = sys._getframe(2).f_globals.get("__name__", "")
     if asks.partition(".")[0] == "accelerate":
         raise LoaderError(

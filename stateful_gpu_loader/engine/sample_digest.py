@@ -1,4 +1,4 @@
-"""A cheap digest of samples, which proves that an iterable gives again what it gave (A14)."""
+"""A cheap digest of samples, to verify that an iterable repeats what it yielded before (A14)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 import torch
 
 _MOST_ELEMENTS = 16
-"""Of an array or a sequence that are looked at."""
+"""Number of elements of an array or a sequence that are looked at."""
 _MOST_BYTES = 32
-"""At the beginning, and in the middle, of a text or of bytes: encoded files begin alike."""
+"""Number of bytes looked at, from the beginning and from the middle: encoded files begin alike."""
 _DEEPEST = 4
 _SCALARS = frozenset((int, float, bool, complex, type(None)))
 
 
 def digest_with(before: str, samples: Sequence[Any]) -> str:
-    """The digest of all samples so far.
+    """Return the digest of all samples so far.
 
-    Of every tensor and array its dtype, its shape and up to 16 elements from its middle count; of
-    bytes and texts the length and up to 64 bytes; of any other object its class. Some 5
-    microseconds a sample.
+    It covers the dtype, the shape and up to 16 elements from the middle of each tensor or array,
+    the length and up to 64 bytes of bytes and texts, and the class of any other object. It takes
+    about 5 microseconds a sample.
 
     Args:
-        before: of those that came before; "" at the beginning.
-        samples: of any kind.
+        before: the digest of the samples before these; "" at the beginning.
+        samples: samples of any kind.
 
     >>> once = digest_with("", [(torch.zeros(3, 4, 4), 1)])
     >>> once == digest_with("", [(torch.zeros(3, 4, 4), 1)])
@@ -70,18 +70,21 @@ def _describe(value: Any, parts: list[bytes], depth: int) -> None:
             for each in head:
                 _describe(each, parts, depth - 1)
     else:
-        # Images of PIL tell their size; nothing else of an object is the same in every process.
+        # PIL images have a size; nothing else of an object is the same in every process.
         size = getattr(value, "size", None)
         parts.append(f"{kind.__qualname__} {size if isinstance(size, tuple) else None}".encode())
 
 
 def _of_array(value: Any) -> bytes:
-    """Dtype, shape, and up to 16 elements of the row in the middle; nothing large is copied."""
+    """Describe an array by dtype, shape and up to 16 elements of its middle row.
+
+    Nothing large is copied.
+    """
     array = value
     if isinstance(value, torch.Tensor):
         try:
             array = value.detach().numpy() if value.requires_grad else value.numpy()
-        except (TypeError, RuntimeError):  # of a dtype, layout or device that NumPy has not
+        except (TypeError, RuntimeError):  # a dtype, layout or device that NumPy lacks
             return f"{value.dtype} {tuple(value.shape)}".encode()
     elif isinstance(value, np.generic):
         array = np.asarray(value)

@@ -1,4 +1,4 @@
-"""What a loader and its sampler of this package tell each other."""
+"""Connects a loader with a sampler of this package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSample
 
 
 def division_of(config: LoaderConfig) -> Division:
-    """Steps, and ranks as the sampler or the loader has them; ``"auto"``: torch.distributed."""
+    """Return batch size and ranks; ``"auto"`` takes the ranks from torch.distributed."""
     sampler, given = config.sampler, config.num_replicas
     ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):
@@ -28,13 +28,13 @@ def division_of(config: LoaderConfig) -> Division:
 
 
 def seed_of(sampler: Any) -> int | None:
-    """The seed that was given to the sampler."""
+    """Return the seed that was given to a sampler of this package."""
     seed: int | None = sampler.seed if isinstance(sampler, OWN_SAMPLERS) else None
     return seed
 
 
 def take_requested_epoch(sampler: Any) -> int | None:
-    """What ``sampler.set_epoch()`` asked for since the last call: it counts as the loader's."""
+    """Return the epoch that ``sampler.set_epoch()`` was given since the last call, or None."""
     if not isinstance(sampler, OWN_SAMPLERS):
         return None
     requested, sampler.requested_epoch = sampler.requested_epoch, None
@@ -42,10 +42,10 @@ def take_requested_epoch(sampler: Any) -> int | None:
 
 
 def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:
-    """Let the sampler, iterated by itself, yield what this pass delivers.
+    """Make the sampler, if it is iterated by itself, yield what this pass delivers.
 
     Raises:
-        ValueError: a state was loaded into the sampler, which the loader cannot go on from.
+        ValueError: a state was loaded into the sampler, from which the loader cannot resume.
     """
     if not isinstance(sampler, OWN_SAMPLERS):
         return

@@ -1,4 +1,4 @@
-"""start_workers: the worker processes of several loaders, before anything touches the GPU."""
+"""start_workers: starts the worker processes of several loaders before the GPU is first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateful_gpu_loader.errors import LoaderError
 
 
 class HasPyWorkers(Protocol):
-    """What starts worker processes by itself: a ``DALILoader``, or a pipeline of DALI's."""
+    """An object that starts worker processes itself: a ``DALILoader`` or a DALI pipeline."""
 
     def start_py_workers(self) -> None: ...
 
@@ -21,16 +21,16 @@ class HasPyWorkers(Protocol):
 def start_workers(*loaders: StatefulDataLoader[Any] | HasPyWorkers) -> None:
     """Start the worker processes that the loaders' next passes will use.
 
-    By itself a loader starts them at its first ``next()``. Where they are forked, a process that
-    has used the GPU before then hands its children a driver that they cannot use; whose workers
-    use the GPU, or a library that does, starts the workers of all loaders first.
+    By itself a loader starts them at its first ``next()``. Forked children cannot use a GPU driver
+    that their parent has used before. If your workers use the GPU, or a library that does, start
+    the workers of all loaders first.
 
-    Loaders whose workers are threads, or wait already, are left as they are. No order is drawn and
-    no generator advanced.
+    Loaders whose workers are threads, or are started already, are left as they are. No order is
+    drawn and no generator is advanced.
 
     Args:
-        loaders: in any number, DALILoaders and DALI's pipelines among them: for their parallel
-            external sources. They come last, as DALI's threads are not to be forked.
+        loaders: any number of loaders, DALILoaders and DALI pipelines with parallel external
+            sources. DALI's are started last, as its threads must not be forked.
 
     Raises:
         LoaderError: workers would be forked, and CUDA has been initialised in this process.

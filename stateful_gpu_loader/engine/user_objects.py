@@ -1,4 +1,4 @@
-"""Objects of the user's that carry state, by torchdata's protocol."""
+"""User objects with state, by torchdata's protocol."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from stateful_gpu_loader.state.user_states import worker_state
 
 
 def state_of(thing: Any) -> Any:
-    """Its state, or None."""
+    """Return the state of an object, or None if it has none."""
     return thing.state_dict() if isinstance(thing, Stateful) else None
 
 
 def state_between_passes(thing: Any) -> Any:
-    """Its state, or None: some objects have one only once they were iterated."""
+    """Return the state of an object, or None: some have a state only once they were iterated."""
     try:
         return state_of(thing)
     except AttributeError:
@@ -27,10 +27,10 @@ def state_between_passes(thing: Any) -> Any:
 
 
 def load_user_state(role: str, thing: Any, state: Any) -> None:
-    """Load a state that is not None.
+    """Load a state into a user's object, unless it is None.
 
     Raises:
-        StateMismatch: the object takes none.
+        StateMismatch: the object cannot load a state.
     """
     if state is None:
         return
@@ -42,51 +42,51 @@ def load_user_state(role: str, thing: Any, state: Any) -> None:
             remedy=f"build the loader with the {role} that the state was saved with",
         )
     for held in (thing, *vars(thing).values()) if hasattr(thing, "__dict__") else ():
-        # A Loader of torchdata.nodes that was asked for its state before its first pass ignores a
-        # load, unless it is iterated in between.
+        # A torchdata.nodes Loader that was asked for its state before its first pass ignores a
+        # loaded one, unless it is iterated in between.
         if type(held).__module__ == "torchdata.nodes.loader":
             iter(held)
     thing.load_state_dict(state)
 
 
 def state_keeper(dataset: Any) -> Any:
-    """What a dataset's state lies in: the dataset, or the iterator in a CallableSource."""
+    """Return the object with a dataset's state: itself, or the iterator of a CallableSource."""
     is_iterated = isinstance(dataset, CallableSource) and dataset.is_iterated
     return dataset.function if is_iterated else dataset
 
 
 def begins_anew(dataset: Any) -> bool:
-    """Whether every pass begins at its beginning, but for what was loaded: each later one, too.
+    """Whether every pass over the dataset starts from the state that was loaded, or its beginning.
 
-    So is Hugging Face's IterableDataset (their issue 7447). Its state is a place in a pass, and
-    means nothing between two.
+    Hugging Face's IterableDataset does so (their issue 7447). Its state is a position within a
+    pass, and means nothing between two passes.
     """
     return hasattr(dataset, "_starting_state_dict")
 
 
 def loaded_before(dataset: Any) -> Any:
-    """What a dataset that :func:`begins_anew` begins its passes with."""
+    """Return the state that such a dataset begins its passes with; see :func:`begins_anew`."""
     return dataset._starting_state_dict
 
 
 class DatasetMemory:
-    """Remembers what the dataset of a loader without workers was before its passes.
+    """Remembers the dataset's state before the passes of a loader without workers.
 
-    Workers have copies of their own; here one object serves all passes, so that a state from
-    before a first batch has to put it back (A15).
+    Workers have copies of the dataset. Without them one object serves all passes, so that a state
+    from before a first batch must be restored in it (A15).
 
     Args:
-        dataset: with state or without.
+        dataset: with or without state.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._keeper = state_keeper(dataset)
         self._has_begun = False
         self._as_built: bytes | None = None
-        """As of the first pass; None where it was not asked then."""
+        """State at the beginning of the first pass; None if the dataset was not asked for it."""
 
     def state(self) -> bytes | None:
-        """Frozen state of a worker between two passes, or None where it has none."""
+        """Return the serialized state of a worker between two passes, or None if it has none."""
         if begins_anew(self._keeper):
             return None
         state = state_between_passes(self._keeper)
@@ -95,12 +95,13 @@ class DatasetMemory:
         return freeze(worker_state(dataset=state), type(self._keeper).__name__)
 
     def begin(self, *, is_loaded: bool, as_built: bool) -> bytes | None:
-        """What a pass begins from; None leaves the dataset as it is, or as what is loaded tells.
+        """Return the state that a pass begins from; None leaves the dataset as it is or was loaded.
 
         Args:
-            is_loaded: whether a state of the dataset is about to be loaded. It is not asked for its
-                own then: an iterator of torchdata.nodes that was asked before ignores a load.
-            as_built: whether the pass begins from a state that knows of no state of the dataset.
+            is_loaded: whether a state of the dataset is about to be loaded. The dataset is then not
+                asked for its own: an iterator of torchdata.nodes that was asked before ignores a
+                load.
+            as_built: whether the pass begins from a loader state without a state of the dataset.
         """
         has_begun, self._has_begun = self._has_begun, True
         if is_loaded:
@@ -112,16 +113,16 @@ class DatasetMemory:
         return None if as_built else now
 
     def twin(self, dataset: Any) -> DatasetMemory:
-        """The same of a copy of the dataset."""
+        """Return the same memory for a copy of the dataset."""
         twin = copy.copy(self)
         twin._keeper = state_keeper(dataset)
         return twin
 
     def check_goes_back(self) -> None:
-        """Refuse a state that knows of no state of the dataset, if that cannot be put back.
+        """Refuse a state without a state of the dataset, if the dataset cannot be put back.
 
         Raises:
-            StateMismatch: the dataset was used, and nothing tells what it was before.
+            StateMismatch: the dataset was iterated, and its state before that is not known.
         """
         keeper = self._keeper
         moves_on = isinstance(keeper, (Stateful, Iterator)) and not begins_anew(keeper)

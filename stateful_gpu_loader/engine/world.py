@@ -1,4 +1,4 @@
-"""How many processes torch.distributed has joined, and which one this is."""
+"""World size and rank of this process in torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DALILoader: a DALI pipeline as a loader whose state brings back exactly the rest."""
+"""DALILoader: a DALI pipeline as a loader whose state resumes exactly."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from stateful_gpu_loader.state.text_state import TextState
 
 
 class DALILoader(TextState):
-    """Batches of a DALI pipeline, epoch by epoch, with torch's two methods of state.
+    """Yields the batches of a DALI pipeline, epoch by epoch, and has a state that resumes.
 
-    One pipeline, so one loader for each rank. Nothing is built before the first batch or
-    ``len()``. Epochs are those of ``DALIGenericIterator``, and so is this: a pipeline is one
-    stream of batches, and an iterator that begins after a ``break`` goes on with the epoch under
-    way. After a resume an epoch has its remainder only.
+    Each rank has a pipeline and so a loader of its own. Nothing is built before the first batch or
+    ``len()``. As with ``DALIGenericIterator``, a pipeline is one stream of batches, divided into
+    the same epochs: an iterator that begins after a ``break`` continues the present epoch. After a
+    resume an epoch has only its remainder.
 
     Args:
-        pipeline: what ``@pipeline_def`` makes, ``functools.partial`` of it, or any function that
-            hands its keyword arguments on to it: it is called with ``enable_checkpointing=True``
-            and, to resume, with ``checkpoint=...``, because DALI restores a pipeline only while it
-            is built. A ``Pipeline`` itself can be iterated and saved, but not resumed.
-        output_map: a name for each output, in their order.
-        reader_name: of the reader that an epoch goes through once; None is the only one, or, in a
-            pipeline without readers, the external source that raises StopIteration.
-        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's own of the
-            same name will do.
+        pipeline: what ``@pipeline_def`` returns, ``functools.partial`` of it, or any function that
+            passes its keyword arguments on to it. It is called with ``enable_checkpointing=True``
+            and, to resume, with ``checkpoint=...``, because DALI restores a pipeline only while
+            building it. A ``Pipeline`` itself can be iterated and saved, but not resumed.
+        output_map: a name for each output, in order.
+        reader_name: name of the reader that an epoch reads once. None takes the only reader or, in
+            a pipeline without readers, the external source that raises StopIteration.
+        last_batch_policy: see :class:`LastBatchPolicy`; for epochs of a reader. DALI's own class of
+            this name is accepted, too.
 
     Raises:
-        TypeError: the pipeline or the policy is none.
-        ValueError: two outputs have one name.
+        TypeError: the pipeline or the policy is of a wrong type.
+        ValueError: two outputs have the same name.
 
     >>> import tempfile
     >>> from functools import partial
@@ -98,17 +98,17 @@ class DALILoader(TextState):
         self._description: Description | None = None
         self._stream: PipelineStream | None = None
         self._started: Any = None
-        """A pipeline that is not built, and has its worker processes."""
+        """A pipeline that is not built, but whose worker processes have started."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the epoch under way, or the next epoch: tensors by the names of outputs."""
+        """Yield the rest of the present epoch, or the next one: tensors by their outputs' names."""
         stream = self._settled()
         number = stream.begin_pass()
         while (batch := stream.next(number)) is not None:
             yield batch
 
     def __len__(self) -> int:
-        """Batches of the whole epoch that is under way, or comes next; they may differ.
+        """Return the number of batches in the whole present or next epoch; epochs may differ.
 
         Raises:
             TypeError: an external source ends the epochs.
@@ -121,10 +121,10 @@ class DALILoader(TextState):
         return stream.cuts.batches(stream.place.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last delivered batch: a fresh dictionary; it starts nothing.
+        """Return the state after the last delivered batch in a new dictionary; it starts nothing.
 
-        Before the pipeline is built it says "from the beginning": with a pipeline that draws its
-        seed, that is another stream each time.
+        Before the pipeline is built, the state means "from the beginning"; a pipeline that draws
+        its seed then yields other batches each time.
         """
         if self._stream is None:
             return DALIState(place=None, description=None, dali=None).to_dict()
@@ -133,21 +133,21 @@ class DALILoader(TextState):
         ).to_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from a state: builds the pipeline anew.
+        """Resume from a state; this builds a new pipeline.
 
-        It acts on the next iterator; those under way finish their own pipeline. Everything is
+        It applies to the next iterator; existing ones finish their own pipeline. Everything is
         checked before anything is changed.
 
         Args:
             state_dict: what ``state_dict()`` returned.
-            accept: arguments that are meant to differ, as ``{"reader.file_root", "crop.size"}``:
-                of operators that read nothing, and those that say which data a reader reads. The
-                number of samples must be the same even so.
+            accept: arguments that may differ, such as ``{"reader.file_root", "crop.size"}``: those
+                of operators that read nothing, and those that tell which data a reader reads. The
+                number of samples must be the same nevertheless.
 
         Raises:
-            StateMismatch: the state is damaged, or belongs to another pipeline; it names the
-                field, both values and the remedy.
-            ValueError: ``accept`` names something else.
+            StateMismatch: the state is damaged or belongs to another pipeline; the message names
+                the field, both values and the remedy.
+            ValueError: ``accept`` contains another name.
             LoaderError: the loader was given a built pipeline, or one that cannot be restored.
         """
         state = DALIState.from_dict(state_dict)
@@ -165,19 +165,21 @@ class DALILoader(TextState):
         self._stream, self._description = stream, description
 
     def load_checkpoint(self, checkpoint: bytes | str | os.PathLike[str]) -> None:
-        """Go on from a checkpoint of DALI's own, behind the last batch that it counts.
+        """Resume from a checkpoint of DALI's own, after the last batch that it counts.
 
-        It acts on the next iterator, and what is known is checked before anything is changed. That
-        is less than a :meth:`state_dict` tells: the operators by their names, and by the place of
-        each reader the batch size, the shards, the padding and the number of samples. Other
-        arguments (shuffle, crops, angles), seeds and files of the same number go unnoticed.
+        It applies to the next iterator, and everything known is checked before anything is changed.
+        That is less than with :meth:`state_dict`: the names of the operators and, from each
+        reader's position, the batch size, the shards, the padding and the number of samples.
+        Changes of other arguments (shuffle, crops, angles), of seeds and of files in equal number
+        are not noticed.
 
         Args:
             checkpoint: what ``Pipeline.checkpoint()`` returned, or the path of the file that it
                 wrote; ``DALIGenericIterator.checkpoints()`` has one for each pipeline.
 
         Raises:
-            StateMismatch: it is no checkpoint, or of another pipeline; names what differs.
+            StateMismatch: it is not a checkpoint, or is of another pipeline; the message names what
+                differs.
             LoaderError: as :meth:`load_state_dict`.
             OSError: the file cannot be read.
         """
@@ -188,14 +190,15 @@ class DALILoader(TextState):
     def start_py_workers(self) -> None:
         """Start the worker processes of parallel external sources, before anything uses the GPU.
 
-        Forked workers must not inherit a GPU in use. These serve the pipeline that is built next:
-        at the first batch, or by the first state that is loaded; later ones start theirs when they
-        are built. Nothing is done where the pipeline is built already.
+        Forked workers must not inherit a GPU in use. These workers serve the pipeline that is built
+        next: at the first batch, or when the first state is loaded. Later pipelines start theirs
+        when they are built. If the pipeline is built already, nothing is done.
 
-        :func:`stateful_gpu_loader.start_workers` calls it, beside the workers of other loaders.
+        :func:`stateful_gpu_loader.start_workers` calls it, together with starting the workers of
+        other loaders.
 
         Raises:
-            LoaderError: they would be forked, and CUDA has been initialised in this process.
+            LoaderError: the workers would be forked, and CUDA has been initialised in this process.
         """
         if self._stream is not None or self._started is not None:
             return
@@ -214,7 +217,7 @@ class DALILoader(TextState):
             )
 
     def _settled(self) -> PipelineStream:
-        """The stream of batches; builds the pipeline where that was not done yet."""
+        """Return the stream of batches, and build the pipeline if needed."""
         if self._stream is None:
             self._stream, self._description = self._open(None, None, ())
         return self._stream
@@ -222,7 +225,7 @@ class DALILoader(TextState):
     def _open(
         self, place: Place | None, saved: Description | None, accept: Collection[str]
     ) -> tuple[PipelineStream, Description]:
-        """A stream that begins at a place of a described pipeline, or at the beginning.
+        """Open a stream that begins at a place of a described pipeline, or at the beginning.
 
         A place without a description is that of a checkpoint of DALI's own.
         """
@@ -239,7 +242,8 @@ class DALILoader(TextState):
         if place is not None and is_own:
             own_checkpoint.check_operators(place, graph)
         if saved is not None:
-            # Before the build: DALI would say of other operators only that one has no checkpoint.
+            # Checked before the build, in which DALI would only say that an operator has no
+            # checkpoint.
             check_accept(accept, acceptable(saved, description))
             _refuse(before_build(saved), description, accept)
         self._started = None
@@ -274,7 +278,7 @@ def _refuse(saved: Description, present: Description, accept: Collection[str]) -
 
 
 def _policy(given: Any) -> LastBatchPolicy:
-    """Ours, of ours or of DALI's."""
+    """Convert DALI's policy of the same name to this package's."""
     is_policy = isinstance(given, Enum) and type(given).__name__ == LastBatchPolicy.__name__
     if not is_policy or given.name not in LastBatchPolicy.__members__:
         raise TypeError(

@@ -1,6 +1,6 @@
-"""What the states of DALI's pipelines and readers share: a format, and whose state it is.
+"""Common parts of the states of DALI's pipelines and readers: the format, and the comparison.
 
-Whose it is stands there as values of JSON by field, which are compared one by one.
+A state contains a description of its pipeline or reader as JSON values, compared field by field.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stateful_gpu_loader.errors import StateMismatch
 logger = logging.getLogger(__name__)
 
 LONGEST_VALUE = 100
-"""Characters: what is longer stands in the state as a digest."""
+"""Largest number of characters of a value; a longer one is replaced by a digest in the state."""
 
 NOT_GIVEN = "not given"
 
@@ -33,24 +33,27 @@ DATA = frozenset(
         "paths",
     }
 )
-"""Arguments of readers that say which data they read. As many samples of other data leave a
-reader's place where it was, so that a change may be accepted."""
+"""Arguments of readers that tell which data they read.
+
+They may differ by ``accept=``, as a reader's position stays valid for the same number of samples of
+other data.
+"""
 
 Differences = dict[str, tuple[Any, Any]]
-"""The saved and the present value by field."""
+"""The saved and the present value of each field that differs."""
 
 
 def check_header(state: Any, *, format: str, version: int, keys: Collection[str], of: str) -> None:
-    """Whether it is a state of a format at all.
+    """Check that a state is of a format.
 
     Args:
-        format: its name.
-        version: the only one that can be read.
-        keys: all that it must have, besides ``format`` and ``version``.
-        of: the class that writes such states.
+        format: name of the format.
+        version: the only version that can be read.
+        keys: all keys that it must have besides ``format`` and ``version``.
+        of: class that writes such states.
 
     Raises:
-        StateMismatch: it is none.
+        StateMismatch: it is not.
 
     >>> header = {"format": "counter", "version": 1}
     >>> check_header({**header, "n": 3}, format="counter", version=1, keys=["n"], of="Counter")
@@ -72,13 +75,13 @@ def check_header(state: Any, *, format: str, version: int, keys: Collection[str]
 
 
 def foreign(field: str, saved: Any, present: Any, *, of: str) -> StateMismatch:
-    """The error of a state that was altered, or was never one."""
+    """Return the error for a state that was altered or was never one."""
     remedy = f"load what {of}.state_dict() returned, unchanged"
     return StateMismatch(field, saved=saved, present=present, remedy=remedy)
 
 
 def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> Differences:
-    """What differs; NaN is the same as NaN.
+    """Return the fields that differ; NaN equals NaN.
 
     >>> differences({"size": 3, "fill": float("nan")}, {"size": 4, "fill": float("nan")})
     {'size': (3, 4)}
@@ -92,7 +95,7 @@ def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> Differe
 
 
 def check_accept(accept: Any, acceptable: Collection[str]) -> None:
-    """Whether ``accept=`` names what may be accepted.
+    """Check that ``accept=`` contains only names that may be accepted.
 
     Raises:
         ValueError: it does not.
@@ -126,13 +129,13 @@ def refuse(
 
 
 def report(found: Differences) -> None:
-    """Say what differs and was accepted: nothing is ever silently ignored."""
+    """Report accepted differences, so that nothing is silently ignored."""
     for field, (before, now) in found.items():
         logger.warning("accepted another %s: %r instead of %r", field, now, before)
 
 
 def brief(value: Any) -> Any:
-    """The value, or the beginning of a long one with a digest of all of it."""
+    """Return the value, or the beginning of a long one with a digest of all of it."""
     text = json.dumps(value)
     if len(text) <= LONGEST_VALUE:
         return value
@@ -141,5 +144,5 @@ def brief(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Of a value of JSON; 16 hexadecimal digits."""
+    """Return the digest of a JSON value, 16 hexadecimal digits."""
     return blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""BalancedSampler: every class equally often, at any place of the epoch."""
+"""BalancedSampler: every class equally often in any part of an epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.state.schema import as_int
 
 MAX_CLASSES = 1 << 16
-"""Classes that a sampler balances; a block of positions is as long."""
+"""Largest number of classes; a block of positions has the same length."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +26,15 @@ class Classes:
     """A dataset's indices, grouped by class."""
 
     indices: IndexArray
-    """int64 [n]: those of class 0, then those of class 1, ..., ascending within each."""
+    """Indices of class 0, then of class 1, ..., ascending within each; int64 [n]."""
     starts: IndexArray
-    """int64 [number of classes]: where each begins in ``indices``."""
+    """Offset of each class in ``indices``, int64 [number of classes]."""
     sizes: IndexArray
-    """int64 [number of classes]: samples of each, 1 or more."""
+    """Number of samples of each class, 1 or more; int64 [number of classes]."""
 
     @classmethod
     def of(cls, targets: Any) -> Classes:
-        """Group by target; classes are the distinct targets, in ascending order.
+        """Group the indices by target; classes are the distinct targets, in ascending order.
 
         >>> Classes.of([7, 5, 7]).indices.tolist()
         [1, 0, 2]
@@ -46,7 +46,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class _BalancedEpoch:
-    """One epoch's order: blocks with one sample of each class, in keyed order."""
+    """One epoch's order: blocks with one sample of each class, in random order."""
 
     n: int
     classes: Classes
@@ -57,7 +57,7 @@ class _BalancedEpoch:
         places = positions.reshape(-1)
         sizes = self.classes.sizes
         blocks, slots = np.divmod(places, len(sizes))
-        # Block after block each class gives its next sample, going round when it has no more.
+        # In every block each class gives its next sample, starting over when it has no more.
         labels = self._labels(blocks, slots)
         rounds, turns = np.divmod(blocks, sizes[labels])
         members = permuted(
@@ -71,7 +71,7 @@ class _BalancedEpoch:
         return indices.reshape(positions.shape)
 
     def _labels(self, blocks: IndexArray, slots: IndexArray) -> IndexArray:
-        """The class at each slot of a block: the block's classes in the order of random words."""
+        """Return the class at each slot of a block: the classes are sorted by random words."""
         num_classes = len(self.classes.sizes)
         distinct, rows = np.unique(blocks, return_inverse=True)
         words = words_of_64(self.seed, self.epoch, distinct, Stream.CLASSES, num_classes)
@@ -83,11 +83,11 @@ class BalancedOrder:
     """The orders of all epochs.
 
     Args:
-        targets: [n], the class of each index: integers, strings or booleans.
-        num_samples: samples in an epoch; None is the dataset's length.
+        targets: class of each index, [n]: integers, strings or booleans.
+        num_samples: number of samples in an epoch; None is the dataset's length.
 
     Raises:
-        ValueError: there are no targets, they have not one dimension, or are fractions.
+        ValueError: there are no targets, they do not have one dimension, or they are fractions.
     """
 
     is_shuffled = True
@@ -117,27 +117,27 @@ class BalancedOrder:
 
 
 class BalancedSampler(OrderSampler, Sampler[int]):
-    """Every class equally often; its state is a position.
+    """Yields every class equally often; its state is a position.
 
-    Positions go in blocks as long as there are classes, and each block holds every class once, in
-    an order of its own. So after any number of samples (all ranks together) no class was seen more
-    than once more than another: WeightedSampler with weights of 1 / size agrees on average
-    only. The samples of a class come in a keyed permutation; when it is used up, in another one:
-    their counts, too, differ by one at most. A class with more samples than an epoch has blocks
-    shows another random part of them in each epoch.
+    Positions are divided into blocks as long as there are classes, and each block contains every
+    class once, in random order. After any number of samples (all ranks together) the counts of two
+    classes so differ by at most one, whereas WeightedSampler with weights of 1 / size balances on
+    average only. The samples of a class come in a random permutation, and in another one when that
+    is used up, so their counts, too, differ by at most one. A class with more samples than an epoch
+    has blocks shows another random part of them in each epoch.
 
-    An index is found in constant time but for the order of the classes, which is sorted for each
+    An index is computed in constant time, except that the order of the classes is sorted for each
     block that a call touches.
 
     Args:
-        targets: [n], the class of each index: integers, strings or booleans. Copied.
-        num_samples: samples in an epoch, all ranks together; None is ``len(targets)``.
-        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+        targets: class of each index, [n]: integers, strings or booleans. Copied.
+        num_samples: number of samples in an epoch, all ranks together; None is ``len(targets)``.
+        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        ValueError: there are no targets, they have not one dimension, or are fractions; or
+        ValueError: there are no targets, they do not have one dimension, or they are fractions; or
             ``num_samples`` is below 1.
-        TypeError: ``num_samples`` is no int.
+        TypeError: ``num_samples`` is not an int.
 
     >>> targets = ["cat", "cat", "cat", "cat", "cat", "dog"]
     >>> [targets[index] for index in BalancedSampler(targets, seed=1)]
@@ -161,5 +161,5 @@ class BalancedSampler(OrderSampler, Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in an epoch, all ranks together."""
+        """Number of samples in an epoch, all ranks together."""
         return self.order.num_positions

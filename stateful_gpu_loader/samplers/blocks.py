@@ -1,4 +1,4 @@
-"""Blocks: where data lies together (shards, row groups), and a shuffled order that follows it."""
+"""Blocks: how a dataset is stored (shards, row groups), and a shuffled order that follows it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.state.schema import as_int
 
 DEFAULT_WINDOW = 16
-"""Blocks that are mixed at a time unless something else is asked for."""
+"""Number of blocks that are mixed at a time by default."""
 _LARGEST = 1 << 62
 
 
 @runtime_checkable
 class HasBlocks(Protocol):
-    """A dataset that knows in which blocks it is stored."""
+    """A dataset that tells in which blocks it is stored."""
 
     def block_lengths(self) -> IndexArray:
-        """int64 [number of blocks]: samples in each block, in the order of their indices."""
+        """Return the number of samples in each block, in the order of their indices, int64 [n]."""
         ...
 
 
@@ -40,15 +40,15 @@ class Blocks:
     """How a dataset is stored, for a shuffled order that reads it nearly sequentially.
 
     Args:
-        lengths: samples in every block as one int (the last block may be shorter), or int64
-            [number of blocks] with those of each block, none negative (of block boundaries:
+        lengths: number of samples in every block as one int (the last block may be shorter), or
+            int64 [number of blocks] with that of each block, none negative (for block boundaries:
             ``np.diff(boundaries)``).
-        window: blocks that are mixed at a time, 1 or more: that many are open at once, and the
-            order is as random as one from a shuffle buffer that holds all of their samples.
+        window: number of blocks that are mixed at a time, 1 or more. That many are open at once,
+            and the order is as random as one from a shuffle buffer that holds all of their samples.
 
     Raises:
-        ValueError: a length or the window is out of range, or the lengths are no list of ints.
-        TypeError: the window is no int.
+        ValueError: a length or the window is out of range, or the lengths are not a list of ints.
+        TypeError: the window is not an int.
 
     >>> Blocks(1000, window=8)
     Blocks(1000 each, window=8)
@@ -87,10 +87,10 @@ class Blocks:
 
     @classmethod
     def of(cls, source: HasBlocks, *, window: int = DEFAULT_WINDOW) -> Blocks:
-        """The blocks of a source that names them itself.
+        """Return the blocks of a source that describes them itself.
 
         Raises:
-            TypeError: it has no ``block_lengths()``.
+            TypeError: the source has no ``block_lengths()``.
         """
         if not isinstance(source, HasBlocks):
             raise TypeError(
@@ -101,16 +101,16 @@ class Blocks:
 
     @property
     def even(self) -> int | None:
-        """Samples in every block, None where each has its own number."""
+        """Number of samples in every block; None if the blocks differ."""
         return self.lengths if isinstance(self.lengths, int) else None
 
     @property
     def uneven(self) -> IndexArray:
-        """int64 [number of blocks]: samples in each, where each has its own number."""
+        """Number of samples in each block, if the blocks differ; int64 [number of blocks]."""
         return cast(IndexArray, self.lengths)
 
     def layout(self) -> str:
-        """All that decides the order, as text."""
+        """Return all that determines the order, as text."""
         lengths = f"{self.even} each" if self.even is not None else digest_of(self.uneven)
         return f"{lengths}, window {self.window}"
 
@@ -123,7 +123,7 @@ class Blocks:
 
 
 class _EvenLayout:
-    """Where the blocks of an epoch begin, if they have one length: constant memory.
+    """Positions of an epoch's blocks if they have one length; uses constant memory.
 
     Turn t is the t-th block in the order of reading. The dataset's last block may be shorter.
     """
@@ -137,22 +137,22 @@ class _EvenLayout:
         self._end_of_shorter = (self._shorter + 1) * length - self._lacking
 
     def starts(self, turns: IndexArray) -> IndexArray:
-        """Positions at which the turns begin; that of turn ``num_blocks`` is the epoch's end."""
+        """Return the positions where turns begin; turn ``num_blocks`` begins at the epoch's end."""
         return turns * self._length - np.where(turns > self._shorter, self._lacking, 0)
 
     def turns(self, positions: IndexArray) -> IndexArray:
-        """The turns that the positions fall into."""
+        """Return the turns that contain the positions."""
         lacking = np.where(positions >= self._end_of_shorter, self._lacking, 0)
         turns: IndexArray = (positions + lacking) // self._length
         return turns
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
-        """The dataset's index of the first sample of the blocks that are read at the turns."""
+        """Return the dataset's index of the first sample in the blocks read at the turns."""
         return self._blocks(turns) * self._length
 
 
 class _UnevenLayout:
-    """As :class:`_EvenLayout`, for any lengths: 24 bytes a block, and a binary search."""
+    """As :class:`_EvenLayout`, for any lengths, with 24 bytes a block and a binary search."""
 
     def __init__(self, lengths: IndexArray, *, seed: int, epoch: int) -> None:
         self.num_blocks = len(lengths)
@@ -164,7 +164,7 @@ class _UnevenLayout:
         return self._starts[turns]
 
     def turns(self, positions: IndexArray) -> IndexArray:
-        # The last turn that begins at or before the position: empty blocks begin there, too.
+        # This is the last turn that begins at or before the position, which skips empty blocks.
         return np.searchsorted(self._starts, positions, side="right").astype(np.int64) - 1
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
@@ -191,7 +191,7 @@ class _BlockEpoch:
         layout = self.layout
         windows = layout.turns(places) // self.window
         starts = layout.starts(windows * self.window)
-        # Not (windows + 1) * window: that of the last window may lie beyond the last block.
+        # (windows + 1) * window may lie beyond the last block.
         ends = layout.starts(
             windows * self.window
             + np.minimum(self.window, layout.num_blocks - windows * self.window)
@@ -205,12 +205,12 @@ class _BlockEpoch:
 
 
 class BlockOrder(LastEpoch):
-    """The orders of all epochs of a dataset in blocks.
+    """The orders of all epochs of a dataset stored in blocks.
 
-    In each epoch the blocks are permuted by key and taken in windows of so many of them; within
-    a window its samples are permuted by key. So at any time samples of one window's blocks are
-    read, and each block in one window only. An index is found in constant time and memory for
-    blocks of one length; for others, prefix sums over the blocks are made once an epoch.
+    In each epoch the blocks are permuted at random and divided into windows; the samples within a
+    window are permuted at random. At any time only the blocks of one window are read, and each
+    block belongs to one window. An index is computed in constant time and memory if all blocks have
+    one length; otherwise prefix sums over the blocks are computed once an epoch.
 
     Args:
         data_source: the dataset.

@@ -1,4 +1,4 @@
-"""Which sampler stands in for a missing one, and which order is behind a sampler."""
+"""The default sampler of a loader, and the order of a given sampler."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stateful_gpu_loader.samplers.weighted import WeightedSampler
 
 
 class InOrderSampler(OrderSampler, SequentialSampler):
-    """The dataset's own order.
+    """Yields the dataset's own order.
 
-    It has the ``set_epoch`` that trainers call: augmentations are keyed by the epoch, even where
-    the order is the same in every epoch.
+    Trainers call its ``set_epoch``: augmentations depend on the epoch, even though the order does
+    not.
 
     >>> list(InOrderSampler(range(3)))
     [0, 1, 2]
@@ -48,7 +48,7 @@ OWN_SAMPLERS = (
     ShardSampler,
     InOrderSampler,
 )
-"""Samplers whose orders the loader addresses by position."""
+"""Samplers whose orders the loader computes by position."""
 
 
 def default_sampler(
@@ -60,7 +60,7 @@ def default_sampler(
     num_replicas: int | str | None,
     rank: int | None,
 ) -> Sampler[int]:
-    """The sampler that stands in for a missing one."""
+    """Return the sampler for a loader that was given none."""
     if isinstance(dataset, MixedDataset):
         return MixtureSampler(dataset, shuffle=shuffle, seed=seed)
     if num_replicas is not None:
@@ -77,7 +77,7 @@ def is_map(dataset: Any) -> bool:
 
 
 def order_of(sampler: Any) -> PositionOrder | None:
-    """The order behind a sampler that is addressed by position, None for any other.
+    """Return the order of a sampler that is addressed by position, or None for any other.
 
     A subclass counts as any other sampler, since it may yield other indices.
     """

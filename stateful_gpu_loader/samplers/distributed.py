@@ -12,11 +12,11 @@ from stateful_gpu_loader.samplers.resumable import Resumable
 
 
 class DistributedShuffledSampler(Resumable, DistributedSampler):  # type: ignore[type-arg]
-    """One rank's part of an order that all ranks share.
+    """Yields one rank's part of an order that all ranks share.
 
-    Rank r of R yields positions r, r + R, r + 2R, ...; the tail wraps to the epoch's start, or
-    is dropped, so that all ranks yield as many. Arguments as
-    ``torch.utils.data.DistributedSampler``; None for ``num_replicas`` and ``rank`` reads
+    Rank r of R yields positions r, r + R, r + 2R, ... The tail wraps around to the epoch's start,
+    or is dropped, so that all ranks yield as many. The arguments are those of
+    ``torch.utils.data.DistributedSampler``; with None, ``num_replicas`` and ``rank`` are read from
     ``torch.distributed``.
 
     >>> ranks = [DistributedShuffledSampler(range(6), 2, rank, seed=3) for rank in (0, 1)]
@@ -47,7 +47,7 @@ class DistributedShuffledSampler(Resumable, DistributedSampler):  # type: ignore
         self.order: PositionOrder = ShuffledOrder(dataset) if shuffle else SequentialOrder(dataset)
 
     def set_ranks(self, num_replicas: int, rank: int) -> None:
-        """Serve another rank of another number of ranks from now on."""
+        """Change the number of ranks and the rank whose part is yielded."""
         whole, rest = divmod(self.order.num_positions, num_replicas)
         self.num_replicas, self.rank = num_replicas, rank
         self.num_samples = whole + (1 if rest and not self.drop_last else 0)

@@ -1,4 +1,4 @@
-"""Keyed random numbers at any position: 64-bit words, integers below a bound, permutations."""
+"""Random numbers at any position: 64-bit words, integers below a bound, permutations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 def words_of_64(
     seed: int, epoch: int, positions: IndexArray, stream: int, num_words: int
 ) -> npt.NDArray[np.uint64]:
-    """Draw words of 64 bits; arguments and errors are those of ``randomness.words``.
+    """Return random words of 64 bits; arguments and errors are those of ``randomness.words``.
 
     Returns:
         uint64 [n, num_words].
@@ -31,9 +31,9 @@ def words_of_64(
 
 
 def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
-    """Turn words into integers in ``range(end)``: the upper half of ``word * end``.
+    """Convert words to integers in ``range(end)``: the upper half of ``word * end``.
 
-    No integer is more probable than another by more than ``end / 2**64``.
+    The probabilities of two integers differ by at most a factor of about ``1 + end / 2**64``.
 
     Args:
         drawn: uint64 of any shape.
@@ -65,17 +65,17 @@ def permuted(
     numbers: npt.ArrayLike,
     stream: int = Stream.PARTS,
 ) -> IndexArray:
-    """Send each value through a permutation of its own.
+    """Map each value by a permutation of its own.
 
-    The permutations are those of
-    :class:`~stateful_gpu_loader.randomness.permutation.Permutation`, keyed by (seed, epoch,
-    stream, number): ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``.
-    Time and memory grow with the number of values alone, however many permutations they are.
+    The permutations are those of :class:`~stateful_gpu_loader.randomness.permutation.Permutation`,
+    keyed by (seed, epoch, stream, number): ``Permutation(n, ...)`` itself is number n of
+    ``Stream.ORDER``. Time and memory depend on the number of values alone, not on that of
+    permutations.
 
     Args:
         values: int64 [n], each in ``range(lengths[i])``.
-        lengths: int64 [n] or one int: of the permutations, 1 or more each.
-        numbers: int64 [n] or one int: which permutation; those of one number have one length.
+        lengths: length of each permutation, 1 or more; int64 [n] or one int.
+        numbers: number of each permutation; int64 [n] or one int. Equal numbers need equal lengths.
         stream: a :class:`~stateful_gpu_loader.randomness.philox.Stream`.
 
     Returns:

@@ -21,30 +21,31 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "mixture-1"
-"""Name and version; raised whenever an index changes for any mixture, seed and epoch."""
+"""Name and version; the version is raised when any index of any mixture, seed and epoch changes."""
 
 _NO_EPOCH = (1 << 32) - 1
-"""No epoch of a loader, so its keys are free for the seeds of the parts."""
+"""A number that is never an epoch of a loader, so its keys are free for the seeds of the parts."""
 _MAX_PASSES = 1 << 61
-"""Passes over the parts, all together, before their orders come again."""
+"""Number of passes over all parts together after which their orders repeat."""
 _PARTS_NAMED = 8
 
 
 class MixtureOrder:
     """The orders of all epochs of a mixture.
 
-    An epoch goes in blocks. The prefixes up to a block's two ends, counted by
-    :class:`~stateful_gpu_loader.datasets.apportionment.Apportionment`, say how many samples of
-    each part the block holds; their order within it is shuffled by key. The k-th sample of a part,
-    over all epochs, is the k-th of the part's own order, epoch after epoch of its own: every epoch
-    of the mixture draws as many samples of it, so that its place is a product, stored nowhere.
+    An epoch is divided into blocks.
+    :class:`~stateful_gpu_loader.datasets.apportionment.Apportionment` counts the samples of each
+    part up to both ends of a block, and so within it; their order in the block is shuffled at
+    random. The k-th sample of a part, over all epochs, is the k-th of the part's own order, in
+    epochs of its own. Every epoch of the mixture draws the same number of samples from a part, so
+    the position in it is a product and need not be stored.
     """
 
     def __init__(self, dataset: MixedDataset, *, shuffle: bool) -> None:
         self.dataset = dataset
         self.is_shuffled = shuffle
         self.parts = [_order_of(dataset.datasets[d], shuffle) for d in dataset.drawn_parts]
-        """The parts' own orders."""
+        """Orders of the parts."""
         self.algorithm = self._describe()
 
     @property
@@ -52,7 +53,7 @@ class MixtureOrder:
         return self.dataset.num_samples
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of one epoch."""
+        """Return the order of one epoch."""
         return MixtureEpoch(self, seed, epoch)
 
     def _describe(self) -> str:
@@ -83,7 +84,7 @@ class MixtureEpoch:
         ends = dataset.cumulative_sizes
         self._starts = _integers(ends[d - 1] if d else 0 for d in dataset.drawn_parts)
         self._lengths = _integers(part.num_positions for part in order.parts)
-        # Python's ints up to here: late epochs of large mixtures start beyond int64.
+        # Computed with Python's ints: late epochs of large mixtures start beyond int64.
         quotas = self._apportionment.counts(self.n)
         begun = [
             divmod(epoch * quota, part.num_positions)
@@ -94,7 +95,7 @@ class MixtureEpoch:
         self._first_places = _integers(place for _, place in begun)
 
     def __call__(self, positions: IndexArray) -> IndexArray:
-        """int64 [...] positions in ``range(n)`` to int64 [...] indices of the concatenation."""
+        """Map positions in ``range(n)`` to indices of the concatenation; both int64 [...]."""
         flat = np.asarray(positions, dtype=np.int64).reshape(-1)
         blocks, rows = np.unique(flat // self._block_length, return_inverse=True)
         parts, ordinals = self._blocks(blocks.tolist())
@@ -104,11 +105,11 @@ class MixtureEpoch:
         return indices.reshape(positions.shape)
 
     def _own_indices(self, drawn: IndexArray, counted: IndexArray) -> IndexArray:
-        """Indices in the parts.
+        """Return indices in the parts.
 
         Args:
-            drawn: int64 [n], which part each sample is drawn from.
-            counted: int64 [n], how many samples of that part come before it in this epoch.
+            drawn: the part that each sample is drawn from, int64 [n].
+            counted: number of samples of that part before it in this epoch, int64 [n].
         """
         lengths = self._lengths[drawn]
         passes, indices = np.divmod(self._first_places[drawn] + counted, lengths)
@@ -131,14 +132,14 @@ class MixtureEpoch:
         return indices
 
     def _part_seed(self, part: int) -> int:
-        """A mixture within the mixture has keys of its own."""
+        """Return the seed of a part that is itself a mixture, so that its keys differ."""
         return sample_seeds(self._seed, _NO_EPOCH, [part], Stream.MIXTURE)[0]
 
     def _blocks(self, blocks: list[int]) -> tuple[IndexArray, IndexArray]:
-        """Which part each place of the blocks draws from, and how many samples it gave before.
+        """Return the part at each place of the blocks, and how many samples it gave before.
 
         Returns:
-            Two arrays int64 [len(blocks), block_length]; what lies beyond the epoch has no meaning.
+            Two arrays int64 [len(blocks), block_length]; entries beyond the epoch have no meaning.
         """
         length, shape = self._block_length, (len(blocks), len(self._lengths))
         starts = [block * length for block in blocks]
@@ -146,7 +147,7 @@ class MixtureEpoch:
         counts = {n: self._apportionment.counts(n) for n in {*starts, *ends}}
         first = np.array([counts[start] for start in starts], dtype=np.int64).reshape(shape)
         last = np.array([counts[end] for end in ends], dtype=np.int64).reshape(shape)
-        # What is missing in the epoch's last block is filled with a part that does not exist.
+        # The rest of the epoch's last block is filled with a part that does not exist.
         lacking = length - (last - first).sum(axis=1, keepdims=True)
         quotas = np.concatenate([last - first, lacking], axis=1)
         num_parts = quotas.shape[1]
@@ -160,7 +161,7 @@ class MixtureEpoch:
         return parts, _ordinals(parts, np.concatenate([first, np.zeros_like(lacking)], axis=1))
 
     def _shuffled(self, parts: IndexArray, blocks: list[int], filler: int) -> IndexArray:
-        """Each row shuffled by the keys of its block; the filler stays at the end."""
+        """Shuffle each row with the keys of its block; the filler stays at the end."""
         places = np.array(blocks, dtype=np.int64)
         keys = words_of_64(self._seed, self._epoch, places, Stream.MIXTURE, self._block_length)
         keys[parts == filler] = np.iinfo(np.uint64).max
@@ -181,7 +182,7 @@ def _integers(values: Iterable[int]) -> IndexArray:
 
 
 def _ordinals(parts: IndexArray, first: IndexArray) -> IndexArray:
-    """Number the occurrences of each part in each row, from its ``first`` count on.
+    """Number the occurrences of each part in each row, starting with its ``first`` count.
 
     >>> _ordinals(np.array([[0, 1, 1, 0]]), np.array([[5, 20]])).tolist()
     [[5, 20, 21, 6]]
@@ -197,23 +198,23 @@ def _ordinals(parts: IndexArray, first: IndexArray) -> IndexArray:
 
 
 class MixtureSampler(OrderSampler, Sampler[int]):
-    """The samples of a MixedDataset in the proportions of its weights; the state is a position.
+    """Yields the samples of a MixedDataset in proportion to its weights; its state is a position.
 
-    *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. In the
-    first n positions of any epoch, any n, the part comes p * n times to within
-    L * p * (1 - p) + (1 + p * D) / 2, the second term alone without shuffling. For at a
-    block's ends it is the second term, see Apportionment, and between them the count strays most
-    where all of the part's share of the block comes first, or last. Shuffled, it strays by
-    about sqrt(L * p * (1 - p)) / 2.
+    *Bound.* Let p be the share of one of D parts with a weight, and L the ``block_length``. Among
+    the first n positions of any epoch, for any n, the part appears p * n times to within L * p * (1
+    - p) + (1 + p * D) / 2, or within the second term alone without shuffling. At a block's ends the
+    second term is the bound, see Apportionment; between them the count deviates most if all of the
+    part's share of the block comes first, or last. With shuffling it typically deviates by about
+    sqrt(L * p * (1 - p)) / 2.
 
     Args:
         data_source: the mixture; indices are those of its concatenation.
-        shuffle: shuffle the parts within each block, and each part in itself; else parts are
-            interleaved as evenly as can be, each in its own order.
-        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+        shuffle: whether to shuffle the parts within each block, and each part in itself; otherwise
+            the parts are interleaved as evenly as possible, each in its own order.
+        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        TypeError: the data source is no MixedDataset.
+        TypeError: the data source is not a MixedDataset.
 
     >>> mixed = MixedDataset([range(4), range(8)], [0.5, 0.5], num_samples=8)
     >>> sampler = MixtureSampler(mixed, shuffle=False)

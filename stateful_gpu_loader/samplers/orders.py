@@ -1,7 +1,6 @@
-"""Orders that are addressed by position: what a loader asks for indices.
+"""Orders addressed by position: the interface between samplers and the loader.
 
-A new kind of order is one :class:`PositionOrder`: the loader, its ranks and its resumption work
-with any.
+Any class with the interface :class:`PositionOrder` works with the loader, its ranks and resuming.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from stateful_gpu_loader.records import IndexArray
 
 
 class EpochOrder(Protocol):
-    """One epoch's global order: from positions to the dataset's indices."""
+    """One epoch's global order: maps positions to the dataset's indices."""
 
     @property
     def n(self) -> int:
-        """Samples in the epoch, all ranks together; fixed while the epoch lasts."""
+        """Number of samples in the epoch, all ranks together; constant during the epoch."""
         ...
 
     def __call__(self, positions: IndexArray) -> IndexArray:
-        """int64 [...] positions in ``range(n)`` to int64 [...] indices."""
+        """Map positions in ``range(n)`` to indices; both int64 [...]."""
         ...
 
 
 def key_offset_of(indices: EpochOrder) -> int:
-    """What is added to an epoch's positions before they become the keys of augmentations.
+    """Return what is added to an epoch's positions to get the keys of augmentations.
 
-    Shards that have an order each share a seed; their ``key_offset`` keeps their augmentations
-    apart. It is 0 for an order that the ranks share.
+    Shards with separate orders share a seed; their ``key_offset`` makes their augmentations differ.
+    It is 0 for an order that the ranks share.
     """
     return int(getattr(indices, "key_offset", 0))
 
@@ -47,18 +46,20 @@ class PositionOrder(Protocol):
     """The orders of all epochs."""
 
     algorithm: str
-    """Name and version, and all that decides the order beside seed and length: compared as part of
-    the fingerprint."""
+    """Name, version, and all else that determines the order, except seed and length.
+
+    It is compared as part of the fingerprint.
+    """
     is_shuffled: bool
     """Whether the order is random."""
 
     @property
     def num_positions(self) -> int:
-        """Samples in an epoch that begins now, all ranks together."""
+        """Number of samples in an epoch that begins now, all ranks together."""
         ...
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of one epoch."""
+        """Return the order of one epoch."""
         ...
 
 
@@ -79,7 +80,7 @@ class Identity:
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """An order that is given as a list of indices, as an EpochOrder.
+    """An order given as a list of indices, as an EpochOrder.
 
     >>> import numpy as np
     >>> Listed(np.array([2, 0, 1]))(np.array([1, 2])).tolist()
@@ -97,14 +98,14 @@ class Listed:
 
 
 ENDLESS = 2**62
-"""Positions of an epoch whose end is not known in advance."""
+"""Number of positions of an epoch whose end is not known in advance."""
 
 
 class CallOrder:
-    """The positions themselves, for samples that are made one after the other and have no index.
+    """Yields the positions themselves, for samples that are made one by one and have no index.
 
     Args:
-        length: of every epoch; None where its end is not known in advance.
+        length: number of samples in every epoch; None if its end is not known in advance.
     """
 
     algorithm = "called"
@@ -135,23 +136,23 @@ class SequentialOrder:
 
 
 class ShuffledOrder(SequentialOrder):
-    """A keyed permutation of the dataset in each epoch, in constant memory."""
+    """A random permutation of the dataset in each epoch, in constant memory."""
 
     algorithm = f"{permutation.ALGORITHM}-{permutation.VERSION}"
     is_shuffled = True
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        # range(0) has one order, and Permutation none.
+        # Permutation does not accept n = 0.
         n = self.num_positions
         return Permutation(n, seed=seed, epoch=epoch) if n else Identity(0)
 
 
 class LastEpoch(ABC):
-    """The base of position orders that build a table at the start of an epoch.
+    """Base of position orders that compute a table at the start of an epoch.
 
-    The table is made when an epoch is asked for and kept until another one is; it is never
-    pickled, so that a worker process gets the order without it. Several threads may ask at once:
-    at worst each makes the same table.
+    The table is computed when an epoch is first asked for and kept until another one is. It is not
+    pickled, so worker processes get the order without it. If several threads ask at once, each may
+    compute the same table.
     """
 
     _last: tuple[tuple[int, int, int], EpochOrder] | None = None
@@ -159,14 +160,14 @@ class LastEpoch(ABC):
     @property
     @abstractmethod
     def num_positions(self) -> int:
-        """Samples in an epoch that begins now, all ranks together."""
+        """Number of samples in an epoch that begins now, all ranks together."""
 
     @abstractmethod
     def begin(self, seed: int, epoch: int) -> EpochOrder:
-        """Make the order of one epoch."""
+        """Compute the order of one epoch."""
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of one epoch, made anew only for another seed, epoch or length."""
+        """Return the order of one epoch, computed again only if seed, epoch or length change."""
         key = seed, epoch, self.num_positions
         last = self._last
         if last is None or last[0] != key:
@@ -179,13 +180,13 @@ class LastEpoch(ABC):
 
 
 def digest_of(array: npt.NDArray[np.generic]) -> str:
-    """BLAKE2b of the array's length and of its elements as little-endian bytes.
+    """Return the BLAKE2b digest of an array's length and its elements as little-endian bytes.
 
     Args:
-        array: [n] of any number type; the same numbers of another type are another array.
+        array: [n] of any number type; the same numbers of another type have another digest.
 
     Returns:
-        the length and 16 hexadecimal digits.
+        The length and 16 hexadecimal digits.
 
     >>> digest_of(np.array([3, 1, 2]))
     '3:c22d70e57dc8bf9f'

@@ -16,14 +16,14 @@ from stateful_gpu_loader.state.schema import as_int
 
 @dataclass(frozen=True)
 class _RepeatedEpoch:
-    """One epoch's order; the copies of a sample are neighbours, or anywhere."""
+    """One epoch's order; the copies of a sample are neighbours, or scattered."""
 
     n: int
     length: int
     num_repeats: int
     adjacent: bool
     rounds: Rounds | None
-    """Over the dataset for neighbours, else over all copies; None leaves them in order."""
+    """Permutations of the dataset, or of all copies if they are scattered; None keeps the order."""
 
     def __call__(self, positions: IndexArray) -> IndexArray:
         copies = positions // self.num_repeats if self.adjacent else positions
@@ -31,7 +31,7 @@ class _RepeatedEpoch:
 
 
 class RepeatedOrder:
-    """The orders of all epochs; arguments are those of :class:`RepeatedSampler`."""
+    """The orders of all epochs; the arguments are those of :class:`RepeatedSampler`."""
 
     def __init__(
         self,
@@ -64,28 +64,28 @@ class RepeatedOrder:
 
 
 class RepeatedSampler(OrderSampler, Sampler[int]):
-    """Each sample several times an epoch, every time under another key: other augmentations.
+    """Yields each sample several times an epoch, each time with other augmentations.
 
-    Repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al.,
+    This is repeated augmentation (Hoffer et al., "Augment your batch", CVPR 2020; Berman et al.,
     "MultiGrain", 2019). By default the copies of a sample are neighbours in the order that the
-    ranks share, so that they go to different ranks, or into one batch where there is one rank.
-    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition, so that it sees
-    ``1 / num_repeats`` of the dataset, as torchvision's RASampler and timm's RepeatAugSampler do
-    (``len(data_source) // 256 * 256`` is theirs exactly).
+    ranks share, so they go to different ranks, or into one batch if there is one rank.
+    ``num_samples=len(data_source)`` keeps an epoch as long as without repetition, so that it
+    contains ``1 / num_repeats`` of the dataset, as with torchvision's RASampler and timm's
+    RepeatAugSampler (which use exactly ``len(data_source) // 256 * 256``).
 
     Args:
         data_source: the dataset, of 1 sample or more.
-        num_repeats: copies of each sample, 1 or more.
-        num_samples: samples in an epoch, all ranks together; None is ``num_repeats`` times the
-            dataset. Beyond it the dataset is gone through again in another order.
-        shuffle: permute by key in each epoch; False keeps the dataset's order.
+        num_repeats: number of copies of each sample, 1 or more.
+        num_samples: number of samples in an epoch, all ranks together; None is ``num_repeats``
+            times the dataset. Beyond that the dataset is repeated in another order.
+        shuffle: whether to permute the samples in each epoch; False keeps the dataset's order.
         adjacent: whether copies are neighbours; False scatters them over the epoch (without
-            ``shuffle``, the dataset is gone through again and again).
-        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
+            ``shuffle``, the whole dataset is repeated).
+        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
         ValueError: the dataset is empty, or a number is below 1.
-        TypeError: a number is no int.
+        TypeError: a number is not an int.
 
     >>> list(RepeatedSampler(range(3), 2, seed=2))
     [1, 1, 2, 2, 0, 0]
@@ -120,5 +120,5 @@ class RepeatedSampler(OrderSampler, Sampler[int]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in an epoch, all ranks together."""
+        """Number of samples in an epoch, all ranks together."""
         return self.order.num_positions

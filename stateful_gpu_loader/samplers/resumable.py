@@ -1,4 +1,4 @@
-"""The state of a sampler that is iterated by itself, and the iteration over a whole order."""
+"""The base of this package's samplers, and their state when they are iterated without a loader."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _BLOCK = 4096
 
 
 class Resumable(TextState):
-    """State of a sampler that is iterated by itself: seed, epoch, position, and which order."""
+    """State of a sampler that is iterated without a loader: seed, epoch, position and order."""
 
     order: PositionOrder
-    """What is iterated; a loader takes it and divides it among ranks."""
+    """Order that is iterated; a loader takes it and divides it among ranks."""
 
     seed: Any
     epoch: int
     requested_epoch: int | None = None
-    """Set by :meth:`set_epoch`, until a loader has read it."""
+    """Epoch given to :meth:`set_epoch`, until a loader has read it."""
     resume_at: int | None = None
-    """Set by :meth:`load_state_dict`, until the next iteration."""
+    """Position given to :meth:`load_state_dict`, until the next iteration."""
     _position: int = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration shuffles as this epoch.
+        """Set the epoch of the next iteration.
 
         Raises:
-            ValueError: the epoch is no int from 0 to 2**32 - 2.
+            ValueError: the epoch is not an int from 0 to 2**32 - 2.
         """
         self.epoch = self.requested_epoch = as_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed, epoch, the number of indices already yielded in it, and the order's name."""
+        """Return seed, epoch, number of indices yielded in it, and name and length of the order."""
         return {
             "seed": 0 if self.seed is None else self.seed,
             "epoch": self.epoch,
@@ -50,11 +50,11 @@ class Resumable(TextState):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The next iteration yields the rest of the epoch.
+        """Resume: the next iteration yields the rest of the epoch.
 
         Raises:
-            StateMismatch: a field is missing, no int or out of range, the order or its length is
-                another, or the seed another explicit one.
+            StateMismatch: a field is missing, not an int or out of range, the order or its length
+                differs, or the sampler has another explicit seed.
         """
         for field, present in (
             ("order", self.order.algorithm),
@@ -94,7 +94,7 @@ class Resumable(TextState):
         self.resume_at = found["position"]
 
     def ordinals(self, num_samples: int) -> Iterator[range]:
-        """The ordinals that are still to come, in blocks; the state counts them one by one."""
+        """Yield the remaining ordinals in blocks; the next epoch begins after them."""
         start = self.resume_at or 0
         self.resume_at, self._position = None, start
         for first in range(start, num_samples, _BLOCK):
@@ -106,11 +106,11 @@ class Resumable(TextState):
 class OrderSampler(Resumable):
     """A sampler that yields a :class:`PositionOrder`, epoch after epoch.
 
-    The base of this package's samplers.
+    It is the base class of this package's samplers.
     """
 
     def __len__(self) -> int:
-        """Samples in an epoch, all ranks together."""
+        """Return the number of samples in an epoch, all ranks together."""
         return self.order.num_positions
 
     def __iter__(self) -> Iterator[int]:
@@ -122,10 +122,10 @@ class OrderSampler(Resumable):
 
 
 def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
-    """The seed that keys an order: the given one, or what the generator would give next.
+    """Return the seed of an order: the given one, or the one that the generator would give next.
 
-    The generator is asked on a copy: it does not move, and decides all epochs at once, where
-    torch's samplers draw from it in each.
+    It is drawn from a copy, so the generator does not advance, and it determines all epochs,
+    whereas torch's samplers draw from the generator in each epoch.
 
     Raises:
         ValueError: both are given.

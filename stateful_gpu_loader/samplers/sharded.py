@@ -1,4 +1,4 @@
-"""ShardSampler: one shard of a dataset, as DALI's readers and its iterator divide it."""
+"""ShardSampler: one shard of a dataset, divided as DALI's readers and its iterator do."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from stateful_gpu_loader.samplers.orders import EpochOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 
 ALGORITHM = "shards-1"
-"""Name and version; raised whenever an index changes for any arguments."""
+"""Name and version; the version is raised when any index for any arguments changes."""
 
 _SHARD_BITS = 40
 
 
 class LastBatchPolicy(Enum):
-    """What becomes of an epoch's last batch, under the names of DALI's iterator."""
+    """What happens to an epoch's last batch, with the names of DALI's iterator."""
 
     FILL = "fill"
-    """It is filled with what comes next, or with repetitions of the last sample."""
+    """Fill it with the samples that come next, or with repetitions of the last one."""
     DROP = "drop"
-    """It is dropped unless the epoch fills it."""
+    """Drop it unless it is full."""
     PARTIAL = "partial"
-    """It is as short as the epoch leaves it."""
+    """Deliver it incomplete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +73,20 @@ class Sharding:
 
     @property
     def stays(self) -> bool:
-        """Whether every epoch is of the same shard."""
+        """Whether every epoch reads the same shard."""
         return self.stick_to_shard or self.shuffle_after_epoch
 
     def start(self, shard: int, n: int) -> int:
-        """The first of n samples that lies in a shard: DALI's ``floor(shard * n / num_shards)``."""
+        """Return the first of n samples in a shard: DALI's ``floor(shard * n / num_shards)``."""
         return shard * n // self.num_shards
 
     def consumed(self, epoch: int, n: int) -> int:
-        """Samples that the reader has given to all epochs before this one, padding included.
+        """Return the number of samples that the reader gave before an epoch, including padding.
 
-        DALI cuts a reader's endless stream into epochs; what an epoch takes and does not
-        deliver is lost to the next one. Under FILL without padding, epoch e ends with the first
-        batch that takes every shard to its end for the (e + 1)th time, but has one batch at
-        least: in DALI's counting per shard, that is the closed form here.
+        DALI divides the endless stream of a reader into epochs; what an epoch takes and does not
+        deliver is missing in the next one. With FILL and no padding, epoch e ends with the first
+        batch that takes every shard to its end for the (e + 1)th time, but has at least one batch.
+        This is the closed form of DALI's counting per shard.
         """
         size, batch_size = -(-n // self.num_shards), self.batch_size
         if self.last_batch_policy is LastBatchPolicy.DROP:
@@ -99,7 +99,7 @@ class Sharding:
         return least_multiple(longest, batch_size)
 
     def delivered(self, epoch: int, n: int) -> int:
-        """Samples of one epoch."""
+        """Return the number of samples in one epoch."""
         if self.last_batch_policy is LastBatchPolicy.DROP:
             return n // self.num_shards // self.batch_size * self.batch_size
         if self.last_batch_policy is LastBatchPolicy.PARTIAL:
@@ -108,7 +108,7 @@ class Sharding:
         return self.consumed(epoch + 1, n) - self.consumed(epoch, n)
 
     def most_delivered(self, n: int) -> int:
-        """Samples of the longest epoch."""
+        """Return the number of samples in the longest epoch."""
         size = -(-n // self.num_shards)
         if self.last_batch_policy is LastBatchPolicy.FILL:
             return least_multiple(size, self.batch_size)
@@ -116,16 +116,16 @@ class Sharding:
 
 
 def least_multiple(count: int, of: int) -> int:
-    """The least multiple of ``of`` that is not below ``count``."""
+    """Return the least multiple of ``of`` that is not below ``count``."""
     return -(-count // of) * of
 
 
 class ShardEpoch:
     """One epoch of one shard, as an EpochOrder: a window of the reader's endless stream.
 
-    The stream is a row of turns. In each turn one shard is gone through, then the next one (the
-    same one where it stays), and with ``pad_last_batch`` its last sample is repeated until all
-    shards have filled as many batches.
+    The stream is a sequence of turns. Each turn reads one shard, then comes the next shard (or the
+    same one if it stays). With ``pad_last_batch`` its last sample is repeated until all shards have
+    filled as many batches.
     """
 
     def __init__(self, sharding: Sharding, n: int, *, seed: int, epoch: int) -> None:
@@ -141,14 +141,14 @@ class ShardEpoch:
         elif sharding.stays:
             self._period = int(self._starts[own + 1] - self._starts[own])
         else:
-            # Turns of all shards, one after the other, are the whole dataset.
+            # The turns of all shards, one after the other, are the whole dataset.
             self._period = n
             place += int(self._starts[own])
-        # Python's ints up to here: late epochs of large datasets start beyond int64.
+        # Computed with Python's ints: late epochs of large datasets start beyond int64.
         self._first_period, self._first_offset = divmod(place, self._period)
 
     def __call__(self, positions: IndexArray) -> IndexArray:
-        """int64 [...] positions in ``range(n)`` to int64 [...] indices."""
+        """Map positions in ``range(n)`` to indices; both int64 [...]."""
         flat = np.asarray(positions, dtype=np.int64).reshape(-1)
         turns, shards, offsets = self._places(flat)
         sharding, first = self._sharding, self._starts[shards]
@@ -162,7 +162,7 @@ class ShardEpoch:
         return indices.reshape(positions.shape)
 
     def _places(self, positions: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
-        """The turn, the shard and the offset in it at each position."""
+        """Return the turn, the shard and the offset in it at each position."""
         sharding, starts = self._sharding, self._starts
         own, num_shards = sharding.shard_id, sharding.num_shards
         periods, offsets = np.divmod(self._first_offset + positions, self._period)
@@ -196,11 +196,11 @@ class ShardOrder:
 
     @property
     def num_positions(self) -> int:
-        """Samples of the longest epoch: a shard is one sample longer than another at most."""
+        """Number of samples in the longest epoch; the lengths of shards differ by at most one."""
         return self._sharding.most_delivered(self._num_samples())
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
-        """The order of one epoch, of its own length."""
+        """Return the order of one epoch, which has its own length."""
         return ShardEpoch(self._sharding, self._num_samples(), seed=seed, epoch=epoch)
 
     def _num_samples(self) -> int:
@@ -220,36 +220,36 @@ class ShardOrder:
 
 
 class ShardSampler(OrderSampler, Sampler[int]):
-    """One shard of a dataset, epoch by epoch, with the contents that DALI's readers give it.
+    """Yields one shard of a dataset, epoch by epoch, with the contents that DALI's readers give it.
 
     Arguments, defaults and meaning are those of ``nvidia.dali.fn.readers`` and of
-    ``DALIGenericIterator(reader_name=...)``, and epochs agree with DALI 2.4 batch for batch (a
-    batch of no samples, which DALI delivers where PARTIAL leaves nothing, is left out). That
-    includes what is lost: without ``pad_last_batch``, what DROP and PARTIAL cut off one epoch is
-    not delivered in the next one either. ``pad_last_batch=True`` with PARTIAL gives each shard
-    exactly once. Give the batch size to the loader as well: another one there cuts the same
+    ``DALIGenericIterator(reader_name=...)``, and epochs agree with DALI 2.4 batch for batch (except
+    that a batch of no samples, which DALI delivers if PARTIAL leaves nothing, is left out). This
+    includes lost samples: without ``pad_last_batch``, what DROP and PARTIAL cut off one epoch is
+    not delivered in the next one either. ``pad_last_batch=True`` with PARTIAL yields each shard
+    exactly once. Give the batch size to the loader as well: another one there divides the same
     epochs into other batches. The state is a position in this shard alone.
 
     Args:
         data_source: anything with a length of at least ``num_shards``.
-        batch_size: of the batches that FILL fills and DROP drops.
-        shard_id: this shard, counted from 0.
-        num_shards: how many there are; shard i of n samples is
-            ``range(i * n // num_shards, (i + 1) * n // num_shards)``.
-        stick_to_shard: whether every epoch is of the same shard, and not of the next one.
+        batch_size: size of the batches that FILL fills and DROP drops.
+        shard_id: number of this shard, counted from 0.
+        num_shards: number of shards; shard i of n samples is ``range(i * n // num_shards, (i + 1) *
+            n // num_shards)``.
+        stick_to_shard: whether every epoch reads the same shard, rather than the next one.
         pad_last_batch: whether the last sample is repeated until all shards have filled as many
-            batches, and not the next shard begun.
+            batches, rather than the next shard begun.
         last_batch_policy: see :class:`LastBatchPolicy`.
-        random_shuffle: shuffle within the shard: each of its turns has a keyed permutation, where
-            DALI draws from a buffer of ``initial_fill``.
-        shuffle_after_epoch: shuffle the whole dataset in each epoch and then divide it, always the
-            same shard of it; all shards need one seed.
-        seed: keys the shuffling; None is settled by the loader that uses the sampler, or is 0.
+        random_shuffle: whether to shuffle within the shard: each of its turns has a random
+            permutation, whereas DALI draws from a buffer of ``initial_fill``.
+        shuffle_after_epoch: whether to shuffle the whole dataset in each epoch and then divide it,
+            always taking the same shard; all shards need one seed.
+        seed: seed of the shuffling; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        ValueError: an argument is out of range; two exclude each other, as with DALI; there are
+        ValueError: an argument is out of range; two contradict each other, as with DALI; there are
             more shards than samples; or DROP would drop everything.
-        TypeError: ``last_batch_policy`` is no LastBatchPolicy, or a number no integer.
+        TypeError: ``last_batch_policy`` is not a LastBatchPolicy, or a number is not an integer.
 
     >>> shards = [ShardSampler(range(7), 2, shard_id=i, num_shards=2) for i in range(2)]
     >>> [list(shard) for shard in shards]
@@ -289,5 +289,5 @@ class ShardSampler(OrderSampler, Sampler[int]):
         self.epoch = 0
 
     def __len__(self) -> int:
-        """Samples of the epoch that comes next, or is under way."""
+        """Return the number of samples in the present epoch, or in the next one."""
         return self.order.of_epoch(self.seed or 0, self.epoch).n

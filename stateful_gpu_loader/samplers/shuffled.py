@@ -1,4 +1,4 @@
-"""ShuffledSampler: keyed orders of the whole dataset, torch's RandomSampler by position."""
+"""ShuffledSampler: random orders of the whole dataset, like torch's RandomSampler, by position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stateful_gpu_loader.state.schema import as_int
 
 @dataclass(frozen=True)
 class Rounds:
-    """Round after round over ``range(length)``, each in a keyed order of its own.
+    """Repeats ``range(length)`` in rounds, each in a random order of its own.
 
-    An EpochOrder of constant memory.
+    It is an EpochOrder with constant memory.
 
     >>> import numpy as np
     >>> rounds = Rounds(8, length=3, seed=2, epoch=0)
@@ -47,9 +47,9 @@ class Rounds:
 
 
 class RoundsOrder:
-    """The orders of all epochs: of a part of the dataset, or of it several times over.
+    """The orders of all epochs, over a part of the dataset or over several rounds of it.
 
-    Every round holds each index once, so no two counts differ by more than one.
+    Every round contains each index once, so the counts of two indices differ by at most one.
     """
 
     is_shuffled = True
@@ -66,7 +66,7 @@ class RoundsOrder:
 
 @dataclass(frozen=True)
 class UniformDraws:
-    """Draws from ``range(length)``, an EpochOrder of constant memory.
+    """Uniform draws from ``range(length)``, as an EpochOrder with constant memory.
 
     >>> import numpy as np
     >>> UniformDraws(10**9, length=6, seed=1, epoch=0)(np.array([0, 10**9 - 1])).tolist()
@@ -84,11 +84,11 @@ class UniformDraws:
 
 
 class ReplacementOrder:
-    """The draws of all epochs.
+    """The orders of all epochs, drawn with replacement.
 
     Args:
         data_source: the dataset.
-        num_samples: draws in an epoch; None is the dataset's length.
+        num_samples: number of draws in an epoch; None is the dataset's length.
     """
 
     is_shuffled = True
@@ -107,27 +107,27 @@ class ReplacementOrder:
 
 
 class ShuffledSampler(OrderSampler, RandomSampler):
-    """A shuffled order of the whole dataset; its state is a position.
+    """Yields the whole dataset in random order; its state is a position.
 
-    Arguments as ``torch.utils.data.RandomSampler``; every order is found in constant time at
-    any position.
+    The arguments are those of ``torch.utils.data.RandomSampler``. An index is computed in constant
+    time at any position.
 
     Args:
         data_source: anything with a length from 1 to 2**63 - 1.
-        replacement: draw each sample from the whole dataset.
-        num_samples: samples in an epoch; None is the dataset's length. Beyond it, without
-            replacement, the dataset is gone through again in another order.
-        generator: gives the seed in its place; it is asked on a copy, and does not move.
-        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
-        locality: in which blocks the dataset is stored, for an order that reads it nearly
-            sequentially: see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
+        replacement: whether to draw each sample from the whole dataset.
+        num_samples: number of samples in an epoch; None is the dataset's length. Beyond that,
+            without replacement, the dataset is repeated in another order.
+        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        locality: the blocks in which the dataset is stored, for an order that reads it nearly
+            sequentially; see :class:`~stateful_gpu_loader.samplers.blocks.BlockOrder`.
 
     Raises:
-        ValueError: ``num_samples`` is no positive int, the blocks do not make up the dataset, or
-            two arguments exclude each other.
-        TypeError: ``replacement`` is no bool, or ``locality`` are no Blocks.
+        ValueError: ``num_samples`` is not a positive int, the blocks do not make up the dataset, or
+            two arguments contradict each other.
+        TypeError: ``replacement`` is not a bool, or ``locality`` is not a Blocks.
 
-    Source of the order: :class:`stateful_gpu_loader.randomness.permutation.Permutation`.
+    The order is that of :class:`stateful_gpu_loader.randomness.permutation.Permutation`.
 
     >>> sampler = ShuffledSampler(range(6), seed=1)
     >>> first = iter(sampler)

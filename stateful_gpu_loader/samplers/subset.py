@@ -1,4 +1,4 @@
-"""SubsetSampler: given indices, in keyed order or in their own."""
+"""SubsetSampler: given indices, in random order or in their own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 
 @dataclass(frozen=True, eq=False)
 class _SubsetEpoch:
-    """One epoch's order of a subset: an order of its places, and what lies there."""
+    """One epoch's order of a subset: an order of its places, and the indices at these places."""
 
     places: EpochOrder
     indices: range | IndexArray
@@ -38,8 +38,8 @@ class SubsetOrder:
     """The orders of all epochs of a subset.
 
     Args:
-        indices: of the subset, as :class:`SubsetSampler` takes them.
-        shuffle: permute them by key in each epoch.
+        indices: indices of the subset, as for :class:`SubsetSampler`.
+        shuffle: whether to permute them in each epoch.
     """
 
     def __init__(self, indices: Any, *, shuffle: bool) -> None:
@@ -64,20 +64,20 @@ class SubsetOrder:
 
 
 class SubsetSampler(OrderSampler, SubsetRandomSampler):
-    """A subset of the dataset; its state is a position.
+    """Yields a subset of the dataset; its state is a position.
 
-    Arguments as ``torch.utils.data.SubsetRandomSampler``. A range is never written out, and an
-    array of int64 (a memory-mapped one, too) is not copied: do not change it afterwards.
+    The arguments are those of ``torch.utils.data.SubsetRandomSampler``. A range is not expanded,
+    and an array of int64 (memory-mapped or not) is not copied: do not change it afterwards.
 
     Args:
-        indices: of the dataset, none negative; any sequence or tensor of ints.
-        generator: gives the seed in its place; it is asked on a copy, and does not move.
-        seed: keys the order; None is settled by the loader that uses the sampler, or is 0.
-        shuffle: permute the indices by key in each epoch; False leaves their order as it is.
+        indices: indices of the dataset, none negative; any sequence or tensor of ints.
+        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        seed: seed of the order; None takes that of the loader that uses the sampler, or 0.
+        shuffle: whether to permute the indices in each epoch; False keeps their order.
 
     Raises:
-        ValueError: an index is negative, they are no list of ints, or both seed and generator
-            are given.
+        ValueError: an index is negative, the indices are not a list of ints, or both seed and
+            generator are given.
 
     >>> sorted(SubsetSampler([4, 8, 15, 16], seed=1))
     [4, 8, 15, 16]
@@ -101,7 +101,7 @@ class SubsetSampler(OrderSampler, SubsetRandomSampler):
 
 
 def _checked(indices: Any) -> IndexArray:
-    """The indices as an array of int64, of which as little is copied as can be."""
+    """Return the indices as an array of int64, copied only if necessary."""
     array = np.asarray(indices)
     if array.size == 0:
         array = array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""WeightedSampler: draws in proportion to weights, torch's WeightedRandomSampler by position."""
+"""WeightedSampler: draws in proportion to weights, like WeightedRandomSampler, by position."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ _NUM_TERMS = 18
 class AliasTable:
     """Draws from ``range(n)`` in proportion to weights: a uniform column, then one of two indices.
 
-    Walker, "An efficient method for generating discrete random variables with general
-    distributions", ACM TOMS 3(3), 1977; the columns are filled by the sweep of Hübschle-Schneider
-    and Sanders, "Parallel weighted random sampling", ESA 2019, whose cursors are searches in two
-    prefix sums here. Column i holds index i up to its threshold, and beyond it an index of
-    at least the mean weight, so that a weight of 0 is never drawn.
+    The method is that of Walker, "An efficient method for generating discrete random variables with
+    general distributions", ACM TOMS 3(3), 1977. The columns are filled by the sweep of
+    Hübschle-Schneider and Sanders, "Parallel weighted random sampling", ESA 2019, whose cursors are
+    searches in two prefix sums here. Column i holds index i up to its threshold, and above it an
+    index of at least the mean weight, so a weight of 0 is never drawn.
 
-    No probability is off by more than about n * 2**-45 of itself (3e-8 for a million weights) and
-    2**-64: the prefix sums are rounded. They are made by sums, products and quotients alone, which
-    are rounded the same everywhere.
+    Because the prefix sums are rounded, a probability may be off by at most about n * 2**-45 of
+    itself (3e-8 for a million weights) and by 2**-64. Only sums, products and quotients are used,
+    which are rounded equally on all machines.
     """
 
     thresholds: npt.NDArray[np.uint64]
-    """uint64 [n]: a column gives its own index for words below this, of 2**64."""
+    """Words below this value give a column's own index; uint64 [n]."""
     aliases: IndexArray
-    """int64 [n]: the index that a column gives for all other words."""
+    """Index that a column gives for all other words, int64 [n]."""
 
     @classmethod
     def of(cls, weights: FloatArray) -> AliasTable:
         """Build the table in O(n log n).
 
         Args:
-            weights: float64 [n], finite, none negative, one positive.
+            weights: float64 [n], finite, none negative, at least one positive.
 
         >>> table = AliasTable.of(np.array([1.0, 3.0]))
         >>> (table.thresholds / 2**64).round(6).tolist(), table.aliases.tolist()
@@ -64,19 +64,19 @@ class AliasTable:
         """
         n = len(weights)
         own = weights / weights.max()
-        # Sums of numbers up to 1 do not round above their count: the largest stays 1 or more.
+        # Sums of numbers up to 1 are not rounded above their count, so the largest stays 1 or more.
         own *= n / np.cumsum(own)[-1]
         heavy, light = np.flatnonzero(own >= 1), np.flatnonzero(own < 1)
         excess = np.cumsum(own[heavy] - 1)
         deficit = np.cumsum(1 - own[light])
         aliases = np.arange(n, dtype=np.int64)
 
-        # A light column takes what it lacks from the first heavy index that has anything left.
+        # A light column is filled from the first heavy index that has anything left.
         before = np.concatenate([np.zeros(min(1, len(light))), deficit[:-1]])
         filler = np.searchsorted(excess, before, side="left")
         aliases[light] = heavy[np.minimum(filler, len(heavy) - 1)]
 
-        # A heavy index that a light column overdraws lacks that much, and takes it from the next.
+        # A heavy index that a light column overdraws is filled from the next heavy one.
         last = np.searchsorted(deficit, excess[:-1], side="right")
         overdrawn = np.flatnonzero(last < len(light))
         own[heavy] = 1
@@ -86,7 +86,7 @@ class AliasTable:
         return cls(scaled.astype(np.uint64), aliases)
 
     def draw(self, words: npt.NDArray[np.uint64]) -> IndexArray:
-        """Turn random words into indices.
+        """Convert random words to indices.
 
         Args:
             words: uint64 [m, 2].
@@ -101,7 +101,7 @@ class AliasTable:
 
 @dataclass(frozen=True)
 class _WeightedDraws:
-    """One epoch's draws, an EpochOrder."""
+    """One epoch's draws, as an EpochOrder."""
 
     n: int
     table: AliasTable
@@ -117,8 +117,8 @@ class AliasOrder:
     """The weighted draws of all epochs, with replacement.
 
     Args:
-        weights: float64 [n], finite, none negative, one positive.
-        num_samples: draws in an epoch.
+        weights: float64 [n], finite, none negative, at least one positive.
+        num_samples: number of draws in an epoch.
     """
 
     is_shuffled = True
@@ -130,7 +130,7 @@ class AliasOrder:
 
     @cached_property
     def table(self) -> AliasTable:
-        """Built at the first draw, and not pickled."""
+        """The alias table, built at the first draw and not pickled."""
         return AliasTable.of(self._weights)
 
     def of_epoch(self, seed: int, epoch: int) -> EpochOrder:
@@ -141,11 +141,11 @@ class AliasOrder:
 
 
 def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
-    """Exponential variates, each from one word: -log(1 - word / 2**64).
+    """Return exponential variates, each from one word: -log(1 - word / 2**64).
 
-    From sums, products and quotients alone, which are rounded the same everywhere; the last bit of
-    NumPy's log depends on the CPU, and an order may depend on it. Small ones are as exact as large
-    ones, to about 1e-15 of their value.
+    Only sums, products and quotients are used, which are rounded equally on all machines. The last
+    bit of NumPy's log depends on the CPU, and an order may depend on that bit. Small variates are
+    as exact as large ones, to about 1e-15 of their value.
 
     Args:
         words: uint64 of any shape.
@@ -158,7 +158,7 @@ def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
     """
     part = np.clip(words * 2.0**-64, 2.0**-65, 1 - 2.0**-53)
     # 1 - part = fraction * 2**exponent, and -log(fraction) = 2 * atanh((1 - fraction) / (1 +
-    # fraction)); as long as the exponent is 0, 1 - fraction is the part itself, unrounded.
+    # fraction)). While the exponent is 0, 1 - fraction is the part itself, unrounded.
     fraction, exponent = np.frexp(1 - part)
     halvings = np.maximum(-exponent, 0)
     missing = np.where(halvings > 0, 1 - fraction, part)
@@ -174,15 +174,15 @@ def exponentials(words: npt.NDArray[np.uint64]) -> FloatArray:
 class RaceOrder(LastEpoch):
     """The weighted draws of all epochs, without replacement.
 
-    Each index gets an exponential variate divided by its weight, and the smallest come first: so
-    each draw is in proportion to the weights of the indices that are left (Efraimidis and Spirakis,
-    "Weighted random sampling with a reservoir", Information Processing Letters 97, 2006), the
-    distribution of torch.multinomial. They are sorted once an epoch, in O(n log n) time and O(n)
-    memory; the state is a position as ever.
+    Each index gets an exponential variate divided by its weight, and the indices are sorted by it.
+    Each draw is so in proportion to the weights of the remaining indices (Efraimidis and Spirakis,
+    "Weighted random sampling with a reservoir", Information Processing Letters 97, 2006), as with
+    torch.multinomial. They are sorted once an epoch, in O(n log n) time and O(n) memory; the state
+    is still a position.
 
     Args:
         weights: float64 [n], finite, none negative.
-        num_samples: draws in an epoch, at most as many as there are positive weights.
+        num_samples: number of draws in an epoch, at most the number of positive weights.
     """
 
     is_shuffled = True
@@ -198,7 +198,7 @@ class RaceOrder(LastEpoch):
 
     def begin(self, seed: int, epoch: int) -> EpochOrder:
         runners: IndexArray = np.flatnonzero(self._weights)
-        # Words 0 and 1 of a position are draws with replacement.
+        # Words 0 and 1 of a position are used by draws with replacement.
         words = words_of_64(seed, epoch, runners, Stream.WEIGHTED, 3)[:, 2]
         with np.errstate(over="ignore"):
             arrivals = exponentials(words) / self._weights[runners]
@@ -207,25 +207,25 @@ class RaceOrder(LastEpoch):
 
 
 class WeightedSampler(OrderSampler, WeightedRandomSampler):
-    """Indices drawn in proportion to weights; its state is a position.
+    """Draws indices in proportion to weights; its state is a position.
 
-    Arguments as ``torch.utils.data.WeightedRandomSampler``. With replacement each position is a
-    draw from an alias table, in constant time, of any number of weights (torch's are at most
-    2**24). Without it an order of the epoch is sorted once, in O(n log n). A weight of 0 is never
-    drawn.
+    The arguments are those of ``torch.utils.data.WeightedRandomSampler``. With replacement each
+    position is a draw from an alias table, in constant time, for any number of weights (torch
+    allows at most 2**24). Without it the order of an epoch is sorted once, in O(n log n). A weight
+    of 0 is never drawn.
 
     Args:
-        weights: [n], one for each index of the dataset; of any sum. They are copied: a change of
-            :attr:`weights` afterwards changes no draw, another sampler does.
-        num_samples: draws in an epoch, all ranks together.
+        weights: [n], one for each index of the dataset; they need not sum to 1. They are copied, so
+            later changes of :attr:`weights` have no effect.
+        num_samples: number of draws in an epoch, all ranks together.
         replacement: whether an index can be drawn more than once an epoch.
-        generator: gives the seed in its place; it is asked on a copy, and does not move.
-        seed: keys the draws; None is settled by the loader that uses the sampler, or is 0.
+        generator: used in place of a seed; it is copied to draw one, and does not advance.
+        seed: seed of the draws; None takes that of the loader that uses the sampler, or 0.
 
     Raises:
-        ValueError: a weight is negative, infinite or NaN, or all are 0; they have not one
-            dimension; ``num_samples`` is no positive int, or without replacement more than there
-            are positive weights; both seed and generator are given.
+        ValueError: a weight is negative, infinite or NaN, or all are 0; the weights do not have one
+            dimension; ``num_samples`` is not a positive int, or without replacement exceeds the
+            number of positive weights; both seed and generator are given.
 
     >>> list(WeightedSampler([0.1, 0.0, 0.9], 8, seed=1))
     [2, 2, 2, 2, 2, 2, 2, 0]
@@ -253,7 +253,11 @@ class WeightedSampler(OrderSampler, WeightedRandomSampler):
 
 
 def _check_weights(weights: FloatArray, num_samples: int, *, replacement: bool) -> None:
-    """Raises: ValueError: nothing can be drawn by them."""
+    """Check that indices can be drawn with these weights.
+
+    Raises:
+        ValueError: a weight is invalid, none is positive, or too few are.
+    """
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise ValueError(

@@ -89,7 +89,7 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
 
 @dataclass(frozen=True, kw_only=True)
 class LaneProgress:
-    """Where the lanes of one request stand behind it.
+    """Positions of a request's lanes after it, as a worker reports them together with a batch.
 
     >>> news = LaneProgress(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
     >>> LaneProgress.from_bytes(news.to_bytes()) == news
@@ -97,15 +97,15 @@ class LaneProgress:
     """
 
     cursors: dict[int, LaneCursor] = field(default_factory=dict)
-    """Of each lane that has moved."""
+    """Cursor of each lane that has moved."""
     rest: int | None = None
-    """Samples that a lane has left, when these are fewer than it was asked for."""
+    """Number of samples left in a lane, if these are fewer than the request asked for."""
 
     bad: tuple[FoundBad, ...] = ()
-    """What was met on the way to that rest: it is told with its last sample."""
+    """Bad samples met while those samples were counted; recorded with the last of them."""
 
     def to_bytes(self) -> bytes:
-        """As a worker's state travels."""
+        """Serialize, for the way from a worker."""
         cursors = {lane: cursor.to_text() for lane, cursor in self.cursors.items()}
         return json.dumps([cursors, self.rest, [*map(astuple, self.bad)]]).encode()
 

@@ -1,1 +1,1 @@
-"""The device stage: batches are finished on the user's device, ahead of the user's loop."""
+"""The device stage finishes batches on the user's GPU, ahead of the user's loop."""

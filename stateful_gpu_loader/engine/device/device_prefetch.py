@@ -1,4 +1,4 @@
-"""DevicePrefetch: what another pipeline reads is finished on a device, ahead of the user."""
+"""DevicePrefetch: finishes another pipeline's batches on a device, ahead of the user."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stateful_gpu_loader.records import WorkerStart
 
 @dataclass(eq=False)
 class _Turn:
-    """One answer on its way over the device."""
+    """One answer of the inner pipeline while it is finished on the device."""
 
     request: Any
     answer: Any
-    """Of the inner pipeline."""
+    """The inner pipeline's answer; the finished one in the end."""
     task: Task | None = None
-    """None where there is nothing to finish, or where it is still to be begun."""
+    """The stage's task; None if there is nothing to finish, or it has not begun."""
     is_finished: bool = False
-    """Whether ``answer`` is what is delivered."""
+    """Whether ``answer`` is ready to be delivered."""
     has_room: bool = False
-    """Whether it is tried again with less memory in use."""
+    """Whether it is being tried again after memory was freed for it."""
 
     @property
     def payload(self) -> Any:
@@ -36,27 +36,27 @@ class _Turn:
 
     @property
     def waits(self) -> bool:
-        """Whether it has a batch that is still to be finished."""
+        """Whether its batch still has to be finished."""
         return not (self.is_finished or isinstance(self.payload, (Failure, NoBatch)))
 
 
 class DevicePrefetch:
-    """Answers of ``inner``, each finished by the stage; at most ``ahead`` of them at a time.
+    """Finishes the answers of ``inner`` in the stage, at most ``ahead`` of them at a time.
 
-    The user's thread alone asks ``inner``, whose requests may run the user's own sampler: at each
-    ``next()`` it waits for the oldest, and takes over as many answers as are ready. An exception
-    keeps its turn. An interrupt, or memory that has run out on the device, loses nothing: the
-    batch is made again.
+    Only the user's thread calls ``inner``, whose requests may run the user's own sampler. Each
+    ``next()`` waits for the oldest answer and takes over all others that are ready. An exception is
+    raised in its turn. After an interrupt, or when the device is out of memory, the batch is made
+    again.
 
     Args:
-        inner: reads batches.
-        stage: finishes them.
-        finish: what ``begin`` gave to a batch on the device, or an :class:`Answer` about it: the
-            last step in the stage.
-        begin: the step before it, of a batch of ``inner``; None if there is only one.
-        ahead: batches given to the stage that the user has not seen, at most.
-        timeout: seconds that ``next()`` waits for the stage at most; 0 waits for ever.
-        forks: whether ``inner`` starts processes: then nothing touches the device before it has.
+        inner: pipeline that reads batches.
+        stage: threads that finish them.
+        finish: the last step in the stage; called with what ``begin`` returned or with a batch of
+            ``inner``, or with an :class:`Answer` about it.
+        begin: the step before it, called with a batch of ``inner``; None if there is only one.
+        ahead: largest number of batches in the stage that the user has not seen.
+        timeout: seconds that ``next()`` waits for the stage at most; 0 means no limit.
+        forks: whether ``inner`` starts processes; the device is then not touched before it has.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DevicePrefetch:
 
     @property
     def torch_workers(self) -> Any:
-        """That of the inner pipeline, if it has worker processes."""
+        """The inner pipeline's ``torch_workers``, if it has worker processes."""
         return getattr(self._inner, "torch_workers", None)
 
     def launch(self) -> None:
@@ -119,11 +119,11 @@ class DevicePrefetch:
             try:
                 raise turn
             finally:
-                del self, turn, turns  # the traceback holds this frame
+                del self, turn, turns  # the traceback refers to this frame
         if turn.waits:
             turn.answer = self._finished(turn)
             turn.is_finished = True
-        # The user works with this one while the others are made.
+        # The others are made while the user works with this batch.
         self._fill(self._limit + 1)
         turns.popleft()
         return turn.request, turn.answer
@@ -132,7 +132,7 @@ class DevicePrefetch:
         return bool(self._turns) or self._inner.is_ready()
 
     def abandon(self) -> None:
-        """Forget what is under way, finished or not: it holds the device's memory."""
+        """Abandon all batches, finished or not, and release their memory on the device."""
         while self._turns:
             turn = self._turns.popleft()
             if isinstance(turn, _Turn) and turn.task is not None:
@@ -143,7 +143,7 @@ class DevicePrefetch:
         self._inner.close()
 
     def _fill(self, limit: int) -> None:
-        """Take over what is ready; wait for it only if there is nothing else to wait for."""
+        """Take over the answers that are ready; wait for one only if there are none to deliver."""
         turns = self._turns
         for turn in turns:
             self._begin(turn)
@@ -166,7 +166,7 @@ class DevicePrefetch:
                 turn.task = self._stage.submit(partial(self._first, turn.payload), self._finish)
 
     def _finished(self, turn: _Turn) -> Any:
-        """What is delivered for an answer of the inner pipeline."""
+        """Return the answer to deliver for one of the inner pipeline."""
         stage = self._stage
         while True:
             self._begin(turn)
@@ -186,15 +186,15 @@ class DevicePrefetch:
                     continue
                 result = Failure(error)
             except BaseException:
-                turn.task = None  # what was made of it is gone
+                turn.task = None  # its partial result is lost
                 raise
             return _with_payload(turn.answer, result)
 
     def _make_room(self, turn: _Turn, error: Exception) -> None:
-        """Let the oldest batch have the memory of those behind it, and of torch's cache.
+        """Free the memory of the other batches, and of torch's cache, for the oldest batch.
 
         Raises:
-            torch.OutOfMemoryError: it had that before; the next attempt is the user's.
+            torch.OutOfMemoryError: the memory was freed before; the user decides about another try.
         """
         in_flight = sum(isinstance(other, _Turn) for other in self._turns)
         place = self._stage.place
@@ -204,7 +204,7 @@ class DevicePrefetch:
             if isinstance(other, _Turn) and other.task is not None:
                 other.task.cancel()
                 other.task = None
-        self._stage.pause()  # what is under way has memory until it is done
+        self._stage.pause()  # running steps hold memory until they are done
         place.free_cached()
         turn.has_room = not turn.has_room
         if not turn.has_room:
@@ -212,7 +212,7 @@ class DevicePrefetch:
 
 
 def _with_payload(answer: Any, result: Any) -> Any:
-    """The inner pipeline's answer, with the finished batch in it."""
+    """Put the finished batch into the inner pipeline's answer."""
     if not isinstance(answer, Answer):
         return result
     if not isinstance(result, Answer):

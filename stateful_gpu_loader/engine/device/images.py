@@ -1,7 +1,7 @@
 """Batches of images on the device: decoded in one step of the stage, augmented in the next.
 
-Which decoder an image meets is a function of its bytes. One that the GPU's decoder refuses
-is decoded on the CPU, and is bad if that refuses it too, whatever batch it is in.
+The decoder of an image depends on its bytes alone. An image that the GPU decoder refuses is decoded
+on the CPU; if that fails too it is bad, whatever batch it is in.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """An image on its way from one step to the next."""
+    """A decoded image between the two steps."""
 
     header: ImageHeader
     target: Any
@@ -50,26 +50,26 @@ class _Decoded:
 
 @dataclass(frozen=True, eq=False)
 class DecodedBatch:
-    """What the first step makes of one request."""
+    """The result of the first step for one request."""
 
     keys: list[SampleKey]
     images: list[_Decoded]
-    """Of the same keys."""
+    """The decoded images, in the order of ``keys``."""
     drawn: PipelineDraw
     replacer: BadSampleReplacer | None
-    """What was done about bad samples, where there may be some."""
+    """Records the handling of bad samples; None if there were none."""
 
 
 class DeviceImages:
-    """``[images, targets]`` on the device, of the images that were read for one request.
+    """Makes ``[images, targets]`` on the device from the encoded images of one request.
 
     Args:
-        source: for what is read in a bad sample's place.
-        decoder: of what the GPU takes.
-        recipes: what happens to the pixels; may be empty.
+        source: source of the images, to read replacements of bad samples.
+        decoder: decoder of the images that the GPU takes.
+        recipes: transforms of the pixels; may be empty.
         collate_fn: one that stacks images.
         policy: what is done about bad samples.
-        place: the device; a private stream of it is current whenever a step is called.
+        place: the device; one of its private streams is current whenever a step is called.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DeviceImages:
         self._place = place
 
     def decode(self, batch: EncodedBatch) -> DecodedBatch:
-        """The first step: the decoder serves one thread, and this is it.
+        """Decode a batch, as the first step; always in one thread, as the decoder serves only one.
 
         Raises:
             BadSample: an image, or all that were tried in its place, cannot be decoded.
@@ -109,7 +109,7 @@ class DeviceImages:
         raise next(found for found in pixels if isinstance(found, BadSample))
 
     def augment(self, batch: DecodedBatch) -> Any:
-        """The second step."""
+        """Augment and collate a batch, as the second step."""
         check_one_size(batch.drawn.sizes, batch.keys, self._source)
         images = self._recipes.apply_batch([image.pixels for image in batch.images], batch.drawn)
         targets = moved_targets(
@@ -126,7 +126,7 @@ class DeviceImages:
     def _decoded(
         self, batch: EncodedBatch, keys: list[SampleKey]
     ) -> list[torch.Tensor | BadSample | None]:
-        """Pixels of each image, or why there are none; None of those that were not opened."""
+        """Return the pixels of each image, or why there are none; None for images not opened."""
         encoded = batch.arena.split(batch.lengths)
         pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
         of_gpu: list[tuple[int, OpenedImage]] = []
@@ -153,10 +153,11 @@ class DeviceImages:
     def _decode(
         self, data: list[torch.Tensor], headers: list[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
-        """By the GPU, and on the CPU what it refuses.
+        """Decode images on the GPU, and on the CPU those that it refuses.
 
-        The host waits before: what is allocated may still be read by what was queued (D8). And
-        after: the bytes may still be read by the decoder, and their memory is about to be free.
+        The host waits for the stream before, because work in its queue may still read memory that
+        is allocated now (D8), and after, because the decoder may still read the bytes, which are
+        about to be freed.
         """
         if not data:
             return []
@@ -180,7 +181,7 @@ class DeviceImages:
         images: Sequence[OpenedImage | None],
         decoded: Sequence[torch.Tensor | BadSample | None],
     ) -> DecodedBatch:
-        """As in the workers of a CPU loader, sample by sample: the bad ones are met again here."""
+        """Replace or leave out bad samples one by one, as the workers of a CPU loader do."""
         replacer = BadSampleReplacer(
             self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
@@ -194,7 +195,7 @@ class DeviceImages:
         return DecodedBatch([slot.key for slot in kept], samples, drawn, replacer)
 
     def _make(self, slot: Slot) -> None:
-        """Read and decode one sample by itself; as in a batch, to the bit."""
+        """Read and decode a single sample; the result is the same, to the bit, as in a batch."""
         if slot.sample is not None:
             return
         sample = read(self._source, slot.key)

@@ -1,4 +1,4 @@
-"""The error of a device whose memory is full."""
+"""Errors of a device that is out of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory has run out, as torch or a decoder's library says it.
+    """Whether an exception of torch or a decoder library reports that memory has run out.
 
     >>> is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     True
@@ -26,13 +26,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(
     error: Exception, batch: Any, device: torch.device, in_flight: int
 ) -> torch.OutOfMemoryError:
-    """The error with the sizes that a person needs to mend it.
+    """Return an error that tells the sizes a person needs to know.
 
     Args:
-        error: torch's own, or a library's.
-        batch: what was to be finished: an EncodedBatch, or tensors.
-        device: which is full.
-        in_flight: batches that the loader has there, or is making, this one among them.
+        error: error of torch or of a library.
+        batch: the batch that was to be finished: an EncodedBatch, or tensors.
+        device: the device that is out of memory.
+        in_flight: number of the loader's batches on the device, including this one.
     """
     if isinstance(batch, EncodedBatch):
         size = batch.describe()
@@ -40,7 +40,7 @@ def out_of_memory(
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch))
         size = f"a batch of {_megabytes(num_bytes)}"
     reason = str(error).partition("\n")[0]
-    # Its frames hold what was made of the batch so far, for which there was no room.
+    # The frames of the traceback hold partial results of the batch, for which there was no room.
     traceback.clear_frames(error.__traceback__)
     return torch.OutOfMemoryError(
         f"{device} is out of memory while the loader made {size} there, {in_flight} in flight: "

@@ -14,16 +14,16 @@ from stateful_gpu_loader.engine.device.place import Place
 
 
 def move_tensors(batch: Any, place: Place) -> Any:
-    """The batch with its tensors on the device, queued there by a thread of the stage.
+    """Copy a batch's plain tensors to the device, asynchronously, in a thread of the stage.
 
-    Sparse tensors, and objects of the user's that have ``to()``, wait for :func:`move_rest`: what
-    they do with their memory nobody else can know.
+    Sparse tensors, and objects of the user's that have ``to()``, are left to :func:`move_rest`, as
+    it is not known how they use their memory.
     """
     return map_tensors(batch, lambda thing: place.copy_in(thing) if _is_plain(thing) else thing)
 
 
 def move_rest(batch: Any, device: torch.device) -> Any:
-    """Move what :func:`move_tensors` left alone, in the user's own thread and stream."""
+    """Move what :func:`move_tensors` left out, in the user's own thread and stream."""
     return map_tensors(batch, lambda thing: thing if _is_plain(thing) else thing.to(device))
 
 
@@ -32,11 +32,11 @@ def _is_plain(thing: Any) -> bool:
 
 
 def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure with ``change`` of each tensor, and of each object that has ``to()``.
+    """Return the same structure with ``change`` applied to each tensor and object with ``to()``.
 
-    Lists, tuples, named tuples, mappings and dataclasses are gone through, as torch's
-    ``pin_memory`` does; whatever else is in the batch stays what it is. An object of the user's
-    that has ``to()`` (a PackedSequence, a graph) is not looked into.
+    Lists, tuples, named tuples, mappings and dataclasses are traversed, as in torch's
+    ``pin_memory``; anything else is kept. A user's object that has ``to()`` (a PackedSequence, a
+    graph) is not looked into.
 
     >>> map_tensors({"a": [torch.ones(2), "text"]}, lambda tensor: tensor + 1)
     {'a': [tensor([2., 2.]), 'text']}
@@ -67,7 +67,7 @@ def map_tensors(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:
-    """The tensors of a batch, in its order."""
+    """Return the tensors of a batch, in order."""
     found: list[torch.Tensor] = []
 
     def note(thing: Any) -> Any:
@@ -80,7 +80,7 @@ def tensors_of(batch: Any) -> list[torch.Tensor]:
 
 
 def _rebuilt(batch: Any, parts: Any) -> Any:
-    """Of the batch's own type, where that takes its parts; as torch, a plain one otherwise."""
+    """Rebuild the batch's own type from its parts, or as torch does, a plain container instead."""
     try:
         return type(batch)(parts)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Place: a device as the stage sees it, its private queues of work, and the way out of them."""
+"""Place: a device with the private streams on which the stage queues its work."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from stateful_gpu_loader.errors import LoaderError
 
 
 class Place(Protocol):
-    """What the stage asks of a device.
+    """The operations on a device that the stage needs.
 
-    ``working``, ``settle`` and ``mark`` are for the stage's own threads, the last two within the
-    first; ``receive`` is for the thread that takes over what another one has made.
+    ``working``, ``settle`` and ``mark`` are for the stage's own threads, the last two inside the
+    first; ``receive`` is for the thread that takes over another one's result.
     """
 
     device: torch.device
 
     def open(self) -> None:
-        """Touch the device, for the first time, in the user's own thread, whose current device
-        counts.
+        """Use the device for the first time, in the user's own thread: its current device counts.
 
         Raises:
-            LoaderError: it is not there, or cannot be used.
+            LoaderError: the device is missing or cannot be used.
         """
         ...
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
-        """Within it the thread's work is queued on the device, behind what was queued on that
-        stream before: 0 or 1."""
+        """Queue the thread's work on a stream of the device, 0 or 1, while the context is open."""
         ...
 
     def settle(self) -> None:
-        """Wait, on the host, until all that was queued on the thread's stream is done."""
+        """Wait, on the host, until all work queued on the thread's stream is done."""
         ...
 
     def mark(self) -> Any:
-        """A mark behind all that was queued on the thread's stream."""
+        """Return a mark after all work queued on the thread's stream."""
         ...
 
     def receive(self, mark: Any, tensors: list[torch.Tensor]) -> None:
-        """Let the calling thread's own work on the device wait for a mark, and keep the tensors'
-        memory from being taken again before that work has used them."""
+        """Make the calling thread's work on the device wait for a mark.
+
+        The tensors' memory is not reused before that work has used them.
+        """
         ...
 
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a strided tensor on the device, queued; the tensor itself if it lies there."""
+        """Queue a copy of a strided tensor to the device; a tensor on the device is not copied."""
         ...
 
     def free_cached(self) -> None:
-        """Give memory that torch holds and nobody uses back to the device."""
+        """Return memory that torch has cached to the device."""
         ...
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Uninitialised memory of the host from which the device copies fast; any thread."""
+        """Return uninitialised host memory, fast to copy to the device; safe in any thread."""
         ...
 
 
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    The memory of a delivered batch is safe (D8) by three rules. What the stage allocates belongs to
-    the private stream that is current, and nothing of it is written by hand a second time. nvJPEG's
-    hardware engine writes when it is called, whatever its stream still has to do (measured), so
-    that the stage waits on the host before it decodes, and before it frees what the engines may
-    write next: :meth:`settle`. And a delivered tensor is recorded on the consumer's stream: torch's
-    caching allocator hands its memory out again only when the host has seen that stream pass the
+    Three rules protect the memory of a delivered batch (D8). What the stage allocates belongs to
+    the private stream that is current, and the stage never writes it a second time itself. nvJPEG's
+    hardware engine writes when it is called, whatever work its stream still has queued (measured),
+    so the stage waits on the host before it decodes, and before it frees memory that the engines
+    may be given next: :meth:`settle`. A delivered tensor is recorded on the consumer's stream:
+    torch's caching allocator reuses its memory only when the host has seen that stream pass the
     point where it was freed.
 
-    Nothing is touched before :meth:`open`: whoever forks has forked by then (C9).
+    The device is not touched before :meth:`open`, so that workers can be forked before (C9).
 
     Args:
-        device: of type "cuda"; without an index, the current one when it is opened.
+        device: of type "cuda"; without an index, the current device when it is opened.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -113,8 +113,8 @@ class CudaPlace:
     def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         source = tensor
         if tensor.device.type == "cpu":
-            # Without memory to lock the copy is slower. With it, its allocator knows of the copy
-            # and keeps the source until it is made.
+            # Without page-locked memory the copy is slower. With it, the allocator knows of the
+            # copy and keeps the source until it is made.
             with suppress(RuntimeError):
                 source = tensor.pin_memory()
         return source.to(self.device, non_blocking=True)
@@ -123,16 +123,16 @@ class CudaPlace:
         torch.cuda.empty_cache()
 
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # Without its device a context is made on the first GPU.
+        # Without the device, torch would create a context on the first GPU.
         with beside_captures(), torch.cuda.device(self.device):
             try:
                 return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-            except RuntimeError:  # the system locks no more memory
+            except RuntimeError:  # the system refuses to lock more memory
                 return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _present(device: torch.device) -> torch.device:
-    """The device with its index, once it is known to be there."""
+    """Return the device with its index, once it is known to be present."""
     try:
         torch.cuda.init()
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -154,5 +154,5 @@ def _present(device: torch.device) -> torch.device:
 
 
 def open_place(device: torch.device) -> Place:
-    """The place of a device; nothing is started before its first use."""
+    """Return the place of a device; nothing is started before its first use."""
     return CudaPlace(device)

@@ -1,16 +1,17 @@
-"""Stage: the threads that make batches on a device, one step each.
+"""Stage: two threads that finish batches on a device, one for each step.
 
-Two batches are in it at a time: while one is augmented the next is decoded, each by a thread and on
-a private stream of its own, so that the JPEG engines wait neither for Python nor for a kernel. Its
-waits for the device, and why each is there:
+It works on two batches at a time: while one is augmented the next is decoded, each in a thread and
+on a private stream of its own, so that the JPEG engines wait neither for Python nor for kernels. It
+waits for the device in these places:
 
 - before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``): the
   engines write when they are called, into memory that this stream's work may still use;
-- after it, for the same: the encoded bytes are about to be freed, and may still be read;
+- after it is decoded, for the same stream: the encoded bytes are about to be freed, and may still
+  be read;
 - after a batch is augmented, for the augmenting stream: its decoded pixels are about to be freed,
   and the engines may be given their memory at once. The next batch is decoded meanwhile;
-- before a batch is decoded, on the host, until the one before is being augmented: pixels of two
-  batches are in memory, and never of more.
+- before a batch is decoded, on the host, until the one before is being augmented: so the pixels of
+  at most two batches are in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _JOIN_SECONDS = 5.0
 
 
 class Task:
-    """One batch that the stage is asked for."""
+    """One batch to be made by the stage."""
 
     def __init__(
         self, first: Callable[[], Any], last: Callable[[Any], Any] | None, queue: _Queue | None
@@ -40,20 +41,20 @@ class Task:
         self._first: Callable[[], Any] | None = first
         self._last = last
         self._queue = queue
-        """Of the thread that takes the last step."""
+        """Queue of the thread that takes the last step; None if there is one step."""
         self._done = threading.Event()
         self._result: Any = None
         self._mark: Any = None
         self._error: BaseException | None = None
 
     def run(self, place: Place, stream: int) -> None:
-        """The next step, in the thread of that stream."""
+        """Take the next step, in the thread of that stream."""
         step = self._begin if stream == 0 else self._end
         try:
             with place.working(stream), torch.no_grad():
                 step(place)
         except BaseException as error:
-            # Whatever it is, somebody waits for this batch.
+            # Any exception ends the task, as a thread waits for it.
             self._error, self._result = error, None
         if stream == 0 and self._queue is not None and self._error is None:
             self._queue.put(self)
@@ -79,58 +80,59 @@ class Task:
                 self._result = last(begun)
                 self._mark = place.mark()
             finally:
-                # What was begun is freed now, and may be written by hand, past any stream.
+                # The decoded pixels are freed now, and the JPEG engines may write their memory
+                # outside any stream.
                 place.settle()
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: no further step is taken."""
+        """Take no further step: the result is no longer needed."""
         self._first = self._last = self._result = self._error = None
 
     def wait(self, timeout: float) -> bool:
-        """Whether it is done, after at most so many seconds; 0 waits for ever."""
+        """Wait at most so many seconds, 0 for no limit; return whether the task is done."""
         return self._done.wait(timeout or None)
 
     def take(self, place: Place) -> Any:
-        """The finished batch, safe to be used by the calling thread's work on the device.
+        """Return the finished batch, safe for the calling thread's work on the device.
 
         Raises:
-            BaseException: what the making of it raised.
+            BaseException: what making the batch raised.
         """
         error, self._error = self._error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del self, error  # the traceback holds this frame
+                del self, error  # the traceback refers to this frame
         result, self._result = self._result, None
         place.receive(self._mark, tensors_of(result))
         return result
 
 
 class Stage:
-    """Makes batches one after the other, each in one step or two, in threads of its own.
+    """Makes batches one after the other, each in one or two steps, in threads of its own.
 
-    A thread begins with the first task that needs it and lives as long as the stage. Tasks of
+    A thread starts with the first task that needs it and lives as long as the stage. Tasks of
     several passes of one loader follow each other.
 
     Args:
-        place: the device; used by nobody else.
+        place: the device; not shared with another stage.
     """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.is_abandoned = False
-        """Whether a thread hangs: whoever goes on needs another stage."""
+        """Whether a thread hangs, so that another stage is needed."""
         self._threads = [_StepThread(place, stream) for stream in (0, 1)]
         self._lock = threading.RLock()
 
     def submit(self, first: Callable[[], Any], last: Callable[[Any], Any] | None = None) -> Task:
-        """Have a batch made; either step may raise.
+        """Queue a batch to be made; either step may raise.
 
         Args:
-            first: runs in the first thread, after those of the tasks before.
-            last: gets what the first gave, in the second thread, which meanwhile goes on with the
-                next task's; None if there is one step.
+            first: first step; runs in the first thread, after those of earlier tasks.
+            last: second step, called with the first one's result; runs in the second thread, while
+                the first one continues with the next task. None if there is one step.
         """
         with self._lock:
             task = Task(first, last, None if last is None else self._threads[1].queue())
@@ -138,24 +140,24 @@ class Stage:
         return task
 
     def pause(self) -> None:
-        """Wait until nothing is under way, a few seconds at most: a process is about to fork."""
+        """Wait until nothing is running, but only a few seconds, before a process is forked."""
         if self._threads[0].is_alive():
             last = _no_step if self._threads[1].is_alive() else None
             self.submit(_nothing, last).wait(_JOIN_SECONDS)
 
     def abandon(self) -> None:
-        """A thread hangs, and nothing can end it: nobody waits for it any more."""
+        """Stop waiting for a thread that hangs; nothing can end it."""
         self.is_abandoned = True
         for thread in self._threads:
             thread.abandon()
 
 
 class _StepThread:
-    """The thread of one step, begun when it is needed.
+    """The thread of one step, started when it is needed.
 
     Args:
         place: the device.
-        stream: of the place; the first step's is 0.
+        stream: number of the stream and the step: 0 or 1.
     """
 
     def __init__(self, place: Place, stream: int) -> None:
@@ -166,7 +168,10 @@ class _StepThread:
         self._end: weakref.finalize[..., Any] | None = None
 
     def queue(self) -> _Queue:
-        """What the thread takes its tasks from; a forked child has the object, and no thread."""
+        """Return the queue of the thread, which is started if this process has none.
+
+        A forked child has inherited this object, but no thread.
+        """
         if self._owner != os.getpid():
             self._begin()
         return self._queue
@@ -193,11 +198,11 @@ class _StepThread:
 
 
 class _Queue:
-    """Knows nothing of the stage, so that its threads do not keep that alive."""
+    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive."""
 
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
-        # Re-entrant: the garbage collector may end a stage while its lock is held.
+        # Re-entrant: the garbage collector may end a stage while the lock is held.
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
 
@@ -230,22 +235,22 @@ class _Queue:
 
 
 def _nothing() -> None:
-    """A task that is done as soon as those before it are."""
+    """A step that does nothing: it is done as soon as those before it are."""
 
 
 def _no_step(begun: Any) -> None:
-    """The same, of its last step."""
+    """A second step that does nothing."""
 
 
 def _work(place: Place, stream: int, queue: _Queue) -> None:
     limit_this_thread()
     while (task := queue.take()) is not None:
         task.run(place, stream)
-        del task  # a waiting thread holds no batch
+        del task  # keep no batch alive while waiting
 
 
 def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:
-    """A thread that outlasts the timeout is abandoned: nothing can end it."""
+    """End a thread; one that exceeds the timeout is abandoned, as nothing can end it."""
     if os.getpid() != pid:
         return
     queue.close()

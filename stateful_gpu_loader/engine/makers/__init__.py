@@ -1,1 +1,1 @@
-"""What makes a batch of a request: anywhere, at any time."""
+"""Makers make the batch of a request, in any worker and at any time."""

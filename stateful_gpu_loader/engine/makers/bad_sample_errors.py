@@ -1,7 +1,7 @@
-"""Which exceptions mean that a sample is bad: those that its content decides.
+"""Decides which exceptions mean a bad sample: those that its content alone causes.
 
-A network that is down, a bug, a lack of memory would otherwise pass for bad samples, and the
-stream would go on with others as if nothing had happened. Where it is in doubt, it is raised.
+A network that is down, a bug or a lack of memory would otherwise pass for bad samples, and training
+would silently continue on other data. In doubt the exception is raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _NEVER_BAD = (
     LoaderError,
     Stopped,
 )
-"""Of the code or the machine; a RecursionError also depends on who calls, a Warning on filters."""
+"""Exceptions of the code or the machine.
+
+RecursionError also depends on the caller, and Warning on the filters.
+"""
 
 _OF_THE_MACHINE = re.compile(f"{OUT_OF_MEMORY.pattern}|{NO_CAUSE.pattern}", re.I | re.M)
 
@@ -40,9 +43,9 @@ _LONGEST_NAME = 100
 
 
 def is_bad(error: BaseException) -> bool:
-    """Whether an exception of a user's own dataset, iterable or transform is a bad sample's.
+    """Whether an exception of a user's own dataset, iterable or transform means a bad sample.
 
-    Any Exception is, but for
+    Any Exception does, except
 
     - those of the code: TypeError, AttributeError, NameError, NotImplementedError, ImportError
       and the like (IndexError and KeyError are what malformed records raise, and are bad);
@@ -52,8 +55,8 @@ def is_bad(error: BaseException) -> bool:
       raises OSErrors for damaged bytes, and these are bad: the plain class without an ``errno``,
       UnidentifiedImageError, and gzip's BadGzipFile.
 
-    A client library that reports a lost connection by any other exception is not recognised: its
-    caller should turn that into an OSError.
+    A client library that reports a lost connection by any other exception is not recognised; wrap
+    it to raise an OSError.
 
     >>> is_bad(KeyError("label")), is_bad(OSError("image file is truncated"))
     (True, True)
@@ -73,23 +76,24 @@ def is_bad(error: BaseException) -> bool:
 
 
 def is_bad_encoding(error: BaseException) -> bool:
-    """Whether an exception met with a Source is a bad sample's: a BadSample alone.
+    """Whether an exception from a Source means a bad sample: only a BadSample does.
 
-    A Source tells malformed records (ValueError, which becomes a BadSample) from a failure of
-    the storage (OSError); its transform sees sound pixels, and what that raises is its own.
+    A Source distinguishes malformed records (ValueError, which becomes a BadSample) from failures
+    of the storage (OSError). Exceptions of its transform, which gets valid pixels, are not about
+    the sample.
     """
     return isinstance(error, BadSample)
 
 
 def reason_of(error: BaseException) -> str:
-    """What is wrong, for the record: the exception's type and message, at most 200 characters.
+    """Return the reason for the record: the exception's type and message, at most 200 characters.
 
     >>> reason_of(KeyError("label"))
     "KeyError: 'label'"
     """
     message = str(error)
     if isinstance(error, BadSample):
-        # Without index, position and epoch, which the record has, and the end of a long path.
+        # The record already has index, position and epoch; a long path is cut at its beginning.
         name = error.name
         if len(name) > _LONGEST_NAME:
             name = f"...{name[3 - _LONGEST_NAME :]}"
@@ -98,7 +102,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def next_draws() -> tuple[int, bytes, int]:
-    """What the three global generators give next: as before only if nothing was drawn since."""
+    """Draw from the three global generators, to see whether anything else has drawn since."""
     drawn = torch.empty((), dtype=torch.int64, device="cpu")
     drawn.random_(generator=torch.default_generator)
     return random.getrandbits(64), np.random.bytes(8), int(drawn.item())

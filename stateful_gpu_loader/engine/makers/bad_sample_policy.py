@@ -1,4 +1,4 @@
-"""BadSamplePolicy: what is done about a bad sample, and which one takes its place."""
+"""BadSamplePolicy: whether bad samples are raised, replaced or left out, and replaced by what."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from stateful_gpu_loader.state.bad_samples import FoundBad, plain_index
 ON_BAD_SAMPLE = ("raise", "replace", "drop")
 
 MAX_TRIES = 8
-"""Samples that are tried in a bad one's place before it is given up."""
+"""Number of replacements that are tried for a bad sample."""
 
 MAX_BAD_IN_A_ROW = 100
-"""Bad samples without a sound one between them, after which it is given up: an iterator that only
-raises, or a function without an end, would otherwise be asked for ever."""
+"""Number of bad samples in a row after which an exception is raised.
+
+An iterator that only raises, or a function without an end, would otherwise be called for ever.
+"""
 
 MAX_REMEMBERED = 10_000
-"""Bad samples that a worker remembers beyond those it was told of."""
+"""Number of bad samples that a worker remembers in addition to those it was started with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadSamplePolicy:
-    """What makers do about bad samples; pickled to the workers.
+    """How makers handle bad samples; it is pickled to the workers.
 
-    What is known of bad samples saves the reading of them and changes nothing else: one is treated
-    as if it had been read again, and found as bad as before.
+    A sample that is known to be bad is not read again, which changes nothing else: it is treated as
+    if it had been read and found bad.
 
     Raises:
-        ValueError: no such mode.
+        ValueError: there is no such mode.
     """
 
     mode: str
     """One of ``ON_BAD_SAMPLE``."""
     order: PositionOrder | None = None
-    """The loader's; None where the user's own sampler has it."""
+    """The loader's order; None if the user's own sampler decides."""
     known: Mapping[int, str] = field(default_factory=dict)
-    """Indices that need not be read, with their reasons: :attr:`BadSamples.known`."""
+    """Indices that need not be read, with the reasons; see :attr:`BadSamples.known`."""
     reads_again: bool = False
-    """For a dataset that carries state, which every reading moves: skip nothing that is known."""
+    """Whether known bad samples are read nevertheless, as every read moves the dataset's state."""
     _remembered: dict[int | str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,15 +59,15 @@ class BadSamplePolicy:
 
     @property
     def is_active(self) -> bool:
-        """Whether anything is to be done at all."""
+        """Whether bad samples are replaced or left out rather than raised."""
         return self.mode != "raise"
 
     def known_reason(self, index: Any) -> str | None:
-        """Why a sample need not be read, or None."""
+        """Return why a sample need not be read, or None."""
         return self._remembered.get(plain_index(index)) if self._remembered else None
 
     def remember(self, bad: FoundBad) -> None:
-        """Do not read it again in this worker's life."""
+        """Remember that a sample is bad, so that this worker does not read it again."""
         if (
             bad.always
             and not self.reads_again
@@ -75,13 +77,13 @@ class BadSamplePolicy:
             self._remembered[bad.index] = bad.reason
 
     def candidates(self, request: Request, number: int) -> Iterator[tuple[int, Any]]:
-        """Who may take the place of a request's sample, in turn: position and index of each.
+        """Yield position and index of the samples to try in place of a bad one, in order.
 
-        Chosen by the sample's key alone: other positions of the order, uniformly and none twice,
-        at most ``MAX_TRIES``. Without an order, other samples of the batch.
+        The choice depends on the sample's key alone: other positions of the order, uniformly and
+        without repetition, at most ``MAX_TRIES``. Without an order, other samples of the batch.
 
         Args:
-            number: of the sample in the request, counted from 0.
+            number: number of the sample in the request, counted from 0.
         """
         positions = request.positions
         position = int(positions[number])
@@ -97,10 +99,10 @@ class BadSamplePolicy:
 
 
 def _others(request: Request, position: int, own: int, n: int) -> Iterator[int]:
-    """Distinct elements of range(n) other than ``own``, drawn by the key's position.
+    """Yield distinct elements of range(n) other than ``own``, drawn by the key's position.
 
-    The first steps of a Fisher-Yates shuffle of the n - 1 others, of which only what was moved
-    is kept. Each step takes one Philox block, 128 bits: no bias at any n.
+    These are the first steps of a Fisher-Yates shuffle of the n - 1 others, of which only the moved
+    elements are stored. Each step takes one Philox block, 128 bits, so there is no bias at any n.
     """
     num_tries = min(MAX_TRIES, n - 1)
     drawn = words(

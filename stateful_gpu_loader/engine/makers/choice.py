@@ -1,4 +1,4 @@
-"""Which maker makes a loader's batches, and what the device does with them."""
+"""Chooses the maker of a loader's batches, and the steps on the device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stateful_gpu_loader.state.schema import Stateful
 
 
 def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
-    """What is done about bad samples.
+    """Return the loader's policy for bad samples.
 
     Args:
         known: indices that need not be read, with the reasons.
@@ -46,10 +46,10 @@ def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
 
 
 def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Maker:
-    """What makes a batch of a request.
+    """Return the maker of the loader's batches.
 
     Args:
-        allocate: memory for finished batches of images.
+        allocate: allocates memory for finished batches of images.
     """
     return _maker_of(plan, policy, partial(_map_maker, plan, policy, allocate))
 
@@ -86,7 +86,7 @@ def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Ma
 
 
 def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset: Any) -> Maker:
-    """Of a map-style dataset, or of what was read or made elsewhere and stands for one."""
+    """Return the maker for a map-style dataset, or for samples that a reader has read."""
     collate_fn, batched = plan.config.collation
     if plan.source is None:
         return SampleMaker(
@@ -129,7 +129,7 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
 def device_steps(
     plan: Plan, policy: BadSamplePolicy, stage: Stage
 ) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """What the stage does with a batch: a first step, if there are two, and the last."""
+    """Return the stage's steps on a batch: the first, or None if there is just one; the last."""
     if plan.source is None or plan.recipes is None or not plan.finishes_images:
         return None, partial(move_tensors, place=stage.place)
     steps: DeviceSteps = DeviceImages(
@@ -146,14 +146,14 @@ def device_steps(
 
 
 def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[str, Any]]:
-    """What the recipes drew for a batch that was delivered: see ``StatefulGPULoader.draws``.
+    """Return what the recipes drew for a delivered batch; see ``StatefulGPULoader.draws``.
 
     Args:
-        request: that the batch was made from; a lane's with its cursor.
-        bad: all samples that could not be used for it.
+        request: request of the batch; for a lane, with its cursor.
+        bad: all samples that could not be used for the batch.
 
     Raises:
-        LoaderError: no recipes drew for it, or it cannot be read again.
+        LoaderError: no recipes drew numbers for it, or it cannot be read again.
     """
     source, recipes = plan.source, plan.recipes
     obstacle = _obstacle_to_draws(plan)

@@ -1,4 +1,4 @@
-"""Collate functions whose images the loader stacks by itself; how errors name the samples."""
+"""Collate functions whose images the loader stacks itself, and names of samples for errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stateful_gpu_loader.datasets.source import Source
 
 
 def ragged_collate(samples: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """``[images, targets]``: the images stacked, the targets as a list, as detection models want.
+    """Collate to ``[images, targets]``: stacked images and a list of targets, for detection models.
 
-    For targets that differ in size, such as the boxes of a :class:`CocoSource`: torch's own
-    ``default_collate`` would try to stack them.
+    It suits targets that differ in size, such as the boxes of a :class:`CocoSource`, which torch's
+    ``default_collate`` would try to stack.
 
     Args:
         samples: n pairs of an image [C, H, W], all of one size, and its target.
@@ -31,14 +31,14 @@ def ragged_collate(samples: Sequence[tuple[Any, Any]]) -> list[Any]:
 
 
 DRAWS_NOTHING = (default_collate, default_convert, ragged_collate)
-"""Collate functions that leave the global generators alone."""
+"""Collate functions that do not draw from the global generators."""
 
 STACKS_IMAGES = (default_collate, ragged_collate)
-"""Those that stack images and, but for the second, targets."""
+"""Collate functions that stack images; the first one stacks targets, too."""
 
 
 def collate_targets(collate_fn: Callable[[Any], Any], targets: list[Any]) -> Any:
-    """What one of :data:`STACKS_IMAGES` makes of the targets alone."""
+    """Collate the targets alone, as one of :data:`STACKS_IMAGES` does."""
     return targets if collate_fn is ragged_collate else default_collate(targets)
 
 
@@ -49,7 +49,7 @@ FIXED_SIZE = (
 
 
 def name_of(dataset: Any, index: Any) -> str:
-    """The index, and the file where the dataset tells it; a source's sample is read again.
+    """Return the index and, if the dataset has it, the file; a source's sample is read again.
 
     >>> name_of([5, 6, 7], 2)
     'index 2'
@@ -64,7 +64,7 @@ def _path_of(dataset: Any, index: Any) -> str | None:
             return dataset.read(index).name
         if isinstance(dataset, Subset):
             return _path_of(dataset.dataset, dataset.indices[index])
-        path = dataset.samples[index][0]  # as torchvision's ImageFolder has them
+        path = dataset.samples[index][0]  # as in torchvision's ImageFolder
     except Exception:
-        return None  # on the way to another error
+        return None  # another error is about to be reported
     return path if isinstance(path, str) else None

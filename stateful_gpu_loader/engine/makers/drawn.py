@@ -1,4 +1,4 @@
-"""What the recipes drew for a batch, found again without making it."""
+"""Recomputes what the recipes drew for a batch, without making the batch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stateful_gpu_loader.transforms import Compose
 
 
 class DrawnMaker:
-    """In the place of what makes batches of images: reads them for their sizes, and draws.
+    """Takes the place of an image maker: reads images for their sizes, and draws.
 
-    The numbers are functions of the samples' keys and sizes: they are those of the batch.
+    The numbers depend on the samples' keys and sizes alone, so they are those of the batch.
 
     Args:
-        source: of encoded images.
-        recipes: that drew.
-        policy: what was done about bad samples. It knows those that the batch met, and none else:
-            so the same are left out or replaced, and nothing has to be decoded to be judged.
+        source: source of encoded images.
+        recipes: the recipes that drew.
+        policy: what was done about bad samples. It knows exactly those that the batch met, so the
+            same ones are left out or replaced, and nothing needs to be decoded.
     """
 
     uses_global_generators = False

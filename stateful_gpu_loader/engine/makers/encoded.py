@@ -1,7 +1,7 @@
-"""Batches of encoded images: read and looked into here, decoded and augmented by the device stage.
+"""Batches of encoded images: read here, decoded and augmented by the device stage.
 
-What the GPU does not take is decoded here, in the workers: which that is, the image's header alone
-decides.
+Images that the GPU does not take are decoded here, in the workers; the image's header alone decides
+which.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 @dataclass(frozen=True, slots=True)
 class OpenedImage:
-    """One image that was read, and whose header was understood."""
+    """An image that was read, and whose header was parsed."""
 
     name: str
-    """Where it lies, for error messages."""
+    """Where the image is stored, for error messages."""
     target: Any
     header: ImageHeader
     is_decoded: bool
-    """Whether it was decoded here, because the GPU does not take it."""
+    """Whether it was decoded by the worker, because the GPU does not take it."""
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """The images of one request, their bytes back to back."""
+    """The encoded images of one request, their bytes in one tensor."""
 
     request: Request
     images: tuple[OpenedImage | None, ...]
-    """One for each sample; None where a sample is bad, or could not be read: with a policy for
-    bad samples it is tried, and judged, by whoever decodes."""
+    """One for each sample; None for one that is bad or could not be read.
+
+    The device stage replaces or leaves out those that are missing.
+    """
     arena: torch.Tensor
-    """uint8 [num_bytes] on the CPU: what the GPU is to decode."""
+    """Bytes for the GPU to decode, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
-    """Bytes of each sample in the arena; 0 of one that is decoded, or bad."""
+    """Number of bytes of each sample in the arena; 0 for one that is decoded or bad."""
     pixels: torch.Tensor
-    """uint8 [num_bytes] on the CPU: [height, width, 3] of each image that is decoded."""
+    """Pixels of all images decoded by the worker: uint8 on the CPU, each [height, width, 3]."""
     drawn: PipelineDraw | None
-    """What the recipes decided; None where a sample is missing, or of a size that they refuse."""
+    """What the recipes drew; None if a sample is missing or of a size that they refuse."""
 
     def describe(self) -> str:
-        """Its size, for a person."""
+        """Return the batch's size, for a person."""
         num_bytes = [3 * image.header.height * image.header.width for image in self.images if image]
         return (
             f"a batch of {len(self.images)} images ({self.arena.numel() / 2**20:.1f} MiB encoded, "
@@ -62,15 +64,15 @@ class EncodedBatch:
 
 
 class EncodedMaker:
-    """Reads and opens; touches no global generator, so it runs in any thread.
+    """Reads encoded images; uses no global generator, so it runs in any thread.
 
     Args:
-        source: of encoded images.
-        takes: whether the GPU decodes an image of this header and these bytes.
-        decoder: for all others.
-        recipes: of which the numbers are drawn here.
-        allocate: where the bytes lie.
-        policy: what is done about bad samples: under any but "raise" their places stay open.
+        source: source of encoded images.
+        takes: whether the GPU decodes an image with this header and these bytes.
+        decoder: decoder of all other images.
+        recipes: recipes whose numbers are drawn here.
+        allocate: allocates memory for the bytes.
+        policy: what is done about bad samples; unless it is "raise", their places stay empty.
     """
 
     uses_global_generators = False
@@ -109,8 +111,8 @@ class EncodedMaker:
                 decoded.append(pixels)
             opened.append(image)
             lengths.append(arena.end - start)
-        # Batches differ by some percent, and an arena that has to grow is copied: an eighth is
-        # left free. One batch of large images does not make all later arenas as large.
+        # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
+        # added. The estimate shrinks slowly, so that one batch of large images does not last.
         self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
         drawn = self._draw(request, [image for image in opened if image is not None])
         pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
@@ -128,18 +130,18 @@ class EncodedMaker:
         except ValueError:
             if not self._policy.is_active:
                 raise
-            # The size they refuse may be what a damaged header says: that is judged first.
+            # The refused size may come from a damaged header; the device stage finds out first.
             return None
 
     def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage | None, torch.Tensor | None]:
-        """The image, its bytes in the arena, and its pixels where it is decoded here."""
+        """Return the image, with its bytes in the arena, and its pixels if it is decoded here."""
         if self._policy.known_reason(key.index) is not None:
             return None, None
         try:
             start = arena.end
             sample = read(self._source, key, arena.take)
             data = sample.data
-            # What lies in the arena is looked at there: to look into a tensor costs 1 us more.
+            # Reading the header from the arena saves 1 us over reading it from a tensor.
             view = arena.view(start, data.numel()) if arena.end > start else None
             header = header_of(sample, key, view)
             is_decoded = not self._takes(header, data)
@@ -148,7 +150,7 @@ class EncodedMaker:
                 arena.keep(start, data)
                 return image, None
             pixels = decode(self._decoder, sample, header, key)
-            # Decoders write colours side by side: it is a view then, not a copy.
+            # Decoders return interleaved colours, so this is a view and not a copy.
             return image, pixels.permute(1, 2, 0).reshape(-1)
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)

@@ -1,6 +1,6 @@
-"""Batches of images from a source: read, decode, augment, straight into the batch.
+"""Batches of images from a source: read, decoded and augmented, straight into the batch.
 
-Routing and numbers are functions of the bytes and the keys alone.
+The decoder of an image and the recipes' numbers depend on its bytes and key alone.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""An uninitialised CPU tensor of a shape and dtype."""
+"""Returns an uninitialised CPU tensor of a shape and dtype."""
 
 
 class ImageMaker:
-    """Recipes with explicit draws: touches no global generator, so it runs in any thread.
+    """Makes batches of images with recipes; uses no global generator, so it runs in any thread.
 
     Args:
-        source: of encoded images.
-        decoder: bytes to pixels.
-        recipes: what happens to the pixels; may be empty.
-        collate_fn: torch's default, and :func:`ragged_collate`, put the images straight into one
-            tensor and give ``[images, targets]``; another one gets the samples ``(image, target)``
-            one by one.
+        source: source of encoded images.
+        decoder: decoder of the images.
+        recipes: transforms of the pixels; may be empty.
+        collate_fn: torch's default and :func:`ragged_collate` put the images straight into one
+            tensor and give ``[images, targets]``; another one gets a list of samples ``(image,
+            target)``.
         batched: False for ``batch_size=None``.
-        allocate: where finished batches lie.
+        allocate: allocates memory for finished batches.
         policy: what is done about bad samples.
     """
 
@@ -84,8 +84,8 @@ class ImageMaker:
         except ValueError as error:
             if isinstance(error, BadSample) or not replacer.replaces:
                 raise
-            # The recipes refuse a size, and it may be what a damaged header says: what can be
-            # decoded at all is settled first. Elsewhere that happens on the way, image by image.
+            # The recipes refuse a size, which may come from a damaged header. So all images are
+            # decoded first to find the bad ones; otherwise each is decoded when its turn comes.
             replacer.settle(partial(self._judge, check))
             images, targets = self._filled(replacer, request, check)
         if isinstance(images, torch.Tensor):
@@ -107,7 +107,7 @@ class ImageMaker:
     def _filled(
         self, replacer: BadSampleReplacer, request: Request, check: Callable[[], None]
     ) -> tuple[torch.Tensor | list[torch.Tensor], list[Any]]:
-        """The images and targets of all that can be decoded."""
+        """Return the images and targets of all samples that can be decoded."""
         kept = replacer.kept
         keys = [slot.key for slot in kept]
         drawn = self._draw(request, kept)
@@ -116,7 +116,7 @@ class ImageMaker:
         images: list[torch.Tensor] = []
         targets: list[Any] = []
         pixels_of = partial(self._decode, check)
-        # Nothing made in this mode is delivered: the batch was allocated outside.
+        # No tensor made in this mode is delivered: the batch was allocated outside.
         with torch.inference_mode(rows is not None):
             places = [] if rows is None else rows.unbind(0)
             for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
@@ -124,8 +124,8 @@ class ImageMaker:
                     continue
                 numbers = drawn.sample(i)
                 if slot.key is not key:
-                    # Only its own numbers change: they depend on its position and size alone.
-                    # If the recipes make another size of it, apply_into refuses.
+                    # Only this sample's numbers change, as they depend on its position and size
+                    # alone. If the recipes give it another size, apply_into refuses.
                     own = self._draw(request, [slot])
                     numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
                 image, slot.sample.pixels = slot.sample.pixels, None
@@ -166,27 +166,27 @@ class ImageMaker:
 
     def _judge(self, check: Callable[[], None], slot: Slot) -> None:
         self._decode(check, slot)
-        slot.sample.pixels = None  # a whole batch of decoded images would need much memory
+        slot.sample.pixels = None  # keeping a whole batch of decoded images would need much memory
 
 
 @dataclass
 class _Opened:
-    """An image that was read, and perhaps decoded."""
+    """An image that was read and possibly decoded."""
 
     encoded: EncodedSample
     header: ImageHeader
     pixels: torch.Tensor | None = None
-    """uint8 [3, height, width], until they are in the batch."""
+    """Pixels, uint8 [3, height, width], until they are in the batch."""
 
 
 def draw(
     recipes: Compose, request: Request, positions: IndexArray, headers: list[ImageHeader]
 ) -> PipelineDraw:
-    """What the recipes decide for images of one request.
+    """Draw the recipes' numbers for images of one request.
 
     Args:
-        positions: int64 [n]: of the images, in the epoch's global order.
-        headers: of the same n images.
+        positions: positions of the images in the epoch's global order, int64 [n].
+        headers: headers of the same n images.
 
     Raises:
         ValueError: an image is too small for a recipe.
@@ -202,13 +202,13 @@ def moved_targets(
     headers: list[ImageHeader],
     drawn: PipelineDraw,
 ) -> list[Any]:
-    """The targets of n images, boxes and masks among them where the recipes put the pixels.
+    """Return the targets of n images, with boxes and masks moved as the recipes move the pixels.
 
     Args:
-        source: of the images.
-        keys: of the images, as they were read.
-        targets, headers: of the images as they lie in the source.
-        drawn: for the same n images.
+        source: source of the images.
+        keys: keys of the images that were read.
+        targets, headers: targets and headers as they are in the source.
+        drawn: numbers drawn for the same n images.
     """
     if not source.has_spatial_targets:
         return targets
@@ -229,12 +229,12 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> 
     """Refuse a batch whose images cannot be stacked.
 
     Args:
-        sizes: int64 [n, 2]: height and width in pixels.
-        keys: of the same images.
-        source: of the images.
+        sizes: height and width in pixels, int64 [n, 2].
+        keys: keys of the same images.
+        source: source of the images.
 
     Raises:
-        ValueError: they differ in size.
+        ValueError: the images differ in size.
     """
     if (sizes != sizes[0]).any():
         other = int(np.flatnonzero((sizes != sizes[0]).any(axis=1))[0])
@@ -246,9 +246,9 @@ def check_one_size(sizes: IndexArray, keys: list[SampleKey], source: Source) -> 
 
 
 class CallableMaker(SampleMaker):
-    """A source whose images go through the user's own callable, one by one, keyed.
+    """Images of a source with the user's own transform, applied one by one with seeded generators.
 
-    ``transform`` sees the decoded image, uint8 [3, H, W], and not its target.
+    ``transform`` gets the decoded image, uint8 [3, H, W], and not its target.
     """
 
     is_bad = staticmethod(is_bad_encoding)
@@ -279,8 +279,10 @@ class CallableMaker(SampleMaker):
 
 
 def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:
-    """Read one sample, into ``memory`` if that can be; a malformed record is a BadSample, an
-    OSError stays one."""
+    """Read one sample, into ``memory`` if the source can.
+
+    A malformed record is raised as a BadSample, an OSError as it is.
+    """
     try:
         return source.read(key.index) if memory is None else read_into(source, key.index, memory)
     except BadSample:
@@ -290,7 +292,7 @@ def read(source: Source, key: SampleKey, memory: Memory | None = None) -> Encode
 
 
 def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = None) -> ImageHeader:
-    """What the bytes say of the image, before they are decoded; ``view`` is of the same bytes."""
+    """Parse the header of an encoded image; ``view`` shows the same bytes."""
     try:
         header = probe(sample.data) if view is None else probe_bytes(view)
         _check_size(sample, header)
@@ -300,7 +302,7 @@ def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = N
 
 
 def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
-    """Boxes and masks are of the image as it is decoded, or would be wrong in silence."""
+    """Refuse an image whose size differs from the one that its boxes and masks refer to."""
     if sample.size is None:
         return
     if sample.size != (header.height, header.width):
@@ -319,7 +321,7 @@ def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
 def decode(
     decoder: Decoder, sample: EncodedSample, header: ImageHeader, key: SampleKey
 ) -> torch.Tensor:
-    """uint8 [3, H, W] RGB."""
+    """Decode an image to RGB, uint8 [3, H, W]."""
     try:
         return decoder.decode(sample.data, header)
     except ValueError as error:
@@ -327,7 +329,7 @@ def decode(
 
 
 def bad_image(name: str, key: SampleKey, error: ValueError) -> BadSample:
-    """The BadSample for what a reader or decoder said of some bytes."""
+    """Return the BadSample for a ValueError of a reader or decoder."""
     return BadSample(
         name, index=key.index, position=key.position, epoch=key.epoch, reason=str(error)
     )

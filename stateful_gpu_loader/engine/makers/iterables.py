@@ -1,7 +1,7 @@
-"""Batches of an iterable dataset: one iterator in each worker, asked batch by batch.
+"""Batches of an iterable dataset: each worker has an iterator and fetches batch by batch.
 
-Each fetch runs under generators keyed by (seed, epoch, worker, number of the fetch), so that
-reading again what was read before gives the same samples, a shuffle buffer's included (A7).
+Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch), so reading
+again gives the same samples, including those of a shuffle buffer (A7).
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from stateful_gpu_loader.state.user_states import worker_state
 
 
 class IterableMaker:
-    """Fetches as torch's DataLoader does; the state is torchdata's, or the number of fetches.
+    """Fetches as torch's DataLoader does; its state is torchdata's, or the number of fetches.
 
     Args:
-        dataset: iterable.
-        batch_size: None gives samples as they come.
-        drop_last: leaves out a worker's last batch if it is not full.
+        dataset: an iterable dataset.
+        batch_size: number of samples in a batch; None yields samples one by one.
+        drop_last: whether to leave out a worker's incomplete last batch.
         transform: a callable on one sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
-        policy: what is done about bad samples: "drop" takes the iterator's next one instead, so
-            that the epoch has fewer samples and not its batches. None raises.
+        policy: what is done about bad samples. "drop" takes the iterator's next sample instead, so
+            the epoch gets fewer samples rather than smaller batches. None raises.
     """
 
     uses_global_generators = True
@@ -85,12 +85,12 @@ class IterableMaker:
         self._ended = False
         self._loaded: bytes | None = None
         self._digest: str | None = None
-        """Of this pass's samples, where they are read again to get behind them."""
+        """Digest of this pass's samples; None if the dataset or its iterator has state."""
         self._put_back: Callable[[], None] | None = None
-        """Lets a dataset forget what was loaded, once it has begun from there."""
+        """Makes a dataset forget the state it loaded, once it has begun from it."""
 
     def begin(self, start: WorkerStart) -> None:
-        """torchdata's order: the dataset's state, ``iter()``, the iterator's state."""
+        """Begin a pass as torchdata does: the dataset's state, ``iter()``, the iterator's state."""
         self._start = start
         self._iterator = None
         self._fetches = self._samples = 0
@@ -141,11 +141,12 @@ class IterableMaker:
         return self._collate_fn(samples if self._batch_size else samples[0])
 
     def snapshot(self) -> bytes:
-        """The frozen state; of a worker with nothing left, what its dataset keeps."""
+        """Return the serialized state; after the end, only what the dataset keeps."""
         if self._loaded is not None:
-            return self._loaded  # nothing of it was used, and a dataset may tell it only then
+            # no pass was begun from it, and some datasets have a state only then
+            return self._loaded
         ended = self._ended or self._exhausted
-        # torchdata stores a dataset that is its own iterator once.
+        # torchdata saves a dataset that is its own iterator once.
         has_both = self._iterator is not self._keeper
         of_dataset = has_both if not ended else not begins_anew(self._keeper)
         state = worker_state(
@@ -164,7 +165,7 @@ class IterableMaker:
         load_user_state("dataset", self._keeper, state)
 
     def _fetch(self, count: int, last: int | None = None) -> list[Any]:
-        """So many samples, of those up to the iterator's sample number ``last``."""
+        """Fetch a number of samples, but none after the iterator's sample number ``last``."""
         samples: list[Any] = []
         raised: Exception | None = None
         in_a_row = 0
@@ -178,7 +179,8 @@ class IterableMaker:
             sample, error = self._next(iterator)
             if self._exhausted:
                 if raised is not None:
-                    raise raised  # it seems to have ended the iterator: not in silence
+                    # the exception seems to have ended the iterator, which must not happen silently
+                    raise raised
                 break
             raised = error
             if error is None:
@@ -203,7 +205,7 @@ class IterableMaker:
         return samples
 
     def _next(self, iterator: Iterator[Any]) -> tuple[Any, Exception | None]:
-        """The iterator's next sample, or why that one is dropped."""
+        """Return the iterator's next sample, or the exception for which it is dropped."""
         try:
             sample = next(iterator)
         except StopIteration:
@@ -211,7 +213,7 @@ class IterableMaker:
             return None, None
         except Exception as error:
             self._samples += 1
-            # A generator that has raised is finished: the rest of it would be lost in silence.
+            # A generator that has raised is finished: its remaining samples would be lost silently.
             if not self._drops_bad or not is_bad(error) or inspect.isgenerator(iterator):
                 raise
             return None, error
@@ -233,9 +235,9 @@ class IterableMaker:
             return None, error
 
     def _bad(self, error: Exception) -> FoundBad:
-        """The iterator's last sample, by its number in this worker's part of the pass, from 0.
+        """Return the record of the iterator's last sample, numbered within this worker's pass.
 
-        As position stands what it would be if all workers and ranks gave one sample in turn.
+        Its position is what it would be if all workers and ranks yielded one sample in turn.
         """
         start, number = self._start, self._samples - 1
         worker = get_worker_info()
@@ -244,7 +246,7 @@ class IterableMaker:
             position=0 if start is None else start.place + start.stride * number,
             epoch=0 if start is None else start.epoch,
             reason=reason_of(error),
-            always=False,  # what was drawn before it may have decided it
+            always=False,  # it may depend on what was drawn before
         )
 
     def _is_dropped(self, samples: list[Any]) -> bool:
@@ -253,10 +255,10 @@ class IterableMaker:
     def _read_again(self, count: int, digest: str | None) -> None:
         """Fast-forward an iterator without state, fetch by fetch, as it was read before.
 
-        Bad samples were raised, or dropped, when they were met first.
+        Bad samples were already raised or dropped when they were read the first time.
 
         Raises:
-            StateMismatch: it gives other samples than before.
+            StateMismatch: the iterator yields other samples than before.
         """
         while self._samples < count:
             self._fetches += 1
@@ -289,10 +291,10 @@ class IterableMaker:
 
 
 def prepare_datapipe(datapipe: Any, start: WorkerStart) -> None:
-    """Give the graph the pass's seed, the same in all workers and ranks.
+    """Seed a datapipe's graph for the pass, equally in all workers and ranks.
 
-    Worker processes have divided it when they started; in the user's own thread it is divided
-    among the ranks here.
+    Worker processes have applied sharding when they started; in the user's own thread it is applied
+    here, among the ranks.
     """
     (seed,) = sample_seeds(start.seed, start.epoch, np.zeros(1, np.int64), Stream.DATAPIPES)
     generator = torch.Generator()

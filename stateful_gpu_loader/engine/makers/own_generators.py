@@ -1,7 +1,7 @@
-"""Generators that belong to objects of the user's: those that can be keyed, and those that cannot.
+"""Random generators in the user's objects: some can be seeded for each sample, some cannot.
 
-The loader keys the global generators, sample by sample. What a dataset or a transform draws from a
-generator of its own depends on everything that was drawn before, unless that one is keyed, too.
+The loader seeds the global generators for each sample. What a dataset or transform draws from its
+own generator depends on everything drawn before, unless that one is seeded, too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from stateful_gpu_loader.state.schema import Stateful
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _DEEPEST = 3
-"""An attribute of an attribute of an attribute; an item of a list or dict is no step further."""
+"""How many attributes deep generators are searched; items of a list or dict do not count."""
 _DEEPEST_TO_WARN_OF = 2
 _LONGEST = 32
-"""Lists and dicts of more items are data."""
+"""Lists and dicts with more items are taken for data and not searched."""
 _MOST = 1000
-"""Objects that are looked at, at about a microsecond each."""
+"""Number of objects that are searched, at about a microsecond each."""
 
 
 def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]]:
-    """What is to be called with each sample's seed.
+    """Yield the functions to call with each sample's seed.
 
-    What the user offers by ``set_sample_seed`` comes last, and so has the last word.
+    The user's own ``set_sample_seed`` comes last, so that it can override the others.
     """
     held = _held(dataset, transform, _DEEPEST)
     found = {id(thing): thing for _, _, thing in held if _is_keyed(thing)}
@@ -50,25 +50,25 @@ class AlbumentationsSeed:
     """Seeds transforms of albumentations, which draw from generators of their own.
 
     All of them share one pair of generators. albumentations' own ``set_random_seed`` would give
-    each the same stream, so that two flips of probability 0.5 always came together.
+    each the same numbers, so that two flips of probability 0.5 always happened together.
     """
 
     def __init__(self, transforms: list[Any]) -> None:
         self._transforms = transforms
         for transform in transforms:
             if getattr(transform, "seed", None) is not None:
-                # AlbumentationsX would set the generators by this seed again, in workers alone.
+                # With a seed, AlbumentationsX would seed its generators again, but in workers only.
                 transform.set_random_seed(None)
 
     def __call__(self, seed: int) -> None:
-        # Not the stream of the global generator, which has the same seed.
+        # These must differ from the numbers of the global generator, which has the same seed.
         pair = np.random.default_rng(seed), random.Random(seed + 1)
         for transform in self._transforms:
             transform.set_random_state(*pair)
 
 
 def warn_of_own_generators(dataset: Any, transform: Any) -> None:
-    """Warn of generators that nobody keys: samples drawn from them are others after a resume."""
+    """Warn of generators that are not seeded: samples drawn from them differ after a resume."""
     found = [
         f"{type(owner).__name__}{path}"
         for owner, path, value in _held(dataset, transform, _DEEPEST_TO_WARN_OF)
@@ -89,14 +89,14 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
-    """A dataset, and those that torch's wrappers are made of."""
+    """Yield a dataset and, recursively, those that torch's wrappers contain."""
     yield dataset
     for part in inner_datasets(dataset):
         yield from parts_of(part)
 
 
 def inner_datasets(dataset: Any) -> list[Any]:
-    """The datasets that a wrapper of torch's is made of."""
+    """Return the datasets that a wrapper of torch's contains."""
     if isinstance(dataset, Subset):
         return [dataset.dataset]
     if isinstance(dataset, (ConcatDataset, StackDataset)):
@@ -111,7 +111,7 @@ def _is_keyed(thing: Any) -> bool:
 
 
 def _held(dataset: Any, transform: Any, depth: int) -> Iterator[tuple[Any, str, Any]]:
-    """Whatever the dataset, its parts and the transform hold: the owner, the path, the thing."""
+    """Yield owner, path and object of all that the dataset, its parts and the transform contain."""
     owners = [*parts_of(dataset), transform]
     apart = {id(owner) for owner in owners}
     for owner in owners:
@@ -137,7 +137,7 @@ def _walk(path: str, thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[s
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    """What an object holds, or what a function refers to."""
+    """Return the attributes of an object, or the variables that a function refers to."""
     if isinstance(thing, functools.partial):
         return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords)]
     if isinstance(thing, types.MethodType):
@@ -145,7 +145,7 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
     if isinstance(thing, types.FunctionType):
         try:
             names = inspect.getclosurevars(thing)
-        except ValueError:  # it refers to what is not defined yet
+        except ValueError:  # it refers to names that are not defined yet
             return []
         return [*names.nonlocals.items(), *names.globals.items()]
     return list(getattr(thing, "__dict__", {}).items())

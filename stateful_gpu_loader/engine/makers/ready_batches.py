@@ -1,4 +1,4 @@
-"""Batches of samples that were read or made elsewhere, put together as any dataset's."""
+"""Batches of samples that a reader has read, made as those of any dataset."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class ReadyBatches:
-    """A reader, and the maker that puts together what it has read.
+    """Combines a reader with the maker of batches from its samples.
 
     Args:
-        reader: of the samples.
-        make: takes them from :class:`ReadySamples` or :class:`ReadyImages`.
-        policy: what is done about bad samples; a batch of which none can be used is left out.
+        reader: reads the samples.
+        make: maker over :class:`ReadySamples` or :class:`ReadyImages`.
+        policy: what is done about bad samples; with "drop" a batch without any good one is left
+            out.
     """
 
     def __init__(self, reader: Reader, make: Maker, policy: BadSamplePolicy) -> None:
@@ -74,7 +75,7 @@ class ReadyBatches:
 
 
 class DeviceSteps(Protocol):
-    """What a device does with a batch of encoded images, in two steps."""
+    """The two steps of a device on a batch of encoded images."""
 
     def decode(self, batch: EncodedBatch) -> Any: ...
 
@@ -82,10 +83,10 @@ class DeviceSteps(Protocol):
 
 
 class ReadySteps:
-    """The steps of such batches; one of which no image can be used is left out.
+    """The device steps for such batches; with "drop" a batch without a good image is left out.
 
     Args:
-        steps: of batches of encoded images.
+        steps: the steps for batches of encoded images.
         policy: what is done about bad samples.
     """
 
@@ -106,13 +107,13 @@ class ReadySteps:
 
 
 def _all_bad(request: Request, error: BadSample) -> tuple[FoundBad, ...]:
-    """The record of a batch of which no sample can be used."""
+    """Return the records of a batch in which no sample can be used."""
     keys = request.keys()
     reason = reason_of(error)
     return tuple(FoundBad(repr(key.index), key.position, key.epoch, reason, False) for key in keys)
 
 
 def _without_bytes(batch: EncodedBatch) -> EncodedBatch:
-    """The images' bytes travel once, in the arena."""
+    """Drop the images from the request, so that their bytes travel only once, in the arena."""
     names = [repr(index) for index in batch.request.index_list()]
     return dataclasses.replace(batch, request=dataclasses.replace(batch.request, indices=names))

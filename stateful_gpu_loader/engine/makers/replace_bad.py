@@ -1,4 +1,4 @@
-"""One request's samples, each judged by itself, the bad ones replaced or left out."""
+"""Replaces or leaves out the bad samples of one request, each on its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stateful_gpu_loader.state.bad_samples import FoundBad, plain_index
 T = TypeVar("T")
 
 MAX_READS = 3
-"""How often a sample is read in all while the system reports an OSError."""
+"""Number of times that a sample is read in all while the system reports an OSError."""
 
 
 class Slot:
@@ -26,33 +26,36 @@ class Slot:
 
     def __init__(self, number: int, key: SampleKey) -> None:
         self.number = number
-        """Of the place in its request, counted from 0."""
+        """Number of the place in its request, counted from 0."""
         self.key = key
-        """Its position never changes, and so neither do its draws; the index is a replacement's
-        once the sample was found bad."""
+        """Key of the sample.
+
+        Its position, and so its random numbers, never change; the index becomes a replacement's
+        once the sample was found bad.
+        """
         self.origin = key.position
-        """Where the order has the index that is tried."""
+        """Position of the tried index in the order."""
         self.sample: Any = None
-        """What was made of it so far; None again when it is replaced."""
+        """What was made of the sample so far; None again after a replacement."""
         self.left_out = False
         self.found: tuple[FoundBad, ...] = ()
         self.candidates: Iterator[tuple[int, Any]] | None = None
 
 
 class BadSampleReplacer:
-    """The samples of one request, the bad ones among them replaced or left out.
+    """Makes the samples of one request, and replaces or leaves out the bad ones.
 
-    Under "raise" a bad sample's exception is raised, and nothing is tried again.
+    With "raise" a bad sample's exception is raised, and nothing is tried again.
 
-    What comes out is a function of the request and of the samples' content. It does not
-    depend on what was known before, nor on the stage at which a sample turns out to be bad: each
-    place has its own row of candidates, and takes the first that passes every stage.
+    The result depends on the request and the samples' content alone, not on what was known before,
+    nor on the stage at which a sample turns out to be bad: each place has its own sequence of
+    candidates and takes the first that passes every stage.
 
     Args:
-        policy: what is done about a bad sample.
-        request: whose samples they are.
-        is_bad: whether an exception is a bad sample's.
-        has_drawn: whether random draws may have decided the exception that a place just met.
+        policy: what is done about bad samples.
+        request: the request.
+        is_bad: whether an exception means a bad sample.
+        has_drawn: whether random draws may have caused the exception that a place just met.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class BadSampleReplacer:
         self._slots = [Slot(number, key) for number, key in enumerate(request.keys())]
         self._drops = policy.mode == "drop"
         self.replaces = policy.is_active
-        """Whether anything is done about bad samples but raising."""
+        """Whether bad samples are replaced or left out rather than raised."""
 
     @property
     def kept(self) -> list[Slot]:
@@ -83,11 +86,12 @@ class BadSampleReplacer:
         return any(reason(slot.key.index) is not None for slot in self._slots)
 
     def settle(self, make: Callable[[Slot], None]) -> list[Slot]:
-        """Make every place's sample; the places that are kept, at least one."""
+        """Make the sample of every place, and return the places that are kept, at least one."""
         for slot in self.kept:
             self.fill(slot, make)
         if not self.kept and self._slots:
-            # A batch that is left empty keeps a replacement: a loop does not expect 0 samples.
+            # Code that iterates the loader does not expect empty batches, so one replacement is
+            # made.
             self._drops = False
             first = self._slots[0]
             first.left_out = False
@@ -96,7 +100,7 @@ class BadSampleReplacer:
         return self.kept
 
     def fill(self, slot: Slot, make: Callable[[Slot], None]) -> bool:
-        """Make one place's sample, replaced if need be; False if it is left out instead.
+        """Make one place's sample, replaced if need be; return False if it is left out instead.
 
         Raises:
             BadSample: none of its replacements could be used.
@@ -112,7 +116,7 @@ class BadSampleReplacer:
         return True
 
     def answer(self, payload: Any) -> Any:
-        """The batch, with the bad samples that were met for it."""
+        """Return the batch, with a record of the bad samples that were met for it."""
         found = tuple(bad for slot in self._slots for bad in slot.found)
         return Answer(payload, bad=found) if found else payload
 
@@ -139,7 +143,7 @@ class BadSampleReplacer:
             slot.candidates = self._policy.candidates(self._request, slot.number)
         tried = {bad.index for bad in slot.found}
         for origin, index in slot.candidates:
-            if plain_index(index) not in tried:  # the same sample may come at several positions
+            if plain_index(index) not in tried:  # the same sample may have several positions
                 slot.key = dataclasses.replace(slot.key, index=index)
                 slot.origin = origin
                 slot.sample = None
@@ -157,9 +161,10 @@ class BadSampleReplacer:
 
 
 def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
-    """Call; an OSError that is not the sample's is met again, at most 3 times in all, and raised.
+    """Call a function, up to 3 times in all while it raises an OSError that is not the sample's.
 
-    A ``make`` that draws random numbers seeds them itself, so that a second attempt draws the same.
+    If ``make`` draws random numbers it must seed them itself, so that another attempt draws the
+    same.
     """
     for _ in range(MAX_READS - 1):
         try:

@@ -1,4 +1,4 @@
-"""Batches of any map-style dataset, its randomness keyed sample by sample."""
+"""Batches of any map-style dataset, with generators seeded sample by sample."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ from stateful_gpu_loader.state.user_states import worker_state
 
 
 class SampleMaker:
-    """``dataset[index]``, transform and collate under generators seeded from the key.
+    """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
-    So a dataset that draws from ``random``, ``numpy.random`` or torch gives the same sample in
-    any worker (A5). A dataset with generators of its own, also one inside torch's Subset,
-    ConcatDataset or StackDataset, may offer ``set_sample_seed(int)``, which is called before each
-    item, or before each of its own ``__getitems__``. Transforms of albumentations that the dataset
-    or ``transform`` hold are seeded at the same moments.
+    A dataset that draws from ``random``, ``numpy.random`` or torch so gives the same sample in any
+    worker (A5). A dataset with generators of its own, even inside torch's Subset, ConcatDataset or
+    StackDataset, may have a method ``set_sample_seed(int)``, which is called before each item, or
+    before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
+    ``transform`` are seeded at the same moments.
 
     Args:
-        dataset: map-style.
+        dataset: a map-style dataset.
         transform: a callable on one whole sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
-        batched: False gives each request's only sample to ``collate_fn``, as ``batch_size=None``.
+        batched: False passes each request's only sample to ``collate_fn``, as with
+            ``batch_size=None``.
         policy: what is done about bad samples.
     """
 
     uses_global_generators = True
     is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
-    """Whether an exception is a bad sample's."""
+    """Whether an exception means a bad sample."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class SampleMaker:
     ) -> None:
         self._dataset = dataset
         self._transform = transform
-        # What was read from a shard was seeded there, and a sample is not seeded twice for nothing.
+        # A reader has seeded the generators for what it read; without a transform nothing else
+        # draws.
         self._may_draw = transform is not None or not isinstance(dataset, ReadySamples)
         self._collate_fn = collate_fn
         self._batched = batched
@@ -112,7 +114,7 @@ class SampleMaker:
             ) from error
 
     def fetch(self, key: SampleKey) -> Any:
-        """One sample, before its transform."""
+        """Return one sample, before its transform."""
         return self._dataset[key.index]
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
@@ -122,7 +124,7 @@ class SampleMaker:
             sample = self.fetch(key)
             return sample if self._transform is None else self._transform(sample)
         except Exception:
-            # Entered here only: it costs more than all else that is ours in a sample.
+            # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):
                 raise
 
@@ -133,10 +135,11 @@ class SampleMaker:
         seeds: list[int],
         check: Callable[[], None],
     ) -> Any:
-        """One call for the batch; if it fails, each sample alone, and one call for the sound ones.
+        """Fetch a batch with one call; if it fails, find the bad samples one by one and call again.
 
-        With a sample that is known to be bad the first call would fail, and so it is left out.
-        The last one is made anew because a batch may draw for all of its samples together.
+        The first call is skipped if a sample is known to be bad, as it would fail. The last call
+        fetches all samples anew, because a batch may draw random numbers for all of its samples
+        together.
         """
 
         def together(slots: list[Slot]) -> Any:
@@ -170,7 +173,7 @@ class SampleMaker:
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.
 
-        Of generators of the user's own nothing is known.
+        That is not known of generators of the user's own, which count as drawn from.
         """
         following = next_draws()
         seed_global_generators(seed)
@@ -185,29 +188,29 @@ class SampleMaker:
 def collate(
     request: Request, samples: Any, collate_fn: Callable[[Any], Any], *, batched: bool
 ) -> Any:
-    """Collate under the batch's first position; torch's own functions draw nothing."""
+    """Collate with generators seeded from the batch's first position; torch's own draw nothing."""
     if collate_fn not in DRAWS_NOTHING:
         seed_global_generators(batch_seed(request, Stream.COLLATE))
     return collate_fn(samples if batched else samples[0])
 
 
 def _shape_of(sample: Any) -> str | None:
-    """Of a sample's first tensor, as text, which is compared and shown."""
+    """Return the shape of a sample's first tensor as text, or None."""
     values = list(sample.values()) if isinstance(sample, dict) else sample
     parts = values if isinstance(values, (list, tuple)) else [values]
     return next((str(list(part.shape)) for part in parts if isinstance(part, Tensor)), None)
 
 
 def batch_seed(request: Request, stream: Stream) -> int:
-    """A 64-bit seed of the request's first position."""
+    """Return a 64-bit seed for the request's first position."""
     return sample_seeds(request.seed, request.epoch, request.positions[:1], stream)[0]
 
 
 def has_native_batches(dataset: Any) -> bool:
-    """Whether the dataset fetches a batch by a ``__getitems__`` of its own.
+    """Whether the dataset fetches batches by a ``__getitems__`` of its own.
 
-    torch's Subset and StackDataset always have one, which only passes on to the datasets below:
-    they are read item by item unless one of those has its own.
+    torch's Subset and StackDataset always have one, which only passes the indices on: they are read
+    item by item unless a dataset below has its own.
 
     >>> has_native_batches(Subset([10, 20, 30], [0, 2]))
     False
@@ -219,10 +222,10 @@ def has_native_batches(dataset: Any) -> bool:
 
 
 class DatasetStateMaker:
-    """Another maker, and the state of its dataset around it.
+    """Adds the state of the dataset to another maker.
 
-    Generators stay keyed by the sample: a dataset whose state is that of a global generator is
-    exact with it and without it.
+    Generators are still seeded for each sample, so a dataset whose state is that of a global
+    generator is exact with and without it.
     """
 
     def __init__(self, dataset: Any, maker: Maker) -> None:
@@ -231,7 +234,7 @@ class DatasetStateMaker:
         self.uses_global_generators = maker.uses_global_generators
 
     def begin(self, start: WorkerStart) -> None:
-        """Load the dataset's state, if the pass goes on from one."""
+        """Load the dataset's state, if the pass continues from one."""
         if start.state is not None:
             load_user_state("dataset", self._dataset, thaw(start.state)["dataset"])
 
@@ -239,6 +242,6 @@ class DatasetStateMaker:
         return self._maker(request, check)
 
     def snapshot(self) -> bytes:
-        """The dataset's frozen state."""
+        """Return the dataset's serialized state."""
         state = worker_state(dataset=state_of(self._dataset))
         return freeze(state, type(self._dataset).__name__)

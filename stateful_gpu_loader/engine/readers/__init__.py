@@ -1,1 +1,1 @@
-"""From keys or a cursor to samples."""
+"""Readers get the samples of a request that are not read by ``dataset[index]``."""

@@ -1,4 +1,4 @@
-"""CallReader: what a user's function makes, one sample or one batch at a call (C9)."""
+"""CallReader: calls a user's function for each sample or batch (C9)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKe
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
 _MOST_IMAGES = 2**20
-"""Keys of the images of one call; batches are keyed so far apart."""
+"""Number of keys reserved for the images of one call."""
 
 
 class CallReader:
-    """Calls the function under generators keyed by the position.
+    """Calls the user's function with generators seeded from the position.
 
-    A batch is made of calls alone, so any worker makes it, at any time. StopIteration is
-    answered with the position at which the epoch ends.
+    A batch depends on its calls alone, so any worker makes it at any time. StopIteration is
+    reported as the position at which the epoch ends.
 
     Args:
-        source: with the function.
+        source: holds the function.
         policy: what is done about bad samples.
-        batch_size: of a whole batch of this rank; 1 where a call makes one.
-        drop_last: whether the samples before the end are left out if they fill no batch.
-        stacks: whether the samples go as they are to what stacks them, and so must be alike.
+        batch_size: number of samples in a whole batch of this rank; 1 if a call makes a batch.
+        drop_last: whether samples before the end that do not fill a batch are left out.
+        stacks: whether the samples are stacked as they are, and so must be alike.
     """
 
     uses_global_generators = True
@@ -92,7 +92,7 @@ class CallReader:
         )
 
     def _misfit(self, samples: list[ReadySample]) -> TypeError | None:
-        """Why samples of one batch cannot be stacked."""
+        """Return why the samples of one batch cannot be stacked, or None."""
         if self._stacks and samples:
             try:
                 check_alike([sample.sample for sample in samples], samples)
@@ -101,7 +101,7 @@ class CallReader:
         return None
 
     def _name(self, key: SampleKey) -> str:
-        """The same in every epoch, as a place is in the record of bad samples."""
+        """Return a name that is the same in every epoch, as the record of bad samples needs."""
         return f"{'batch' if self._source.batch else 'sample'} {key.index}"
 
     def _info(self, request: Request, key: SampleKey, place: int) -> SampleInfo | BatchInfo:
@@ -115,7 +115,7 @@ class CallReader:
         )
 
     def _made(self, info: SampleInfo | BatchInfo, key: SampleKey) -> list[ReadySample]:
-        """What one call gives: a sample, a whole batch, or a batch's images one by one."""
+        """Return what one call gives: a sample, a whole batch, or a batch's images one by one."""
         seed = self._seeds.at(key.seed, key.epoch, key.position)
 
         def call() -> Any:

@@ -1,4 +1,4 @@
-"""LaneReader: the samples of one lane, shuffled in windows, from a cursor on."""
+"""LaneReader: reads the samples of one lane from a cursor on, shuffled in windows."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ class Taken:
 
     samples: list[ReadySample]
     positions: IndexArray
-    """int64 [n]: their keys."""
+    """Keys of the samples, int64 [n]."""
     cursor: LaneCursor
-    """Where the lane stands after them."""
+    """Position of the lane after them."""
 
 
 class LaneReader:
-    """Gives a lane's samples in batches: a function of address and cursor.
+    """Yields a lane's samples in batches, determined by its address and cursor.
 
-    A window is read from where it begins, even if part of it came before: so no buffer is saved.
+    A window is always read from its beginning, even if part of it was delivered before, so no
+    shuffle buffer needs to be saved.
 
     Args:
-        dataset: whose shards they are.
-        address: of the lane.
+        dataset: the sharded dataset.
+        address: the lane.
         cursor: where to begin.
-        window: samples that are shuffled together; 0 leaves them in order.
-        drops_bad: the rest of a damaged shard is left out, instead of raising why.
-        is_second: the lane was read from here before, and what is damaged was told then.
+        window: number of samples that are shuffled together; 0 leaves them in order.
+        drops_bad: leave out the rest of a damaged shard instead of raising an exception.
+        is_second: whether the lane was read from here before, and damage was reported then.
     """
 
     def __init__(
@@ -65,36 +66,37 @@ class LaneReader:
             drops_bad=drops_bad,
         )
         self._begin = self._shards.place
-        """Of the present window."""
+        """Shard and offset where the present window begins."""
         self._reading: list[ReadySample] = []
-        """Of the window that is being read."""
+        """Samples of the window that is being read."""
         self._window: list[ReadySample] = []
         self._left: list[int] = []
-        """Numbers in the window that did not come yet, the next one last."""
+        """Numbers of the samples of the window that are still to come, the next one last."""
         self._held: list[ReadySample] = []
-        """Taken from windows, and not given out yet."""
+        """Samples taken from windows and not yet returned."""
         self._to_skip = cursor.taken
 
     @property
     def cursor(self) -> LaneCursor:
-        """Behind what was taken so far."""
+        """Position of the lane after the samples taken so far."""
         return self._cursor
 
     @property
     def num_left(self) -> int:
-        """Samples that the lane still has, once :meth:`take` has found that they are too few."""
+        """Number of samples left in the lane, once :meth:`take` has found them too few."""
         return len(self._held)
 
     def take(self, n: int, check: Callable[[], None], *, turns: int) -> Taken | None:
-        """The next n samples; None if the lane has fewer left, and then it keeps them.
+        """Return the next n samples; None if fewer are left, which are then kept.
 
         Args:
-            n: as many.
+            n: number of samples.
             check: called between samples.
-            turns: of the lane, behind this one.
+            turns: number of the lane's turns including this one.
 
         Raises:
-            Exception: as :meth:`LaneShards.read`; what was read before is kept for the next call.
+            Exception: as :meth:`LaneShards.read`; samples that were read are kept for the next
+                call.
         """
         while len(self._held) < n:
             check()
@@ -116,25 +118,25 @@ class LaneReader:
         return Taken(samples=samples, positions=positions, cursor=self._cursor)
 
     def end(self) -> LaneCursor:
-        """Where a lane stands that has nothing left."""
+        """Return the position of the lane at its end."""
         before = self._cursor
         return LaneCursor(turns=before.turns, count=before.count, shard=self._shards.end)
 
     def found(self) -> tuple[FoundBad, ...]:
-        """What was left out since this was last asked."""
+        """Return the bad samples that were left out since the last call."""
         return self._shards.found()
 
     def close(self) -> None:
-        """End the dataset's generator, which may hold a file open."""
+        """Close the dataset's generator, which may hold a file open."""
         self._shards.close()
 
     def _read_window(self, wanted: int, check: Callable[[], None]) -> bool:
-        """Read the next window, of what is wanted where nothing is shuffled; False at the end."""
+        """Read the next window, or ``wanted`` samples if nothing is shuffled; False at the end."""
         size = self._window_size or wanted
         if not self._reading:
             self._begin = self._shards.place
         start = self._shards.ordinal - len(self._reading)
-        # What is wrong within a window was told before its first sample came.
+        # Damage within a window was reported before its first sample was delivered.
         self._shards.is_told = self._is_second or self._to_skip > 0
         while len(self._reading) < size:
             check()

@@ -1,4 +1,4 @@
-"""LaneShards: the samples of one lane's shards as they are read, and what goes wrong with them."""
+"""LaneShards: reads the samples of one lane's shards and handles what is wrong with them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class LaneAddress:
     lap: int = 0
 
     def position(self, ordinal: int) -> int:
-        """The key of the lane's sample of this ordinal."""
+        """Return the key of a sample of the lane by its ordinal."""
         return key_of_lane(self.lane, ordinal)
 
 
 class LaneShards:
-    """Reads shard after shard to the lane's end.
+    """Reads shard after shard until the lane ends.
 
     Args:
-        dataset: whose shards they are.
-        address: of the lane.
+        dataset: dataset of the shards.
+        address: the lane.
         shard, offset: where to begin: ordinal of a shard in the lane, cursor in the shard.
-        ordinal: of the sample there, in the lane.
-        drops_bad: the rest of a damaged shard is left out, instead of raising why.
+        ordinal: ordinal in the lane of the first sample.
+        drops_bad: leave out the rest of a damaged shard instead of raising an exception.
     """
 
     def __init__(
@@ -61,28 +61,28 @@ class LaneShards:
         self._address = address
         self._drops_bad = drops_bad
         self.is_told = False
-        """Whether all was read before, and what is damaged was told then."""
+        """Whether the samples were read before, and damage was reported then."""
         self._is_encoded = isinstance(dataset, EncodedShards)
         self._seeds = SeedBlock(Stream.ITERABLE)
         self.end = (address.lap + 1) * len(address.shards)
-        """The shard behind the last one."""
+        """Ordinal after the last shard of the lap."""
         self.place = shard, offset
-        """Shard and offset of what is read next."""
+        """Shard and offset of the next sample."""
         self.ordinal = ordinal
-        """Of the next sample, in the order in which they are read."""
+        """Ordinal of the next sample, in the order of reading."""
         self._generator: Iterator[tuple[Any, int]] | None = None
         self._num_read: int | None = None if self.place[1] else 0
-        """Samples of the present shard so far; None if it was not read from its beginning."""
+        """Number of samples read from the present shard; None if not read from its beginning."""
         self._promised: int | None = None
-        """How many it has, as the dataset says."""
+        """Number of samples of the present shard, as the dataset says."""
         self._found: list[FoundBad] = []
 
     def read(self) -> ReadySample | None:
-        """The next sample; None at the lane's end.
+        """Return the next sample; None at the lane's end.
 
         Raises:
-            BadSample: encoded images are damaged from here on; the next call goes on with the next
-                shard.
+            BadSample: encoded images are damaged from here on; the next call continues with the
+                next shard.
             OSError: the storage failed, at each of 3 attempts; the next call tries again.
             LoaderError: ``num_samples()`` or ``read_shard()`` does not keep its contract.
             Exception: what a user's own ``read_shard`` raised.
@@ -120,12 +120,12 @@ class LaneShards:
         return None
 
     def found(self) -> tuple[FoundBad, ...]:
-        """What was left out since this was last asked."""
+        """Return the bad samples that were left out since the last call."""
         found, self._found = tuple(self._found), []
         return found
 
     def close(self) -> None:
-        """End the dataset's generator, which may hold a file open; reading opens it again."""
+        """Close the dataset's generator, which may hold a file open; reading opens it again."""
         generator: Any = self._generator
         self._generator = None
         if callable(getattr(generator, "close", None)):
@@ -159,7 +159,7 @@ class LaneShards:
         return sample, following
 
     def _give_up(self, error: Exception, name: str) -> None:
-        """Leave out the rest of a shard, with a record or an exception."""
+        """Leave out the rest of a shard and record or raise the reason."""
         offset = self.place[1]
         self._leave_shard()
         if isinstance(error, FileNotFoundError) or self._is_damage(error):
@@ -168,7 +168,7 @@ class LaneShards:
             raise add_note(error, f"in {name}")
 
     def _leave_out(self, error: Exception, name: str, offset: int) -> None:
-        """Record what is left out, or raise why."""
+        """Record what is left out, or raise the reason."""
         address = self._address
         position = address.position(self.ordinal)
         if self.is_told:
@@ -186,7 +186,10 @@ class LaneShards:
         return isinstance(error, ValueError) if self._is_encoded else is_bad(error)
 
     def _is_due(self, shard: str) -> bool:
-        """Ranks end where ``num_samples()`` says: nothing may be cut off in silence."""
+        """Count a sample; stop the shard with an error if it has more than ``num_samples()`` says.
+
+        Ranks end their epoch by that number, so the rest would be cut off silently.
+        """
         if self._num_read is None:
             return True
         self._num_read += 1

@@ -1,4 +1,4 @@
-"""What readers give to makers: samples that are ready, and datasets whose indices they are."""
+"""The interface between readers and makers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class ReadySample:
-    """A sample that was read or made elsewhere, and where; what stands for an index."""
+    """A sample that was read elsewhere, with its name; it takes the place of a dataset index."""
 
     __slots__ = ("name", "sample")
 
@@ -27,7 +27,7 @@ class ReadySample:
 
 
 class ReadySamples:
-    """A dataset whose indices are the samples themselves; it draws nothing."""
+    """A dataset whose indices are the samples themselves; reading them draws no random numbers."""
 
     def __getitem__(self, index: ReadySample) -> Any:
         return index.sample
@@ -49,28 +49,28 @@ class ReadyImages(Source):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What was read for one request."""
+    """Everything that was read for one request."""
 
     samples: list[ReadySample] = field(default_factory=list)
-    """Of the batch; none where it is left out."""
+    """Samples of the batch; empty if the batch is left out."""
     positions: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """int64 [n]: the keys of the n samples."""
+    """Keys of the samples, int64 [n]."""
     error: Exception | None = None
-    """Why no batch can be made of them."""
+    """Why no batch can be made of the samples, or None."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     snapshot: bytes | None = None
-    """What the reader tells of itself."""
+    """State of the reader after this request, serialized."""
     ended_at: int | None = None
-    """The position at which the epoch was found to end."""
+    """Position at which the epoch was found to end."""
 
 
 class Reader(Protocol):
-    """Reads the samples of a request where that is not done by ``dataset[index]``."""
+    """Reads the samples of a request that are not read by ``dataset[index]``."""
 
     uses_global_generators: bool
     """Whether it seeds and draws from the process's global generators."""
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Reading:
-        """The samples; ``check`` is called between them and may raise."""
+        """Read the samples; ``check`` is called between them and may raise."""
         ...

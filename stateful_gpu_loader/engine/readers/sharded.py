@@ -1,4 +1,4 @@
-"""ShardedReader: the samples of a sharded dataset, each request's from one of its lanes."""
+"""ShardedReader: reads the samples of a sharded dataset, each request's from one of its lanes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SECONDS_BETWEEN_CHECKS = 0.1
 
 
 class ShardedReader:
-    """Reads a lane's next samples.
+    """Reads the next samples of a lane.
 
-    In threads, which share it, a lane's turns are read one after the other.
+    Threads share it; the turns of one lane are read one after the other.
 
     Args:
-        plan: of the dataset.
-        policy: what is done about bad samples; a damaged shard's rest is left out with them.
+        plan: lanes of the dataset.
+        policy: what is done about bad samples; the rest of a damaged shard is treated alike.
     """
 
     def __init__(self, plan: LanePlan, *, policy: BadSamplePolicy) -> None:
@@ -79,7 +79,7 @@ class ShardedReader:
         )
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
-        """The rest of a lane, which was read before to find that it holds no whole batch."""
+        """Read the rest of a lane again, which was found to hold no whole batch."""
         cursor = LaneCursor.from_text(part.cursor)
         reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
         try:
@@ -112,7 +112,7 @@ class ShardedReader:
                         found.begin = found.reader.cursor
                         return found
                     if found.turn == request.turn + 1:
-                        # The user's own thread was interrupted in this request, and asks again.
+                        # The user's own thread was interrupted during this request and asks again.
                         found.reader = self._reader(request, request.lane, request.lap, found.begin)
                         found.turn = request.turn
                         return found
@@ -153,13 +153,13 @@ class ShardedReader:
 
 
 class _ServedLane:
-    """A lane that is open here."""
+    """A lane that is being read here."""
 
     def __init__(self, reader: LaneReader, start: int, turn: int) -> None:
         self.reader = reader
         self.begin = reader.cursor
-        """Before the turn that was read last."""
+        """Cursor before the turn that was read last."""
         self.start = start
-        """Which start of the workers it belongs to."""
+        """Number of the start of the workers that the lane was opened for."""
         self.turn = turn
-        """That is read next."""
+        """Number of the turn that is read next."""

@@ -1,1 +1,1 @@
-"""From a state to a place in a pass, and back."""
+"""Converts a state to a position in a pass, and back."""

@@ -1,4 +1,4 @@
-"""From the cursors in a state to a place and back: lanes on another number of ranks (B5)."""
+"""Lane cursors in a state: saved, and resumed on another number of ranks (B5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_k
 
 
 def lane_texts(plan: Plan, address: Address) -> dict[int, str] | None:
-    """The cursors of the lanes that this rank serves, for its state; None without lanes."""
+    """Return the cursors of this rank's lanes, for its state; None without lanes."""
     if plan.lanes is None:
         return None
     known = address.lanes or {}
@@ -23,14 +23,14 @@ def lane_texts(plan: Plan, address: Address) -> dict[int, str] | None:
 
 
 def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
-    """The place of a state, with the cursors of its lanes.
+    """Return the position of a state, with the cursors of its lanes.
 
-    A state of all lanes, merged over its ranks, goes on on any number of ranks that the lanes
-    allow; the position then is where as many batches are left as the largest rank has.
+    A state of all lanes, merged over the ranks, resumes on any number of ranks that the lanes
+    allow. The position then is the one with as many batches left as the largest rank has.
 
     Raises:
-        StateMismatch: lanes of this rank are missing, or a cursor lies outside its lane; or only
-            the states of all ranks tell how many batches are left.
+        StateMismatch: lanes of this rank are missing, a cursor lies outside its lane, or only the
+            states of all ranks together tell how many batches are left.
     """
     lanes = plan.lanes
     if lanes is None:
@@ -56,7 +56,7 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
     if len(cursors) == lanes.num_lanes:
         position = whole - num_left(lanes, state.seed, state.epoch, division, cursors)
         if same_size:
-            # Of as many ranks, which may be behind for samples that were left out.
+            # Same number of ranks; dropped samples can leave the saved position lower.
             position = min(position, state.position)
         return replace(place, position=position, lanes=cursors)
     if len(cursors) > len(own) or not same_size:
@@ -74,8 +74,8 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
             present=f"an epoch of {whole} batches",
             remedy=REMEDY_FOREIGN,
         )
-    # torch.distributed.checkpoint hands each rank of another number its lanes' cursors alone, and
-    # a position that counts the batches of the saved number of ranks.
+    # torch.distributed.checkpoint gives each rank of another number only its own lanes' cursors,
+    # and a position that counts the batches of the saved number of ranks.
     others = {lane: LaneCursor(shard=lanes.num_shards(lane)) for lane in range(lanes.num_lanes)}
     left = num_left(lanes, state.seed, state.epoch, division, {**others, **cursors})
     if left > whole - state.position:
@@ -97,9 +97,9 @@ def num_left(
     division: LaneDivision,
     cursors: Mapping[int, LaneCursor],
 ) -> int:
-    """Batches of the epoch that the largest rank has left."""
+    """Return the number of batches of the epoch that the largest rank has left."""
     counts = {
-        # A lane that was read to its end may have been read on from its beginning since.
+        # A lane that was read to its end may have been read from its beginning again.
         lane: cursor.count if cursor.shard < plan.num_shards(lane) else MOST_SAMPLES
         for lane, cursor in cursors.items()
     }
@@ -117,10 +117,11 @@ def _unfit(state: LoaderState, present: str) -> StateMismatch:
 
 
 def _cursor(plan: LanePlan, lane: int, text: str, epoch: int) -> LaneCursor:
-    """A lane's cursor; what lies outside its lane would go wrong only later.
+    """Return a lane's cursor, checked to lie within its lane.
 
     Raises:
-        StateMismatch: it is none, of another epoch than the state's, or no lane can stand there.
+        StateMismatch: it is not a cursor, is of another epoch than the state, or lies outside its
+            lane.
     """
     try:
         own_epoch, cursor = epoch_and_cursor(text)

@@ -1,4 +1,4 @@
-"""Places and states: what a state says of the user's own objects, checked and put to use (A3)."""
+"""The part of a state about the user's own objects: checked, and restored (A3)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MARKS = {
 def states_between_passes(
     plan: Plan, dataset_memory: DatasetMemory, seed: SettledSeed
 ) -> UserStates | None:
-    """The user's objects where no pass is under way, or None where they have no state."""
+    """Return the states of the user's objects between passes, or None if they have none."""
     config, memory = plan.config, plan.memory
     sampler: dict[str, Any] | None = None
     if memory is not None:
@@ -59,7 +59,7 @@ def states_between_passes(
 
 
 def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) -> Address:
-    """A pass's start in a loader without workers, and the state of its dataset there."""
+    """Return the start of a pass with the dataset's state; for a loader without workers."""
     user = place.user or UserStates(base=place.position)
     is_loaded = user.workers is not None
     dataset = memory.begin(is_loaded=is_loaded, as_built=resumed)
@@ -69,7 +69,7 @@ def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) 
 
 
 def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:
-    """A mark of a sampler with state that was not iterated yet."""
+    """Return a mark of a sampler with state that has not been iterated."""
     return {
         "kind": "state",
         "sampler": sampler_state,
@@ -86,13 +86,13 @@ def place_of(
     *,
     accept: Collection[str],
 ) -> Address:
-    """The place that a state describes.
+    """Return the position that a state describes.
 
     Args:
-        accept: ``"iterable"`` lets an iterable give other samples while it is read again.
+        accept: ``"iterable"`` lets an iterable yield other samples when it is read again.
 
     Raises:
-        StateMismatch: it does not fit the loader's sampler, dataset or workers.
+        StateMismatch: the state does not fit the loader's sampler, dataset or workers.
     """
     config, memory = plan.config, plan.memory
     ahead = _positions_ahead(state)
@@ -122,9 +122,10 @@ def place_of(
 
 
 def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
-    """Put a sampler where a pass begins; what it is told from now on counts for that pass.
+    """Put a sampler where a pass begins; attributes that are set afterwards apply to that pass.
 
-    In the middle of a pass this waits until the pass goes on, and what is told does not count.
+    In the middle of a pass this waits until the pass continues; attributes that are set before then
+    do not apply.
     """
     saved = None if place.user is None else place.user.sampler
     mark = {"attributes": {}, "generators": {}} if saved is None else thaw(saved)
@@ -184,7 +185,7 @@ def _is_passed(passed: Any) -> bool:
 
 
 def _is_read_again(user: UserStates) -> bool:
-    """Whether a worker has to read as many batches again as it has read before."""
+    """Whether a worker must read batches again that it had read before."""
     workers = [thaw(worker) for worker in user.workers or () if worker is not None]
     return any(
         worker["samples"] and worker["dataset"] is None and worker["iterator"] is None

@@ -1,4 +1,4 @@
-"""The states of all ranks as one (B5, E5): lanes' cursors live on the rank that serves them."""
+"""Merges the states of all ranks (B5, E5): a lane's cursor is only on the rank that reads it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _REMEDIES = {
 
 
 def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One state of the states that all ranks have at one step; it loads on any number of ranks.
+    """Merge the states of all ranks at one step into one, which loads on any number of ranks.
 
-    Of map-style data any rank's state says as much, but for the record of bad samples. Of a
-    :class:`ShardedDataset` each rank's has the cursors of its own lanes.
+    With map-style data the states of all ranks agree, except for the record of bad samples. With a
+    :class:`ShardedDataset` each rank's state has the cursors of its own lanes.
 
     A rank that has ended its epoch before others may be one epoch ahead of them.
 
     Args:
-        states: of all ranks, in any order.
+        states: the states of all ranks, in any order.
 
     Raises:
-        StateMismatch: they are of different loaders or steps, a rank's is missing or given twice,
-            or they hold states of objects of yours that differ from rank to rank.
+        StateMismatch: the states are of different loaders or steps, a rank's state is missing or
+            given twice, or they hold states of the user's objects that differ between ranks.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> ranks = [StatefulGPULoader([1, 2, 3, 4], num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -91,12 +91,12 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any]:
-    """The merged state of all ranks, on every rank: a collective call.
+    """Return the merged state of all ranks, on every rank; a collective call.
 
     Args:
-        state: of this rank's loader.
-        group: of torch.distributed; None is the default one. Without torch.distributed, ``state``
-            is that of the only rank.
+        state: state of this rank's loader.
+        group: process group of torch.distributed; None is the default one. Without
+            torch.distributed, ``state`` is that of the only rank.
 
     Raises:
         StateMismatch: as :func:`merge_state_dicts`, on every rank.
@@ -110,7 +110,9 @@ def gather_state_dict(state: dict[str, Any], group: Any = None) -> dict[str, Any
 
 
 def gathered(thing: Any, group: Any = None) -> list[Any]:
-    """What each rank of a group gives, on every rank; without torch.distributed, this one's alone.
+    """Return what each rank of a group gave, on every rank.
+
+    Without torch.distributed, only this process counts.
 
     >>> gathered({"rank": 0})
     [{'rank': 0}]
@@ -135,7 +137,7 @@ def _check_equal(field: str, one: Any, other: Any) -> None:
 
 
 def _shared(field: str, value: Any) -> Any:
-    """What must be the same on all ranks, in a form that == compares."""
+    """Return the part of a value that must be the same on all ranks, in a form that == compares."""
     if field == "index_digest":
         return unsigned(value)
     if field != "user":
@@ -144,7 +146,7 @@ def _shared(field: str, value: Any) -> Any:
     if isinstance(sampler, dict) and isinstance(sampler.get("passed"), dict):
         passed = sampler["passed"] | {"digest": unsigned(sampler["passed"].get("digest"))}
         value = value | {"sampler": sampler | {"passed": passed}}
-    # States of the user's objects may hold tensors, which == compares element by element.
+    # The states may hold tensors, which == compares element by element.
     return comparable(value)
 
 

@@ -1,7 +1,7 @@
-"""From a state that torchdata's StatefulDataLoader wrote to one of ours (A4).
+"""Converts a state of torchdata's StatefulDataLoader to a state of this package (A4).
 
-The epoch that was interrupted is finished with the indices that torchdata would have delivered;
-augmentations are ours from there on, and so are the epochs after it.
+The interrupted epoch is finished with the indices that torchdata would have delivered.
+Augmentations from there on, and all later epochs, are this package's.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprint) -> LoaderState:
-    """The state of ours that goes on where torchdata's stands.
+    """Return a state that continues where torchdata's stands.
 
     Args:
-        plan: of the loader that it is loaded into.
+        plan: plan of the loader that the state is loaded into.
         state: what torchdata's ``state_dict()`` returned.
-        seed: of the loader, for what torchdata's state does not decide.
-        fingerprint: of the loader.
+        seed: seed of the loader, for what torchdata's state does not determine.
+        fingerprint: fingerprint of the loader.
 
     Raises:
-        StateMismatch: it is damaged, or does not say enough to go on from it exactly.
+        StateMismatch: the state is damaged, or not sufficient to resume exactly.
     """
     config, saved = plan.config, TorchdataState.from_dict(state)
     kind = "iterable" if fingerprint.order == "iterable" else "map-style"
@@ -61,7 +61,7 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
             raise _unlike("batch_size", f"{saved.samples} in {saved.requests} batches", one_batch)
         if end is None:
             sampler, permutation = _sampler(config, saved), None
-            position = base + saved.steps  # at least; see MapSchedule
+            position = base + saved.steps  # a lower bound; see MapSchedule
         else:
             base = min(base, end)
             sampler, permutation = None, _permutation(saved, fingerprint, config.num_replicas)
@@ -89,7 +89,7 @@ def from_torchdata(plan: Plan, state: Any, *, seed: int, fingerprint: Fingerprin
 
 
 def _indices_delivered(config: LoaderConfig, saved: TorchdataState, one_batch: int) -> int:
-    """Of the sampler's, at the snapshot."""
+    """Return the number of the sampler's indices that were delivered at the snapshot."""
     if saved.samples is not None:
         return saved.samples
     sampler, yields_batches = config.own_sampler, config.yields_batches
@@ -103,14 +103,14 @@ def _indices_delivered(config: LoaderConfig, saved: TorchdataState, one_batch: i
 
 
 def _batches_counted(config: LoaderConfig, saved: TorchdataState) -> int | None:
-    """Batches at the snapshot, of a batch sampler."""
+    """Return the number of batches of a batch sampler at the snapshot; None without one."""
     if saved.iterable or not config.yields_batches:
         return None
     return 0 if saved.finished else saved.batches - saved.steps
 
 
 def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: Any) -> str | None:
-    """The generator of the epoch's order, as text; None for the dataset's own order."""
+    """Return the generator of the epoch's order as text; None for the dataset's own order."""
     iterator = saved.index_iterator if saved.samples is None else saved.sampler_iterator
     is_foreign = saved.permutation is None and iterator is not None
     if saved.sampler is not None or saved.index_sampler is not None or is_foreign:
@@ -129,13 +129,13 @@ def _permutation(saved: TorchdataState, fingerprint: Fingerprint, num_replicas: 
 
 
 def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
-    """The mark of a user's sampler; None for one that is iterated again from its start."""
+    """Return the mark of a user's sampler; None for one that is iterated again from its start."""
     is_inside = config.batch_size is not None
     state = saved.sampler if is_inside else saved.index_sampler
     iterator = saved.sampler_iterator if is_inside else saved.index_iterator
     sampler = config.own_sampler
     if type(sampler) is StatefulDistributedSampler:
-        return None  # it tells less than the number of its indices, see has_own_state()
+        return None  # its state lacks the number of delivered indices, see has_own_state()
     ended = _ended_with_a_short_batch(saved, sampler, config.batch_size)
     if saved.finished and saved.num_workers and state is not None and not ended:
         state = _at_its_end(sampler, state, iterator)
@@ -165,8 +165,8 @@ def _sampler(config: LoaderConfig, saved: TorchdataState) -> bytes | None:
 def _ended_with_a_short_batch(saved: TorchdataState, sampler: Any, batch_size: int | None) -> bool:
     """Whether the sampler had ended at the snapshot.
 
-    Its state may then be that of its next pass already. The batch size, which torchdata does not
-    save, may be another one here, so it counts only where nothing else tells.
+    Its state may then already be that of its next pass. torchdata does not save the batch size,
+    which may have changed, so it is used only if nothing else decides.
     """
     samples = saved.samples
     if not samples or not saved.requests:
@@ -185,9 +185,10 @@ def _length_of(sampler: Any) -> int | None:
 
 
 def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
-    """With workers torchdata's state, also of a finished pass, is that of the last snapshot.
+    """Return the sampler's state at the end of its pass.
 
-    What was left of the pass then is iterated by a copy: a load changes nothing of the user's.
+    With workers torchdata's state is that of the last snapshot, even after a finished pass. The
+    rest of the pass is iterated with a copy, so that loading does not change the user's sampler.
     """
     try:
         copied, state, iterator_state = copy.deepcopy((sampler, state, iterator_state))
@@ -207,7 +208,7 @@ def _at_its_end(sampler: Any, state: Any, iterator_state: Any) -> Any:
 
 
 def _workers(config: LoaderConfig, saved: TorchdataState) -> tuple[bytes | None, ...] | None:
-    """The states of the datasets and their iterators."""
+    """Return the states of the workers' datasets and iterators; None if there are none."""
     name = type(config.dataset).__name__
     if saved.finished and saved.num_workers and not config.persistent_workers:
         return None
@@ -228,9 +229,10 @@ def _workers(config: LoaderConfig, saved: TorchdataState) -> tuple[bytes | None,
 
 
 def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool) -> Any:
-    """torchdata keeps a dataset that is its own iterator as an iterator.
+    """Return the state of a worker's dataset.
 
-    Exhausted, or between passes, that is not iterated to take it, and the dataset has to.
+    torchdata saves a dataset that is its own iterator as the iterator. If that is exhausted, or
+    between passes, it is not iterated, so the dataset must load the state.
     """
     is_over = worker.ended or finished
     if worker.dataset is None and is_over and isinstance(config.dataset, Stateful):
@@ -239,11 +241,11 @@ def _dataset_state(config: LoaderConfig, worker: TorchdataWorker, finished: bool
 
 
 def _read_again(config: LoaderConfig, saved: TorchdataState) -> list[dict[str, Any]]:
-    """Of an iterable without state: how much each worker has read."""
+    """Return how much each worker has read of an iterable without state."""
     count = max(1, saved.num_workers)
     batches = saved.batches - saved.steps
     fetches = [len(range(worker, batches, count)) for worker in range(count)]
-    # The turn alone does not tell: with two workers it is right again one batch later.
+    # The next worker alone is not enough: with two workers it is right again one batch later.
     if saved.requests != batches or batches % count != saved.next_worker % count:
         raise _unlike(
             "user's workers",

@@ -1,1 +1,1 @@
-"""Which requests a pass is made of, and where it stands after each delivery."""
+"""Schedules yield the requests of a pass and keep its position after each delivery."""

@@ -1,8 +1,8 @@
-"""LaneRequests: which batch of a rank's lanes is asked for next.
+"""LaneRequests: decides from which lane of a rank each batch is read.
 
-Of all lanes that have a whole batch left, the one with the fewest turns is next, the first of
-several. Then come the rests of the lanes, joined. Where as many batches are due as other ranks
-have, the lanes are read another time, in another lap. It depends on no timing.
+The next batch comes from the lane with the fewest turns among those with a whole batch left; the
+first one wins a tie. After that, what is left in all lanes is joined into batches. If other ranks
+have more batches, the lanes are read again, in another lap. None of this depends on timing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class LaneService:
     epoch: int
     num_workers: int
     num_steps: int | None
-    """Batches of the epoch on every rank; None where the rank ends by itself."""
+    """Number of batches of the epoch on every rank; None if the rank ends on its own."""
 
 
 class LaneRequests:
-    """Requests from a place on, as far as is known when each is asked for.
+    """Iterates over requests from a position on, as far as they are known when they are asked for.
 
-    The iterating code tells :meth:`note` of every answer, in the order of the requests. They may be
-    asked for ahead of the answers, to any depth: where only answers can tell what comes next, a
-    request of no parts is given, which is answered with nothing.
+    Each answer must be passed to :meth:`note`, in the order of the requests. Any number of requests
+    may be asked for ahead of the answers. Where only answers can tell what comes next, a request
+    without parts is returned, which yields no batch.
 
     Args:
         service: what is read.
-        cursors: of all lanes of the rank, where it begins.
-        position: batches of the epoch that were delivered before.
+        cursors: cursors of all lanes of the rank at the start.
+        position: number of batches of the epoch that were delivered before.
     """
 
     def __init__(
@@ -55,28 +55,28 @@ class LaneRequests:
         self._start = next(_starts)
         self._ordinals = itertools.count()
         self._under_way = 0
-        """Requests that may become batches, and are not answered."""
+        """Number of unanswered requests that may become batches."""
         self._shards = {lane: service.plan.num_shards(lane) for lane in cursors}
         self._rests: dict[int, int] = {}
-        """Samples that lanes have left in this lap, of those that have no whole batch left."""
+        """Number of samples left in this lap in lanes that have no whole batch left."""
         self._parts: deque[tuple[LanePart, ...]] | None = None
-        """Batches of rests that are still to be asked for, once all rests are known."""
+        """Batches of those remaining samples still to be asked for; None until all are counted."""
         self._bad: dict[int, tuple[FoundBad, ...]] = {}
-        """What was met on the way to those rests."""
+        """Bad samples met while the remaining samples of a lane were counted."""
         self._counts: dict[int, int] = {}
-        """Of each lane, behind its rest."""
+        """Number of samples read from each lane, including its remaining ones."""
         self._lap_starts: dict[int, dict[int, LaneCursor]] = {}
         self._is_checked = service.num_steps is None
         self._lap = self._noted_lap = self._lap_of(cursors)
         self._is_whole_lap = False
         """Whether this lap was read from its beginning."""
         self._position_before = position
-        """Batches delivered before this lap."""
+        """Number of batches delivered before this lap."""
         self._open_lap(self._lap, cursors)
         self.opening = self._cursors
-        """Where the lanes begin: what they count as once a batch is delivered."""
+        """Cursors at the start; they count once a batch is delivered."""
         self._reached = dict(self._cursors)
-        """Behind all that was answered, batches and failures alike."""
+        """Cursors after all answered requests, delivered or failed."""
 
     def __iter__(self) -> LaneRequests:
         return self
@@ -107,7 +107,7 @@ class LaneRequests:
         raise StopIteration
 
     def cursor_before(self, request: LaneTurn) -> LaneCursor:
-        """Where the lane of the oldest request that was not answered stands."""
+        """Return the cursor of a lane before the oldest unanswered request."""
         lanes = self._reached
         if request.lap > self._noted_lap:
             lanes = self._lap_starts[request.lap]
@@ -116,12 +116,12 @@ class LaneRequests:
     def note(
         self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
     ) -> dict[int, LaneCursor]:
-        """A request was answered; the cursors that it has moved, of all lanes as a lap begins.
+        """Note the answer to a request; return the cursors it moved, of all lanes if a lap begins.
 
         Args:
-            request: the oldest that was not answered.
-            news: what came with it.
-            is_batch: whether it was delivered.
+            request: the oldest unanswered request.
+            news: what the worker reported with the answer.
+            is_batch: whether a batch was delivered.
         """
         moved: dict[int, LaneCursor] = {}
         if isinstance(request, RestTurn) and not request.parts:
@@ -135,7 +135,7 @@ class LaneRequests:
         moved |= news.cursors
         if isinstance(request, RestTurn):
             moved |= {
-                # Nothing is left, and a resume need not look for it.
+                # Nothing is left in the lane, so a resume need not read it to find that out.
                 part.lane: self._end_of(part.lane, lap, moved[part.lane])
                 for part in request.parts
                 if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]
@@ -147,7 +147,7 @@ class LaneRequests:
         return moved
 
     def _lap_of(self, cursors: Mapping[int, LaneCursor]) -> int:
-        """How often all lanes were read to their end."""
+        """Return how often all lanes were read to their end."""
         if self._service.num_steps is None:
             return 0
         return min((cursors[lane].shard // n for lane, n in self._shards.items() if n), default=0)
@@ -155,7 +155,8 @@ class LaneRequests:
     def _open_lap(self, lap: int, cursors: Mapping[int, LaneCursor]) -> None:
         self._lap = lap
         self._cursors = {
-            # Lanes that have all ended stand where the next lap begins, before any has a turn.
+            # Lanes that have all ended are at the beginning of the next lap, in which none had a
+            # turn.
             lane: replace(cursor, turns=0) if lap and self._is_start(lane, cursor, lap) else cursor
             for lane, cursor in cursors.items()
         }
@@ -181,7 +182,7 @@ class LaneRequests:
         return (cursor.shard, cursor.offset, cursor.taken) == (lap * self._shards[lane], 0, 0)
 
     def _next_lane(self) -> tuple[int, int] | None:
-        """The lane whose turn it is, and the number of its turn."""
+        """Return the next lane and the number of its turn, or None."""
         while self._heap:
             turn, lane = self._heap[0]
             if lane not in self._rests:
@@ -211,7 +212,7 @@ class LaneRequests:
         )
 
     def _rests_of(self, parts: tuple[LanePart, ...]) -> RestTurn:
-        """A batch, and what was met on the way to the rests that end with it."""
+        """Return the request of a batch, with the bad samples found when its lanes were counted."""
         bad: tuple[FoundBad, ...] = ()
         for part in parts:
             if part.skip + part.num_samples == self._rests[part.lane]:
@@ -219,13 +220,13 @@ class LaneRequests:
         return self._request(parts, bad)
 
     def _left_out(self) -> RestTurn:
-        """No batch, and what was met on the way to rests that make none."""
+        """Return a request without a batch, which reports bad samples of lanes that make none."""
         bad = tuple(found for lane in sorted(self._bad) for found in self._bad[lane])
         self._bad = {}
         return self._request((), bad)
 
     def _nothing(self) -> RestTurn:
-        """What is answered once the requests before it are."""
+        """Return a request without a batch, answered once those before it are."""
         return self._request((), ())
 
     def _request(self, parts: tuple[LanePart, ...], bad: tuple[FoundBad, ...]) -> RestTurn:
@@ -233,7 +234,7 @@ class LaneRequests:
         return RestTurn(next(self._ordinals), service.seed, service.epoch, parts, bad=bad)
 
     def _join_rests(self) -> deque[tuple[LanePart, ...]]:
-        """All lanes' rests in the order of the lanes, cut into batches."""
+        """Join what is left in all lanes, in the order of the lanes, and cut it into batches."""
         size, cursors = self._service.division.batch_size, self._reached
         self._counts = {lane: cursors[lane].count + rest for lane, rest in self._rests.items()}
         batches: deque[tuple[LanePart, ...]] = deque()

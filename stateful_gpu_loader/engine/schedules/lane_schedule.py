@@ -1,4 +1,4 @@
-"""A pass over a sharded dataset: the state is a cursor for each lane."""
+"""LaneSchedule: a pass over a sharded dataset, whose state is a cursor for each lane."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
 
 class LaneSchedule:
-    """Turns of one rank's lanes; :class:`LaneRequests` has their order.
+    """The turns of one rank's lanes, in the order of :class:`LaneRequests`.
 
     Args:
-        place: where the pass begins; its ``lanes`` are the cursors, None is the beginning.
-        plan: of the dataset.
-        division: what this rank serves.
-        seed: of the loader.
-        num_workers: 0 for the user's own thread.
-        num_steps: batches of a whole epoch, where the numbers of samples are known: one of several
-            ranks that has fewer reads its lanes another time. A rank alone ends by itself.
+        place: where the pass begins; its ``lanes`` are the cursors, or None at the beginning.
+        plan: lanes of the dataset.
+        division: the part that this rank reads.
+        seed: seed of the loader.
+        num_workers: number of workers; 0 is the user's own thread.
+        num_steps: number of batches in a whole epoch, if it is known: one of several ranks that has
+            fewer reads its lanes again. A single rank ends on its own.
     """
 
     has_met_end = False
@@ -52,7 +52,7 @@ class LaneSchedule:
         self._start = replace(place, lanes=dict(self._cursors))
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
-        """Behind what was answered without a batch: not counted until a later one has it."""
+        """Cursors after requests that gave no batch; they count once a later one does."""
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
     def requests(self) -> Iterator[LaneTurn | RestTurn]:
@@ -67,7 +67,7 @@ class LaneSchedule:
         return None
 
     def key_position(self, request: LaneTurn | RestTurn, answer: Answer | None) -> int:
-        """The first sample's."""
+        """The position of the first sample."""
         if isinstance(request, LaneTurn):
             cursor = self._requests.cursor_before(request)
             return key_of_lane(request.lane, cursor.count)
@@ -75,7 +75,7 @@ class LaneSchedule:
         return key_of_lane(part.lane, LaneCursor.from_text(part.cursor).count + part.skip)
 
     def is_replay(self, request: LaneTurn | RestTurn) -> bool:
-        """Nothing is made again to get to a place: cursors lead there."""
+        """Always False: cursors lead to a position without repeating requests."""
         return False
 
     def by_itself(self, request: LaneTurn | RestTurn) -> LaneTurn | RestTurn:

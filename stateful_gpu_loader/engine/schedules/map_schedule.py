@@ -1,7 +1,7 @@
-"""A pass over a map-style dataset: requests from an order or a sampler, places behind them.
+"""MapSchedule: a pass over a map-style dataset, in the order of the loader or a sampler.
 
-Places move when batches are delivered. Requests that were issued and not delivered are
-kept, so that lost workers cost no draw of the order.
+The position moves when batches are delivered. Requests that were issued and not delivered are kept,
+so that after a loss of workers the order need not be drawn again.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from stateful_gpu_loader.state.user_states import UserStates
 
 
 class Feed(Protocol):
-    """New requests, in the pass's order; asked again after an exception."""
+    """Yields new requests in the order of the pass; may be asked again after an exception."""
 
     position: int
-    """Where the next request begins."""
+    """Position at which the next request begins."""
     batches: int | None
-    """Batches of the pass that were counted, of a user's batch sampler; None where the position
-    tells."""
+    """Number of delivered batches of a user's batch sampler; None if the position is enough."""
 
     @property
     def has_state(self) -> bool:
-        """Whether it goes on from marks; False where a position is enough."""
+        """Whether it resumes from marks; False if a position is sufficient."""
         ...
 
     def __next__(self) -> Request: ...
 
     def mark(self) -> bytes:
-        """Frozen state as of the last request, of a feed that has state."""
+        """Return the serialized state after the last request; only for a feed with state."""
         ...
 
     def start_mark(self) -> bytes | None:
-        """From where the feed began, the same over the pass; None for as built."""
+        """Return the mark from which the feed began, or None if it began as it was built."""
         ...
 
     def count(self, request: Request) -> str | None:
-        """This request was delivered; returns the digest of all up to it."""
+        """Count a delivered request; return the digest of all requests so far."""
         ...
 
     def end_mark(self) -> bytes | None:
-        """From where the next pass begins."""
+        """Return the mark from which the next pass begins."""
         ...
 
 
@@ -56,29 +55,29 @@ class Feed(Protocol):
 class _Issued:
     request: Request
     begin: int
-    """Position before it."""
+    """Position before the request."""
     mark: bytes | None
-    """Of the feed, behind it."""
+    """Mark of the feed after the request."""
     is_boundary: bool
-    """Whether a snapshot is taken behind it."""
+    """Whether a snapshot is taken after the request."""
     is_done: bool = False
-    """Whether it was delivered."""
+    """Whether the request was delivered."""
 
 
 class MapSchedule:
-    """Requests of one pass, and the place behind each.
+    """The requests of one pass, and the position after each.
 
     Args:
         place: where the pass begins.
-        loads: whether the workers' states have to be loaded: those of the pass before live on
-            otherwise.
-        feed: the requests from there on, or from ``place.user.base``.
-        seed: of the loader.
-        num_workers: of the loader; 0 works in the user's own thread.
-        in_order: False delivers whatever comes first.
-        interval: ``snapshot_every_n_steps``: of the sampler's and the workers' states.
-        worker_states: whether the dataset has state, which ties requests to workers.
-        keeps_workers: whether the next pass goes on with the same dataset objects.
+        loads: whether the workers' states must be loaded; otherwise the workers of the previous
+            pass still have them.
+        feed: yields the requests from there on, or from ``place.user.base``.
+        seed: seed of the loader.
+        num_workers: number of workers; 0 is the user's own thread.
+        in_order: False delivers batches as they are finished.
+        interval: ``snapshot_every_n_steps`` for the states of the sampler and the workers.
+        worker_states: whether the dataset has state, which binds requests to workers.
+        keeps_workers: whether the next pass uses the same dataset objects.
     """
 
     def __init__(
@@ -99,11 +98,12 @@ class MapSchedule:
         self._seed = seed
         self._feed = feed
         self._num_workers = num_workers
-        # What was delivered ahead of a missing batch is told apart from it until that has come.
+        # Until a missing batch is delivered, those delivered ahead of it are listed one by one.
         self._in_order = (in_order or num_workers == 0) and not place.ahead
         self._has_states = worker_states
         self._keeps_workers = keeps_workers
-        # What persistent workers carry into the next pass is known behind every batch, or never.
+        # The state that persistent workers carry into the next pass is known only if every batch
+        # has it.
         carries = keeps_workers and worker_states
         every = carries or not self._in_order or num_workers == 0
         self._interval = 1 if every else interval
@@ -123,17 +123,17 @@ class MapSchedule:
         self._to_skip = user.steps
         self._start = place
         self._ahead = set(place.ahead)
-        """Delivered before the pass was resumed, and not drawn yet."""
+        """Positions delivered before the pass was resumed whose requests were not drawn yet."""
         self._done_ahead: dict[int, None] = {}
-        """Those drawn, and delivered since."""
+        """Positions drawn and delivered out of order since."""
         self._issued: OrderedDict[int, _Issued] = OrderedDict()
-        """Behind the snapshot, oldest first."""
+        """Requests after the last snapshot, oldest first."""
         self._drawn = 0
         self._num_done = 0
-        """Of those."""
+        """Number of requests after the last snapshot that were delivered."""
         self.has_met_end = False
         self._failed: dict[int, _Issued] = {}
-        """Not done until a later one is: a state in between lets them be tried again."""
+        """Failed requests: skipped once a later one is delivered, retried by a state before it."""
 
     def requests(self) -> Iterator[Request]:
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
@@ -159,7 +159,8 @@ class MapSchedule:
             return None
         states = self._ledger.states
         if self._has_started:
-            self._pending = set(range(len(states)))  # others were lost, and had loaded theirs
+            # the former workers were lost, with the states they had loaded
+            self._pending = set(range(len(states)))
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
 
@@ -224,7 +225,7 @@ class MapSchedule:
         return Address(self._epoch + 1, 0, user=user)
 
     def _draw(self) -> Request | None:
-        """The next request; None if nobody has to make it again."""
+        """Return the next request, or None if it need not be made again."""
         begin, ordinal = self._feed.position, self._drawn
         request = next(self._feed)
         self._drawn += 1
@@ -266,9 +267,9 @@ class MapSchedule:
             self._done_ahead[issued.begin] = None
 
     def _check_same_place(self, found: int) -> None:
-        """The batches delivered since the snapshot end where the state says.
+        """Check that the batches delivered since the snapshot end where the state says.
 
-        torchdata's states tell their number alone, and not that of a sampler's indices in them.
+        torchdata's states hold only their number, not the number of the sampler's indices in them.
         """
         user = self._start.user
         is_known = self._start.position != user.base + user.steps
@@ -321,7 +322,7 @@ class MapSchedule:
 
 
 class _Requests:
-    """Requests to be made again, then new ones; goes on after an exception of the order."""
+    """Yields the requests to repeat, then new ones; continues after an exception of the order."""
 
     def __init__(self, again: list[Request], draw: Callable[[], Request | None]) -> None:
         self._again = deque(again)

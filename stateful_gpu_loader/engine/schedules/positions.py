@@ -1,4 +1,4 @@
-"""From an address to the requests of the rest of its epoch."""
+"""The requests from a position to the end of its epoch, in the loader's own order."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _LARGEST_BLOCK = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """How an epoch is divided into steps, and a step among ranks."""
+    """How an epoch is divided into steps, and each step among ranks."""
 
     batch_size: int
-    """Samples of one rank in one step."""
+    """Number of samples of one rank in one step."""
     drop_last: bool
-    """Whether a step that not all ranks could fill is left out."""
+    """Whether a step that not all ranks can fill is left out."""
     rank: int = 0
     num_replicas: int = 1
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of all ranks in one step."""
+        """Number of samples of all ranks in one step."""
         return self.batch_size * self.num_replicas
 
     def num_steps(self, num_positions: int) -> int:
-        """Steps over so many positions.
+        """Return the number of steps over so many positions.
 
         >>> Division(batch_size=4, drop_last=False, num_replicas=2).num_steps(17)
         3
@@ -40,15 +40,15 @@ class Division:
 
 
 class Requests:
-    """One rank's requests from an address to the end of its epoch: an iterator.
+    """Iterates over one rank's requests from a position to the end of its epoch.
 
-    At every step the ranks together take the next ``global_batch_size`` positions, rank r of R
-    those at offsets r, r + R, ... So the global batch depends on the global batch size alone
-    (B3). The last step wraps to the epoch's start so that all ranks deliver as many samples,
-    as DistributedSampler pads. After the last step the position is the epoch's end, whether
-    or not a tail was dropped.
+    In each step the ranks together take the next ``global_batch_size`` positions, rank r of R those
+    at offsets r, r + R, ... The global batch so depends on the global batch size alone (B3). The
+    last step wraps around to the epoch's start so that all ranks deliver as many samples, as
+    DistributedSampler pads. After the last step the position is the epoch's end, whether or not a
+    tail was dropped.
 
-    Not a generator: one of those would end at an exception, and the rest of the epoch with it.
+    It is not a generator, because an exception would end that, and the rest of the epoch with it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Requests:
         return request
 
     def _take(self, count: int) -> IndexArray:
-        """Look indices up in blocks that grow: a first batch at once, then few large calls."""
+        """Look up indices in growing blocks: a fast first batch, then few large calls."""
         if len(self._block) < count:
             size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
             stride = self._division.num_replicas

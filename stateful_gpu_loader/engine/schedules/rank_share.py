@@ -1,7 +1,7 @@
-"""Samplers of the user's that take one rank's share of the indices, as DistributedSampler does.
+"""Users' samplers that yield one rank's share of the indices, as DistributedSampler does.
 
-Such a sampler delivers other indices on each rank. So the digest of them says whose they are, and
-what one rank saved is compared, on another rank, with what the sampler gives as that one.
+Such a sampler yields other indices on each rank, so their digest names the rank. To load what one
+rank saved on another rank, the sampler is iterated as the saved rank and compared.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _RANKED = re.compile(r"([0-9a-f]+) of rank (\d+) of (\d+)")
 
 
 class RankShare:
-    """Whose share a sampler takes: what ``rank`` and ``num_replicas`` say, its own or those of
-    samplers inside it.
+    """The rank and number of ranks whose share a sampler yields.
+
+    They are read from the attributes ``rank`` and ``num_replicas`` of the sampler or of samplers in
+    it.
 
     >>> class Dealt:
     ...     def __init__(self): self.rank, self.num_replicas = 1, 2
@@ -45,14 +47,14 @@ class RankShare:
         return "" if self._place is None else " of rank {} of {}".format(*self._place)
 
     def signed(self, digest: str) -> str:
-        """The digest with the rank whose indices it is of, where the sampler has one."""
+        """Return the digest with the rank of its indices, if the sampler has one."""
         return f"{digest}{self}"
 
     def other_rank(self, saved: str | None) -> int | None:
-        """The rank whose digest was saved; None where it is of the same indices as this one's.
+        """Return the rank of a saved digest; None if its indices are the same as this rank's.
 
         Raises:
-            StateMismatch: it is of a share among another number of ranks.
+            StateMismatch: the digest is of a share among another number of ranks.
         """
         found = None if saved is None else _RANKED.fullmatch(saved)
         if found is None or self._place is None:
@@ -70,7 +72,7 @@ class RankShare:
 
     @contextmanager
     def taken_as(self, rank: int) -> Iterator[None]:
-        """The sampler takes another rank's share meanwhile."""
+        """Let the sampler yield another rank's share while the context is open."""
         own = [each.rank for each in self._divided]
         try:
             for each in self._divided:
@@ -82,7 +84,7 @@ class RankShare:
 
 
 def unsigned(digest: Any) -> Any:
-    """What the digests of all ranks' shares have in common.
+    """Return what the digests of all ranks' shares have in common.
 
     >>> unsigned("ab12 of rank 1 of 2"), unsigned("ab12")
     ('of 2', 'ab12')
@@ -92,12 +94,12 @@ def unsigned(digest: Any) -> Any:
 
 
 def _divides(sampler: Any) -> bool:
-    """Whether it has a rank, which can be set, among several."""
+    """Whether a sampler has a rank that can be set, among several ranks."""
     rank = getattr(sampler, "__dict__", {}).get("rank")
     if type(rank) is not int:
         return False
     try:
         num_replicas = getattr(sampler, "num_replicas", None)
-    except RuntimeError:  # it asks torch.distributed, and nobody can tell yet
+    except RuntimeError:  # it asks torch.distributed, which is not initialised yet
         return False
     return type(num_replicas) is int and 0 <= rank < num_replicas > 1

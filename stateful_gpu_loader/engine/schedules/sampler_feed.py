@@ -1,8 +1,8 @@
-"""Requests from a user's sampler, with state or without (A3, A12).
+"""Requests from a user's sampler, with or without state (A3, A12).
 
-A sampler with state goes on from it, in torchdata's order: the sampler's state, then ``iter()``,
-then the iterator's state. One without state is iterated again from its pass's start, and a
-digest of the indices that were skipped proves that they are the same.
+A sampler with state resumes from it, in torchdata's order: the sampler's state, then ``iter()``,
+then the iterator's state. A sampler without state is iterated again from the start of its pass, and
+a digest of the skipped indices verifies that they are the same.
 """
 
 from __future__ import annotations
@@ -49,13 +49,18 @@ _SETTLED_AT_THE_START = (
     tuple,
     range,
 )
-"""Samplers, without subclasses, that draw from the global generators with their first index at the
-latest, and whose passes depend on nothing but those and what :class:`SamplerSnapshot` keeps."""
+"""Samplers, without subclasses, that draw from the global generators only when they start.
+
+They draw with their first index at the latest, and otherwise depend only on what
+:class:`SamplerSnapshot` keeps.
+"""
 
 
 _DIVIDES = (DistributedSampler, StatefulDistributedSampler)
-"""Samplers, without subclasses, whose indices are known by their arguments: the same digest on all
-ranks, so that any rank's state serves every one."""
+"""Samplers, without subclasses, whose indices are determined by their arguments.
+
+Their digest is the same on all ranks, so any rank can load any rank's state.
+"""
 
 
 _KEEP_OWN = (
@@ -69,25 +74,25 @@ class SamplerUse:
     """How a loader uses a sampler."""
 
     sampler: Any
-    """Yields indices, or whole batches of them."""
+    """Sampler that yields indices, or whole batches of them."""
     yields_batches: bool
     batch_size: int
-    """Of a sampler that yields indices; 1 where samples are not collated."""
+    """Batch size for a sampler that yields indices; 1 if samples are not collated."""
     drop_last: bool
     memory: SamplerSnapshot
     rank: int
     num_replicas: int
-    """Only keys differ between ranks: a user's sampler is never divided again."""
+    """Number of ranks. Only keys differ between ranks: a user's sampler is not divided again."""
 
 
 class SamplerFeed:
-    """One pass over a sampler: an iterator of requests.
+    """Iterates over the requests of one pass over a sampler.
 
     Args:
-        use: the sampler.
+        use: the sampler and how it is used.
         place: where the pass begins; its ``user`` may hold the sampler's state.
-        seed: of the loader.
-        resumed: whether ``place`` was loaded, so that the sampler has to be put there.
+        seed: seed of the loader.
+        resumed: whether ``place`` was loaded, so that the sampler must be put there.
     """
 
     def __init__(self, use: SamplerUse, place: Address, *, seed: int, resumed: bool) -> None:
@@ -126,7 +131,7 @@ class SamplerFeed:
                 try:
                     self._begin()
                 except BaseException:
-                    self._iterator = None  # to be begun again, not gone on with
+                    self._iterator = None  # begin again next time
                     self._digest = hashlib.blake2b(digest_size=12)
                     raise
             indices = self._draw()
@@ -145,15 +150,15 @@ class SamplerFeed:
         return request
 
     def mark(self) -> bytes:
-        """The frozen state of the sampler and its iterator as of the last request."""
+        """Return the serialized state of the sampler and its iterator after the last request."""
         return self._frozen_state(self._capture, iterator=self._iterator)
 
     def start_mark(self) -> bytes | None:
-        """From where the sampler was iterated; None where that is as it was built."""
+        """Return the mark where the iteration began; None if the sampler was as built."""
         return self._start_mark
 
     def count(self, request: Request) -> str | None:
-        """A request was delivered: the digest of all indices up to it (B4: however batched)."""
+        """Count a delivered request; return the digest of all indices, however batched (B4)."""
         self._use.memory.note_delivery()
         if self.batches is not None:
             self.batches += 1
@@ -168,7 +173,7 @@ class SamplerFeed:
         return _text(indices)
 
     def end_mark(self) -> bytes | None:
-        """From where the next pass goes on."""
+        """Return the mark where the next pass begins."""
         if has_own_state(self._use.sampler):
             return self._frozen_state({}, iterator=None)
         if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
@@ -183,7 +188,7 @@ class SamplerFeed:
         return self._frozen_capture(capture, passed=None) if any(capture.values()) else None
 
     def _frozen_state(self, capture: dict[str, Any], *, iterator: Any) -> bytes:
-        """Of a sampler that keeps everything itself, or of its iterator since ``capture``."""
+        """Serialize a sampler with its own state, or its iterator's state since ``capture``."""
         sampler = self._use.sampler
         own = has_own_state(sampler)
         state = {
@@ -236,7 +241,7 @@ class SamplerFeed:
         self._has_state = self._has_state or isinstance(self._iterator, Stateful)
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
+        """Restore in torchdata's order: the sampler's state, ``iter()``, the iterator's state."""
         sampler = self._use.sampler
         self._start_mark = freeze(state, type(sampler).__name__)
         self._put(state)
@@ -261,8 +266,11 @@ class SamplerFeed:
         self._open_as_captured()
 
     def _put(self, state: dict[str, Any]) -> None:
-        """Between two passes the load itself has put the sampler in place, before the user told
-        it anything more; but for one pass only."""
+        """Put the sampler where the pass begins.
+
+        Between two passes, loading the state has done so already, before the user set anything
+        else; but for one pass only.
+        """
         memory = self._use.memory
         if self._place.position:
             memory.put_in_the_middle(state)
@@ -270,7 +278,10 @@ class SamplerFeed:
             memory.put(state)
 
     def _replay_the_pass_before(self, state: dict[str, Any]) -> None:
-        """Nothing else tells whether this sampler is where that one was."""
+        """Iterate the previous pass again, to verify that the sampler is where the saved one was.
+
+        Nothing else can verify that.
+        """
         passed = state["passed"]
         told = self._use.memory.told()
         self._use.memory.put(state)
@@ -291,13 +302,13 @@ class SamplerFeed:
         start: dict[str, Any],
         to_end: bool = False,
     ) -> None:
-        """Go through the indices that were delivered, once it is proven that they are the same.
+        """Skip the indices that were delivered, and verify that they are the same.
 
         Args:
-            count: of the indices.
-            digest: of them, or of those of another rank's share.
-            epoch: of the loader, when they were delivered.
-            start: where the memory found the sampler before its first index.
+            count: number of indices.
+            digest: their digest, or that of another rank's share.
+            epoch: epoch of the loader in which they were delivered.
+            start: snapshot of the sampler before its first index.
             to_end: whether they were the whole pass.
         """
         if not (count or to_end):
@@ -317,9 +328,10 @@ class SamplerFeed:
         start: dict[str, Any],
         to_end: bool,
     ) -> None:
-        """The sampler is what it was if, as the other rank's, it gives what was delivered there.
+        """Verify that the sampler, iterated as the other rank, yields what was delivered there.
 
-        Twice, for what the first time leaves behind in the sampler shows in the second.
+        It is iterated twice, because the second time shows what the first one has changed in the
+        sampler.
         """
         for _ in range(2):
             self._rewind(start, epoch)
@@ -341,10 +353,10 @@ class SamplerFeed:
         self._digest = hashlib.blake2b(digest_size=12)
 
     def _prove(self, count: int, digest: str | None, epoch: int, *, to_end: bool) -> int:
-        """Go through so many indices, which the digest is of; in how many batches they came.
+        """Skip so many indices and compare their digest; return the number of their batches.
 
         Raises:
-            StateMismatch: they are others.
+            StateMismatch: they are other indices.
         """
         skipped, steps = self._pass_over(count, epoch)
         if skipped < count:
@@ -360,7 +372,7 @@ class SamplerFeed:
         return steps
 
     def _pass_over(self, count: int, epoch: int) -> tuple[int, int]:
-        """How many indices, ``count`` at least unless the sampler ends, and in how many batches."""
+        """Skip ``count`` indices or more; return the number of indices and of their batches."""
         settled = type(self._use.sampler) in _SETTLED_AT_THE_START
         skipped = steps = 0
         while skipped < count:
@@ -388,7 +400,7 @@ class SamplerFeed:
             except StopIteration:
                 self._exhausted = True
                 raise
-        # Kept outside: an exception of the sampler loses none of those before it.
+        # Kept in an attribute, so that an exception of the sampler does not lose earlier indices.
         _take(self._iterator, self._use.batch_size - len(self._partial), self._partial)
         indices, self._partial = self._partial, []
         if len(indices) < self._use.batch_size:
@@ -400,7 +412,7 @@ class SamplerFeed:
 
     @contextmanager
     def _keyed(self) -> Iterator[None]:
-        """The global generators belong to the sampler while it draws, and to the caller again."""
+        """Seed the global generators while the sampler draws, then restore the caller's."""
         if self._iterator is not None and type(self._use.sampler) in _SETTLED_AT_THE_START:
             yield
             return
@@ -438,14 +450,14 @@ class SamplerFeed:
 def has_own_state(sampler: Any) -> bool:
     """Whether a sampler keeps its own state.
 
-    torchdata's StatefulDistributedSampler does not: between two epochs it tells the end of the
-    one before. It is iterated again, as the DistributedSampler that it is.
+    torchdata's StatefulDistributedSampler does not count: between two epochs its state is the end
+    of the previous one. It is iterated again, as any DistributedSampler.
     """
     return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
 
 
 def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
-    """By ``next()`` alone, as torch does: ``iter()`` of an iterator may begin it anew."""
+    """Call ``next()`` only, as torch does: ``iter()`` of an iterator might start it again."""
     for _ in range(count):
         try:
             taken.append(next(iterator))
@@ -459,7 +471,7 @@ def _text(indices: list[Any]) -> bytes:
 
 
 def _identity(sampler: Any) -> dict[str, Any]:
-    """All that decides the indices of one that divides, and is the same on all ranks."""
+    """Return what determines a distributed sampler's indices and is the same on all ranks."""
     arguments = "num_replicas", "shuffle", "seed", "drop_last", "epoch"
     length = len(sampler.dataset)
     return {**{name: getattr(sampler, name) for name in arguments}, "len(dataset)": length}

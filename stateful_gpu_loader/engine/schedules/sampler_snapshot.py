@@ -1,10 +1,9 @@
-"""What a sampler without ``state_dict`` carries from pass to pass: its generators and counters.
+"""SamplerSnapshot: the generators and counters of a sampler without ``state_dict``.
 
-A sampler that has no state is iterated again from its pass's start. That gives the same indices
-only if it starts from the same place: so its generators are kept, and those plain attributes
-that have changed since the loader was built (``self.epoch += 1``). Attributes that never change
-are its configuration, which belongs to the one who builds it. Without the counters, samplers that
-resume exactly today would have to be refused.
+A sampler without state is iterated again from the start of its pass. It yields the same indices
+only if it starts in the same state, so its generators are kept, and the plain attributes that have
+changed since the loader was built (``self.epoch += 1``). Attributes that never change are its
+configuration, which the user sets when building it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _DEEPEST = 3
 
 
 class SamplerSnapshot:
-    """Remembers a sampler, and those inside it, as they are now.
+    """Takes and restores snapshots of a sampler and the samplers in it.
 
     >>> class Alternating:
     ...     turn = 0
@@ -53,12 +52,11 @@ class SamplerSnapshot:
         self._overruled: dict[str, Any] = {}
 
     def note_load(self, saved: Mapping[str, Any]) -> None:
-        """A state was loaded into the loader: what the sampler's epoch becomes from now on is told
-        to it too late.
+        """Note that a state was loaded; ``set_epoch()`` after it does not affect the resumed pass.
 
         Args:
-            saved: attributes of the sampler in the state; its epoch is put back at once, so that
-                another one, told from now on, is seen to be another.
+            saved: attributes of the sampler in the state. Its epoch is restored at once, so that a
+                later change of it is noticed.
         """
         present = dict(self._attributes())
         self.tell({path: saved[path] for path in saved if _is_epoch(path) and path in present})
@@ -66,15 +64,15 @@ class SamplerSnapshot:
         self._is_put = True
 
     def take_put(self) -> bool:
-        """Whether no pass has begun since the load."""
+        """Return whether the sampler was put in place by a load since the last call."""
         was_put, self._is_put = self._is_put, False
         return was_put
 
     def check(self, captured: dict[str, Any]) -> None:
-        """Refuse what :meth:`put` could not do, and change nothing.
+        """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
 
         Raises:
-            StateMismatch: other generators, or no states of theirs.
+            StateMismatch: the sampler has other generators, or their states are invalid.
         """
         generators = dict(self._generators())
         saved = captured["generators"]
@@ -89,10 +87,10 @@ class SamplerSnapshot:
             _from_text(path, copy.deepcopy(generators[path]), text)
 
     def capture(self, *, owing: torch.Generator | None = None) -> dict[str, dict[str, Any]]:
-        """``attributes`` and ``generators`` by their paths: plain values and text.
+        """Return ``attributes`` and ``generators`` by their paths, as plain values and text.
 
         Args:
-            owing: a generator from which the loader's seed is still to be drawn.
+            owing: a generator from which the loader's seed has yet to be drawn.
         """
         changed = {
             path: value
@@ -108,12 +106,12 @@ class SamplerSnapshot:
         return {"attributes": changed, "generators": generators}
 
     def epochs(self) -> dict[str, dict[str, Any]]:
-        """As :meth:`capture`, of a sampler that keeps the rest in its own state."""
+        """Return only the epochs, for a sampler that keeps the rest in its own state."""
         epochs = {path: value for path, value in self._attributes() if _is_epoch(path)}
         return {"attributes": epochs, "generators": {}}
 
     def told(self) -> dict[str, Any]:
-        """Plain attributes that were set since the state was loaded, by ``set_epoch`` above all."""
+        """Return plain attributes set since a state was loaded, mainly by ``set_epoch``."""
         return {
             path: value
             for path, value in self._attributes()
@@ -128,7 +126,7 @@ class SamplerSnapshot:
                 self._set(path, value)
 
     def put(self, captured: dict[str, Any]) -> None:
-        """Put the sampler where :meth:`capture` found it.
+        """Restore the sampler to a snapshot of :meth:`capture`.
 
         Raises:
             StateMismatch: as :meth:`check`.
@@ -137,11 +135,12 @@ class SamplerSnapshot:
         generators = dict(self._generators())
         for path, text in captured["generators"].items():
             _from_text(path, generators[path], text)
-        # What this one has changed since it was built, the captured one had not.
+        # Attributes that have changed in this sampler only return to the values they were built
+        # with.
         self.tell({**self._built_values_of_changed(), **captured["attributes"]})
 
     def put_in_the_middle(self, captured: dict[str, Any]) -> None:
-        """As :meth:`put`, of a pass that had begun: it keeps its epoch, whatever was told since."""
+        """Restore a sampler within a pass; the pass keeps its epoch, whatever was set since."""
         told = self.told()
         self._overruled = {path: value for path, value in told.items() if _is_epoch(path)}
         for path, value in captured["attributes"].items():
@@ -160,11 +159,11 @@ class SamplerSnapshot:
         self._at_load |= {path: put[path] for path in self._overruled}
 
     def note_delivery(self) -> None:
-        """The epoch that was told too early was not meant for the pass behind this one."""
+        """Forget an epoch that was set too early, as it was not meant for the next pass."""
         self._overruled = {}
 
     def tell_the_overruled(self) -> None:
-        """Nothing was left of the resumed pass: what was told ahead of it counts for the next."""
+        """Apply an epoch that was set too early, as nothing was left of the resumed pass."""
         overruled, self._overruled = self._overruled, {}
         told = self.told()
         self.tell({path: value for path, value in overruled.items() if path not in told})
@@ -209,7 +208,7 @@ def _walk(owner: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def samplers_in(sampler: Any) -> list[Any]:
-    """The samplers that a sampler holds among its attributes."""
+    """Return the samplers among the attributes of a sampler."""
     return [value for _, value in _walk(sampler, "", _DEEPEST) if isinstance(value, Sampler)]
 
 
@@ -248,7 +247,7 @@ def _from_text(path: str, generator: Any, text: Any) -> None:
 
 
 def _listed(state: Any) -> Any:
-    """A NumPy state with lists for its arrays, which NumPy takes back."""
+    """Convert the arrays in a NumPy state to lists, which NumPy accepts."""
     if isinstance(state, dict):
         return {key: _listed(value) for key, value in state.items()}
     return state.tolist() if isinstance(state, (np.ndarray, np.generic)) else state

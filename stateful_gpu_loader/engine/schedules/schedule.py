@@ -1,4 +1,4 @@
-"""The contract of a stream: which requests a pass is made of, and where it stands."""
+"""Schedule: the interface of a pass, with its requests and its position."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Schedule(Protocol):
-    """One pass, in the main process; owns the state: of what was delivered."""
+    """One pass, in the main process; holds the position, which counts delivered batches only."""
 
     has_met_end: bool
-    """Whether the epoch was found to end at a request that was delivered or has failed, whatever
-    was asked for behind it."""
+    """Whether a delivered or failed request was found to end the epoch; later ones do not count."""
 
     def requests(self) -> Iterator[Any]:
-        """All requests behind the last delivered place, from the oldest: called at the start, and
-        again when the workers were lost."""
+        """Return the requests after the last delivered batch, oldest first.
+
+        It is called at the start, and again when workers were lost.
+        """
         ...
 
     def start_place(self) -> Address:
-        """Where the pass began, with the states that the user's objects had then."""
+        """Return the position where the pass began, with the user objects' states at that time."""
         ...
 
     def starts(self) -> Sequence[WorkerStart] | None:
-        """What the workers are told before the first of those requests; None where they have no
-        state."""
+        """Return what each worker begins with before its first request; None without states."""
         ...
 
     def key_position(self, request: Any, answer: Answer | None) -> int:
-        """The key of what is drawn for a whole batch, before it is delivered."""
+        """Return the position that keys random numbers for a whole batch, before its delivery."""
         ...
 
     def is_replay(self, request: Any) -> bool:
-        """Whether this request was delivered before, and is made again for its effects alone."""
+        """Whether the request was delivered before, and only advances the user's objects again."""
         ...
 
     def by_itself(self, request: Any) -> Any:
-        """The oldest request that was not delivered, as one that needs none before it."""
+        """Return the oldest undelivered request in a form that does not depend on earlier ones."""
         ...
 
     def deliver(self, request: Any, answer: Answer | None) -> Address:
-        """The place behind a batch that is being handed over, or behind an iterator's end."""
+        """Return the position after a batch that is being delivered, or after an iterator's end."""
         ...
 
     def fail(self, request: Any, answer: Answer | None) -> Address | None:
-        """The place behind a request whose exception is being raised; None leaves it before it."""
+        """Return the position after a failed request; None leaves the position before it."""
         ...
 
     def end(self) -> Address:
-        """Where the next pass begins, once all requests were delivered."""
+        """Return where the next pass begins, once all requests were delivered."""
         ...

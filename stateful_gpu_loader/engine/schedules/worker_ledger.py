@@ -1,4 +1,4 @@
-"""What is known of the workers' states: as of the batches delivered, every so many steps."""
+"""WorkerLedger: the workers' states after delivered batches, at intervals of steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class WorkerLedger:
-    """Frozen states of the workers of one pass.
+    """The serialized states of the workers of one pass.
 
-    Workers are asked for their state with those batches only after which a whole snapshot is
-    taken: the last one of each worker before it. Between two snapshots batches are counted, and
-    made again after a resume. Those whose state is small send it with every batch, unasked.
+    A snapshot holds the state of every worker after its last batch before the snapshot. Workers
+    send their state only with those batches. Batches after a snapshot are counted, and made again
+    after a resume. Workers with a small state send it with every batch.
 
     Args:
-        states: of each worker at the pass's start; None for one that begins anew.
+        states: state of each worker at the start of the pass; None for a worker without one.
         interval: ``snapshot_every_n_steps``; 0 takes no snapshot after the first.
 
     >>> ledger = WorkerLedger([None, None], interval=4)
@@ -30,19 +30,19 @@ class WorkerLedger:
         self._stale: set[int] = set()
         """Workers that have delivered a batch since their latest state."""
         self.states: tuple[bytes | None, ...] = tuple(states)
-        """As of the last snapshot."""
+        """States at the last snapshot."""
 
     def latest(self) -> tuple[bytes | None, ...]:
-        """As of the last batch of each worker that had its state with it."""
+        """Return each worker's latest state that came with a batch."""
         return tuple(self._latest)
 
     def wants_snapshot(self, ordinal: int) -> bool:
-        """Whether the worker's state must travel with this request's batch."""
+        """Whether the worker's state must be sent with this request's batch."""
         interval = self._interval
         return interval > 0 and ordinal % interval + len(self._latest) >= interval
 
     def deliver(self, worker: int, answer: Answer | None) -> None:
-        """A batch of this worker was delivered."""
+        """Note that a batch of this worker was delivered."""
         if answer is not None and answer.snapshot is not None:
             self._latest[worker] = answer.snapshot
             self._stale.discard(worker)
@@ -50,7 +50,7 @@ class WorkerLedger:
             self._stale.add(worker)
 
     def take_snapshot(self) -> bool:
-        """Take one, unless the state behind the last batch of some worker is not known."""
+        """Take a snapshot and return True, if no worker delivered since its latest state."""
         if not self._stale:
             self.states = tuple(self._latest)
         return not self._stale
@@ -65,13 +65,14 @@ def worker_starts(
     rank: int = 0,
     num_replicas: int = 1,
 ) -> list[WorkerStart]:
-    """What the workers of one rank are told before their first request.
+    """Return what the workers of one rank begin with before their first request.
 
     Args:
-        states: of each worker.
-        seed, epoch: of the pass.
-        loads: the workers that load their state; the objects of the others are there already.
-        rank, num_replicas: of the process; no two workers of all have one key.
+        states: state of each worker.
+        seed, epoch: seed and epoch of the pass.
+        loads: the workers that must load their state; those not listed have it already.
+        rank, num_replicas: rank of this process and number of ranks, so that the keys of all
+            workers differ.
     """
     return [
         WorkerStart(

@@ -1,7 +1,7 @@
-"""A pass over an iterable dataset: the workers' iterators take turns.
+"""WorkerSchedule: a pass over an iterable dataset, in which the workers' iterators take turns.
 
-The order is that of torch's DataLoader: round robin over the workers, those left out that have
-ended. It depends on no timing, so it goes on from the workers' states and whose turn it is.
+The order is that of torch's DataLoader: round robin over the workers that have not ended. It does
+not depend on timing, so the workers' states and the next worker are sufficient to resume.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from stateful_gpu_loader.state.user_states import UserStates, worker_state
 
 
 class WorkerSchedule:
-    """Turns of all workers until each has ended.
+    """The turns of all workers until each has ended.
 
     Args:
         place: where the pass begins; its ``user`` holds the workers' states.
-        loads: whether they have to be loaded: the workers of the pass before live on otherwise.
-        seed: of the loader.
-        num_workers: 0 for the user's own thread.
+        loads: whether the states must be loaded; otherwise the workers of the previous pass still
+            have them.
+        seed: seed of the loader.
+        num_workers: number of workers; 0 is the user's own thread.
         rank, num_replicas: only keys differ between ranks; the dataset divides itself.
-        interval: ``snapshot_every_n_steps``; every batch counts where nobody works ahead, and where
-            the order is not that of the turns.
-        in_order: False delivers whatever comes first; each worker's own order stays.
-        keeps_workers: whether the next pass goes on with the same objects.
-        length: what ``len(dataset)`` promised, if somebody asked.
+        interval: ``snapshot_every_n_steps``; 1 is used without workers and with ``in_order=False``.
+        in_order: False delivers batches as they are finished, but those of one worker in order.
+        keeps_workers: whether the next pass uses the same dataset objects.
+        length: returns what ``len(dataset)`` gave, if it was called.
     """
 
     has_met_end = False
@@ -67,8 +67,9 @@ class WorkerSchedule:
         self._next_worker = user.next_worker
         self._ended: set[int] = set()
         self._fetches: list[int] = []
-        """Of each worker, under ``in_order=False``."""
-        # Batches since the workers started: made, delivered by then, and made at the snapshot.
+        """Number of fetches of each worker, for ``in_order=False``."""
+        # Numbers of batches since the workers started: made, delivered by then, made at the
+        # snapshot.
         self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
 
     def requests(self) -> Iterator[Turn]:
@@ -99,10 +100,10 @@ class WorkerSchedule:
         )
 
     def key_position(self, request: Turn, answer: Answer | None) -> int:
-        """By the batches before it: what its samples are is not known here.
+        """Return the number of earlier batches, as the samples' own positions are not known here.
 
-        Where the order of delivery is left to chance, by the worker and the number of its batch:
-        the same while none has ended.
+        Where the order of delivery depends on timing, it follows from the worker and the number of
+        its batch, which gives the same number as long as no worker has ended.
         """
         if self._in_order or answer is None:
             return self._position
@@ -134,7 +135,7 @@ class WorkerSchedule:
         return self._place()
 
     def fail(self, request: Turn, answer: Answer | None) -> Address | None:
-        """An iterator has moved on, whatever it raised."""
+        """Deliver a failed request like any other, as the iterator has moved on."""
         return self.deliver(request, answer)
 
     def end(self) -> Address:
@@ -173,7 +174,7 @@ class WorkerSchedule:
 
 
 class _Turns:
-    """Round robin over the workers that have not ended, as far as is known when it is asked."""
+    """Turns in round robin over the workers that are not yet known to have ended."""
 
     def __init__(self, workers: int, first: int, ended: set[int], ledger: WorkerLedger) -> None:
         self._workers = workers
@@ -201,10 +202,10 @@ class _Turns:
 
 
 class _TurnsOfAnybody(_Turns):
-    """Turns for whoever has room: a slow worker holds back nobody (A11)."""
+    """Unordered: turns for any worker, so that slow workers do not block others (A11)."""
 
     def is_open(self, worker: int) -> bool:
-        """Whether it has not ended, as far as is known."""
+        """Whether a worker is not yet known to have ended."""
         return worker not in self._ended
 
     def _choose(self) -> None:
@@ -216,13 +217,13 @@ def _thawed(state: bytes | None) -> dict[str, Any]:
 
 
 def _between_passes(state: bytes | None) -> bytes | None:
-    """Of a worker whose iterator has ended: what its dataset keeps for the next one."""
+    """Return a worker's state between passes: what its dataset keeps after the iterator's end."""
     dataset = None if state is None else thaw(state)["dataset"]
     return None if dataset is None else freeze(worker_state(dataset=dataset), "a dataset")
 
 
 def _warn_of_reading_again(states: Sequence[bytes | None]) -> None:
-    """An iterator without state has to read what it has read before."""
+    """Warn that iterators without state must read samples again."""
     samples = 0
     for state in states:
         worker = _thawed(state)

@@ -1,1 +1,1 @@
-"""Who executes requests: the user's own thread, threads, or processes."""
+"""Workers execute requests: the user's own thread, threads, or processes."""

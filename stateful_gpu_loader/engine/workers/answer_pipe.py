@@ -1,7 +1,7 @@
-"""Reading messages from a pipe that several processes write, any of which may die in the middle.
+"""Reads messages from a pipe that several processes write to, any of which may die.
 
-``Connection.recv_bytes`` cannot be woken in the middle of a message whose writer is dead while
-some child of it still holds the pipe; this can.
+``Connection.recv_bytes`` would wait for ever within a message whose writer is dead while a child of
+the writer still holds the pipe open; this reader does not.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class HasFileno(Protocol):
 
 
 class AnswerPipe:
-    """The reading end of a pipe of ``multiprocessing.Connection``'s messages.
+    """The reading end of a pipe with messages of ``multiprocessing.Connection``.
 
     Args:
         reader: the pipe.
-        alarm: becomes readable when nobody writes any more. What was written completely before is
-            still read.
+        alarm: becomes readable when all writers have ended. Messages that were written completely
+            before that are still read.
     """
 
     def __init__(self, reader: HasFileno, alarm: HasFileno) -> None:
@@ -42,7 +42,7 @@ class AnswerPipe:
         """Wait for a message to begin; an interrupt here loses nothing.
 
         Raises:
-            WritersLost: none will.
+            WritersLost: no message will come.
         """
         if all(fd != self._fd for fd, _ in self._poll.poll()):
             raise WritersLost
@@ -52,10 +52,10 @@ class AnswerPipe:
         return any(fd == self._fd and event & select.POLLIN for fd, event in self._poll.poll(0))
 
     def receive(self) -> memoryview:
-        """The next message: uint8 [n].
+        """Return the next message, uint8 [n].
 
         Raises:
-            WritersLost: nobody writes the rest of it.
+            WritersLost: the rest of the message will not come.
         """
         (size,) = _SIZE.unpack(self._exactly(_SIZE.size))
         if size == -1:

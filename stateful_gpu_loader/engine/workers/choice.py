@@ -1,4 +1,4 @@
-"""Which workers make a loader's batches: the user's own thread, threads or processes."""
+"""Chooses the workers of a loader: the user's own thread, threads or processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.state.epoch_progress import Address
 
 _BATCHES_WITH_THE_USER = 2
-"""The batch in the user's hands, and the one before it that is being let go."""
+"""Number of batches held by the user: the present one, and the previous one until it is freed."""
 
 
 def runs_in_threads(plan: Plan) -> bool:
-    """Whether the workers are threads: by default where nothing runs but reads and recipes.
+    """Whether the workers are threads: by default if they only read data and apply recipes.
 
     Raises:
-        ValueError: threads are demanded for work that draws from the global generators, which
-            all threads share, or for arguments that only processes have.
+        ValueError: threads are requested for work that draws from the global generators, which all
+            threads share, or with arguments that only processes support.
     """
     worker_type = plan.config.worker_type
     if worker_type == "process":
@@ -45,18 +45,18 @@ def runs_in_threads(plan: Plan) -> bool:
 
 
 def runs_in_processes(plan: Plan) -> bool:
-    """Whether there are worker processes."""
+    """Whether the workers are processes."""
     return plan.config.num_workers > 0 and not runs_in_threads(plan)
 
 
 def make_pipeline(
     plan: Plan, policy: BadSamplePolicy, seed: int, start: Address, stage: Stage | None = None
 ) -> Pipeline:
-    """A pipeline that is ready to be started, first on the pass that begins at ``start``.
+    """Return a pipeline that is not started; its first pass will begin at ``start``.
 
     Args:
         policy: what is done about bad samples.
-        seed: of the loader.
+        seed: seed of the loader.
         stage: finishes the batches on its device; None leaves them to the workers.
     """
     config = plan.config

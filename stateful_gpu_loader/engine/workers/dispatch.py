@@ -1,4 +1,4 @@
-"""Dispatch: a window over worker processes, each of which has a queue of its own."""
+"""Dispatch: a window over worker processes, each of which has its own queue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class Dispatch(Window):
-    """Says which worker gets which request; numbers are unique over all passes.
+    """Assigns requests to workers; their numbers are unique over all passes.
 
     Args:
-        requests: as of :class:`Window`. They may have ``is_open(worker)``: who can still serve one
-            that is bound to no worker.
+        requests: as in :class:`Window`. They may have ``is_open(worker)``, which tells whether a
+            worker can take requests that are not bound to a worker.
         starts: what each worker begins with, or None.
-        num_workers: of them.
-        limit, in_order: as of :class:`Window`.
+        num_workers: number of workers.
+        limit, in_order: as in :class:`Window`.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Dispatch(Window):
         self._takes_turns = in_order
         self._cycle = itertools.cycle(range(num_workers))
         self._under_way: dict[int, tuple[Any, int]] = {}
-        """By number: a request without an answer, and its worker."""
+        """Unanswered requests and their workers, by number."""
 
     def assign(self, number: int, *, spare: int = 0) -> tuple[int, Any, WorkerStart | None] | None:
-        """The next request under this number: its worker, itself, what the worker begins with.
+        """Issue the next request; return its worker, the request, and what the worker begins with.
 
-        None if there is no room, or no request.
+        None is returned if there is no room or no request.
 
         Args:
-            spare: places that are about to be free.
+            spare: number of places that are about to be free.
         """
         request = self.draw(spare=spare)
         if request is None:
@@ -60,12 +60,13 @@ class Dispatch(Window):
         return worker, request, start
 
     def answer(self, number: int, answer: Any) -> bool:
-        """As of :class:`Window`; that of a request of an earlier pass is dropped."""
+        """Take an answer as :class:`Window` does; drop it if its request is of an earlier pass."""
         if number not in self._under_way:
             return False
         request, worker = self._under_way.pop(number)
         if isinstance(answer, Failure) and request.snapshot:
-            # It could not be read, and the state in it is lost: the schedule must know whose.
+            # The answer could not be read and its state is lost, so the schedule must know the
+            # worker.
             answer = Answer(answer, worker=worker)
         return super().answer(number, answer)
 

@@ -1,4 +1,4 @@
-"""Requests executed in the user's own thread, inside ``next()``."""
+"""InlinePipeline: executes requests in the user's own thread, inside ``next()``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class InlinePipeline:
-    """``num_workers=0``: no prefetch, and the caller's generators are put back."""
+    """``num_workers=0``: no prefetching, and the caller's generators are restored."""
 
     def __init__(self, maker: Maker) -> None:
         self._maker = maker
@@ -26,7 +26,7 @@ class InlinePipeline:
         self._interrupted: Any = None
 
     def launch(self) -> None:
-        """There is nothing to start."""
+        """Do nothing, as there are no workers."""
 
     def start(
         self,
@@ -41,7 +41,7 @@ class InlinePipeline:
 
     def __next__(self) -> tuple[Any, Any]:
         request = next(self._requests) if self._interrupted is None else self._interrupted
-        # Offered again after a KeyboardInterrupt: nothing is lost by it.
+        # After a KeyboardInterrupt the same request is executed again.
         self._interrupted = request
         with isolated(draws=self._maker.uses_global_generators):
             answer = self._answer(request)

@@ -1,7 +1,7 @@
-"""How an answer travels out of a worker: small tensors with the message, large as shared memory.
+"""Sends answers between processes: small tensors in the message, large ones in shared memory.
 
-torch shares the memory of every tensor: the receiver connects to a socket of the worker for its
-descriptor, and maps it, which takes longer than to copy a quarter of a megabyte.
+torch shares the memory of every tensor: the receiver connects to a socket of the worker to get its
+descriptor, and maps it, which takes longer than copying a quarter of a megabyte.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.state.snapshot import is_plain
 
 LARGEST_COPY = 1 << 18
-"""Bytes of memory that travel with the message."""
+"""Largest size in bytes of memory that is copied into the message."""
 
 
 class Packed(NamedTuple):
-    """An answer on its way."""
+    """A serialized answer."""
 
     content: bytes
     large: list[Any]
-    """What is left to torch's and NumPy's own ways."""
+    """Objects that torch and NumPy transfer in their own ways."""
     snapshot: bytes | None
 
 
 def pack(answer: Any) -> Packed:
-    """Pickle an answer for another process.
+    """Serialize an answer for another process.
 
     Raises:
         Exception: something in it cannot be pickled.
@@ -53,7 +53,7 @@ def pack(answer: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """The answer, in memory of its own."""
+    """Return the answer, in memory of its own."""
     answer = _Unpacker(packed).load()
     if packed.snapshot is None:
         return answer
@@ -76,7 +76,7 @@ class _Packer(ForkingPickler):
         storage = thing.untyped_storage()
         if storage.nbytes() > LARGEST_COPY:
             return self._left_alone(thing)
-        # Tensors that share memory here share it there.
+        # Tensors that share memory share it after unpacking, too.
         memory = self._memory.setdefault(storage.data_ptr(), _Memory(storage))
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return _tensor, (memory, thing.dtype, *place)
@@ -98,12 +98,12 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _large(number: int) -> Any:
-    """Stands for what travels beside the message."""
+    """Placeholder for an object that is sent beside the message."""
     raise pickle.UnpicklingError("an answer is read with unpack()")
 
 
 class _Memory:
-    """A storage to be copied once, however many tensors lie in it."""
+    """A storage that is copied once, however many tensors refer to it."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = storage
@@ -114,9 +114,9 @@ class _Memory:
 
 
 def _storage(content: bytearray) -> torch.UntypedStorage:
-    """A copy, where torch aligns it: sums may depend on how memory is aligned.
+    """Copy into memory that torch has aligned, as sums may depend on the alignment.
 
-    By NumPy: torch's copy takes several threads, whose meeting costs more than the copy.
+    NumPy copies, because torch would use several threads, whose synchronisation takes longer.
     """
     copied = torch.empty(len(content), dtype=torch.uint8)
     copied.numpy()[:] = np.frombuffer(content, dtype=np.uint8)
@@ -137,7 +137,7 @@ _FILES = Path("/dev/shm")
 
 
 def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor in shared memory, which a worker sends without a copy."""
+    """Return an uninitialised tensor in shared memory, which a worker sends without a copy."""
     num_bytes = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(num_bytes, device="cpu")
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)

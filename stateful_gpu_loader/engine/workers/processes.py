@@ -1,4 +1,4 @@
-"""Requests executed by worker processes, any of which may die at any time."""
+"""ProcessPipeline: executes requests in worker processes, any of which may die at any time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class ProcessPipeline:
-    """Worker processes that are fed with requests instead of indices.
+    """Worker processes that get requests instead of indices.
 
-    When a worker dies, or outlasts the timeout, its companions are ended too, whatever was
-    answered before is still delivered, and then :class:`WorkersDied` is raised: by ``start()``
-    or ``next()``, never in the user's own code, and nothing waits for ever.
+    When a worker dies or exceeds the timeout, all others are ended. Batches that were answered
+    before are still delivered; then ``start()`` or ``next()`` raises :class:`WorkersDied`. It is
+    never raised in the user's own code, and no call waits for ever.
 
     Args:
-        loader: starts the workers; its arguments count here too.
+        loader: starts the workers; its arguments apply here, too.
     """
 
     def __init__(self, loader: InnerLoader) -> None:
@@ -37,15 +37,15 @@ class ProcessPipeline:
         self._dispatch = self._nothing_to_do()
         self._torch_workers: TorchWorkers | None = None
         self.workers: list[Any] = []
-        """The worker processes, or those that there were last."""
+        """The worker processes, or the last ones."""
         self._is_torn = False
-        """An interrupt came where requests or answers are lost by it."""
+        """Whether an interrupt came at a point where it loses requests or answers."""
         self._is_fresh = False
-        """The workers were started, and have not served a pass."""
+        """Whether the workers were started and have not run a pass."""
 
     @property
     def torch_workers(self) -> TorchWorkers | None:
-        """The workers that live, as torch's own iterator over them."""
+        """The living workers, as torch's own iterator over them; None without any."""
         return self._torch_workers
 
     def launch(self) -> None:
@@ -93,7 +93,7 @@ class ProcessPipeline:
                 if not self._persistent:
                     self.close()
                 raise
-        # Before the answer is taken: whatever the requests raise, it is not lost.
+        # Sent before the answer is taken, so that an exception of the requests does not lose it.
         self._send(torch_workers, spare=1)
         request, answer = dispatch.deliver()
         return request, _with_failure_rebuilt(answer)
@@ -120,7 +120,7 @@ class ProcessPipeline:
         return torch_workers
 
     def _send(self, torch_workers: TorchWorkers, spare: int = 0) -> None:
-        """Keep as many requests under way as there is room for."""
+        """Send requests until the window is full."""
         dispatch = self._dispatch
         while True:
             number = next(self._numbers)
@@ -133,10 +133,10 @@ class ProcessPipeline:
             self._is_torn = False
 
     def _receive(self, torch_workers: TorchWorkers) -> None:
-        """Take in one answer.
+        """Receive one answer.
 
         Raises:
-            WorkersDied: no answer will come any more.
+            WorkersDied: no answer will come.
         """
         if self._is_torn:
             raise WorkersDied(
@@ -160,7 +160,7 @@ class ProcessPipeline:
 
 
 _SECONDS_TO_BE_TOLD = 10.0
-"""The pipe of dead workers ends a little before the watch knows whose death it was."""
+"""Seconds to wait for the monitor to know which worker died, which the pipe tells earlier."""
 
 
 def _with_failure_rebuilt(answer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Exceptions that travel from one process to another, or wait for their turn, as text."""
+"""Exceptions that are sent between processes, or kept for later, as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stateful_gpu_loader.errors import LoaderError
 
 
 class RemoteFailure:
-    """An exception of another process, its traceback as text.
+    """An exception of another process, with its traceback as text.
 
-    This package's own errors travel whole; of others the type is rebuilt around a message that
-    holds the traceback, as torch's DataLoader does. Where the type cannot be pickled, a class
-    within a function say, its nearest base that can stands in.
+    This package's own errors are sent as they are. Of others the type is rebuilt with a message
+    that contains the traceback, as torch's DataLoader does. If the type cannot be pickled, for
+    instance a class inside a function, its nearest base class that can be pickled is used.
     """
 
     def __init__(self, error: BaseException, where: str) -> None:
@@ -28,37 +28,37 @@ class RemoteFailure:
     is_of_beginning = False
 
     def at_the_beginning(self) -> RemoteFailure:
-        """Itself, marked as one that has touched no request."""
+        """Mark the failure as one that came before any request, and return it."""
         self.is_of_beginning = True
         return self
 
     def rebuild(self) -> BaseException:
-        """The exception, for the process that reports it."""
+        """Return the exception, for the process that reports it."""
         if self._own is not None:
             self._own.__cause__ = LoaderError(self._message)
             return self._own
         kind: Any = self._type
-        # KeyError shows the repr of its argument, which would make one line of the traceback.
+        # KeyError shows the repr of its argument, which would put the traceback in one line.
         message = _Verbatim(self._message) if issubclass(kind, KeyError) else self._message
         try:
             error = kind(message=message) if getattr(kind, "message", None) else kind(message)
-        except Exception:  # it wants other arguments
+        except Exception:  # it expects other arguments
             error = None
         return error if isinstance(error, BaseException) else RuntimeError(message)
 
 
 def as_text(error: BaseException) -> str:
-    """The exception with its traceback and all notes, which Python < 3.11 would leave out."""
+    """Return the exception with traceback and all notes, which Python < 3.11 would leave out."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     return text + "".join(f"{note}\n" for note in notes if note not in text)
 
 
 def without_frames(error: Exception) -> Exception:
-    """The exception to be kept for later, its traceback as a note.
+    """Return the exception for later use, with its traceback as a note.
 
-    A traceback holds the frames of all callers, and so their locals: the loader's workers would
-    live until the garbage collector finds the cycle (A8).
+    A traceback refers to the frames of all callers, and so to their locals: the loader's workers
+    would live until the garbage collector finds the cycle (A8).
     """
     if hasattr(error, "add_note"):
         error.add_note("Original " + "".join(traceback.format_exception(error)))

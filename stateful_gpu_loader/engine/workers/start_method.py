@@ -1,4 +1,4 @@
-"""How worker processes are started where the user has not chosen a method."""
+"""How worker processes are started if the user has not chosen a method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 _THREADS = Path("/proc/self/task")
 _NAME_OF_DALI = "[DALI]"
-"""How the names of DALI's own threads begin: of a pipeline, and of dynamic mode's pool."""
+"""Prefix of the names of DALI's own threads, both of pipelines and of dynamic mode's pool."""
 
 FORK_AVOIDED = (
     "DALI is live in this process, so worker processes are started by a fork server instead of "
@@ -28,13 +28,13 @@ NOT_FORKED = (
 
 
 def default_context() -> str | None:
-    """Of another start than torch's, where torch would fork a process in which DALI is live.
+    """Return the start method where torch would fork a process in which DALI is live.
 
-    A fork leaves DALI's threads behind. A child that uses dynamic mode then waits for them for
-    ever, and so does one that only frees a reader or a pipeline which it inherited.
+    A forked child lacks DALI's threads. If it uses dynamic mode it waits for them for ever, and so
+    it does if it only frees a reader or a pipeline that it inherited.
 
     Returns:
-        "forkserver" there; None is torch's own choice.
+        "forkserver" in that case; None leaves the choice to torch.
 
     >>> default_context() is None
     True
@@ -54,10 +54,10 @@ def would_fork(multiprocessing_context: Any) -> bool:
 
 
 def dali_is_live() -> bool:
-    """Whether threads of DALI run in this process; DALI is not imported to find it out.
+    """Whether threads of DALI run in this process; DALI is not imported to find out.
 
-    They do from the first operator of dynamic mode on, for the rest of the process, and as long
-    as there is a pipeline that has run. Seen on Linux only, the one system that forks by default.
+    They run from the first operator of dynamic mode on, for the rest of the process, and as long as
+    a pipeline exists that has run. Detected on Linux only, the one system that forks by default.
     """
     if "nvidia.dali" not in sys.modules or not _THREADS.is_dir():
         return False
@@ -65,7 +65,7 @@ def dali_is_live() -> bool:
 
 
 def _default_method() -> str:
-    # To ask for the context itself would settle it, and set_start_method() fail from then on.
+    # Asking for the context itself would fix the method, and set_start_method() would then fail.
     settled = multiprocessing.get_start_method(allow_none=True)
     return settled or multiprocessing.get_all_start_methods()[0]
 
@@ -74,4 +74,4 @@ def _name(thread: Path) -> str:
     try:
         return (thread / "comm").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return ""  # it has ended
+        return ""  # the thread has ended

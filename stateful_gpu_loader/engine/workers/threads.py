@@ -1,4 +1,4 @@
-"""Requests executed by threads of this process, for work that releases the GIL."""
+"""ThreadPipeline: executes requests in threads of this process, for work that releases the GIL."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ThreadPipeline:
     """A fixed number of daemon threads that keep a bounded number of batches ahead.
 
     Args:
-        maker: shared by the threads; has no state, and does not use the global generators.
-        num_workers: threads.
-        prefetch_factor: batches in flight for each thread.
-        timeout: seconds that ``next()`` waits at most; 0 waits for ever.
-        in_order: deliver in the order of the requests, or else of the answers.
+        maker: shared by the threads; has no state and does not use the global generators.
+        num_workers: number of threads.
+        prefetch_factor: number of batches in flight for each thread.
+        timeout: seconds that ``next()`` waits at most; 0 means no limit.
+        in_order: deliver in the order of the requests, otherwise in that of the answers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ThreadPipeline:
         self._end: weakref.finalize[..., Any] | None = None
 
     def launch(self) -> None:
-        """Threads begin with their pass: nothing they could meet has to be avoided."""
+        """Do nothing: threads need not be started ahead of their pass."""
 
     def start(
         self,
@@ -91,7 +91,7 @@ class ThreadPipeline:
 
 
 class _Exchange:
-    """Where threads take requests and leave their answers; knows nothing of the pipeline."""
+    """Hands requests to threads and takes their answers; has no reference to the pipeline."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -99,16 +99,17 @@ class _Exchange:
         self._hung: frozenset[threading.Thread] = frozenset()
         self._lost: WorkersDied | None = None
         self._waiting: deque[tuple[int, Any]] = deque()
-        """Issued, and taken by no thread."""
+        """Requests that were issued and not taken by a thread."""
         self._numbers = itertools.count()
-        # Re-entrant: the garbage collector may drop a run, and end its threads, within take().
+        # Re-entrant: the garbage collector may drop an iterator, and end its threads, within
+        # take().
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
         self.stopped = False
 
     def fill(self) -> None:
-        """Issue requests until enough batches are under way, in the user's own thread."""
+        """Issue requests until enough batches are in flight; called in the user's own thread."""
         while (request := self._window.draw()) is not None:
             with self._lock:
                 number = next(self._numbers)
@@ -120,7 +121,7 @@ class _Exchange:
                 self._wake_all()
 
     def take(self) -> tuple[int, Any] | None:
-        """The next request and its number as soon as there is one; None at the end."""
+        """Wait for a request and return its number and itself; None at the end."""
         with self._lock:
             while not self._waiting:
                 if self._window.is_exhausted:
@@ -168,7 +169,7 @@ class _Exchange:
 
     @property
     def hung(self) -> frozenset[threading.Thread]:
-        """Those that were at work when the time ran out: nobody waits for them any more."""
+        """Threads that were working when the timeout expired; they are not waited for any more."""
         return self._hung
 
     def _given_up(self, timeout: float) -> WorkersDied:
@@ -195,22 +196,23 @@ def _work(maker: Maker, exchange: _Exchange) -> None:
         except Stopped:
             return
         except BaseException as error:
-            # Whatever it is, somebody waits for this request.
+            # Any exception becomes an answer, as the request is waited for.
             answer = Failure(error)
         exchange.answer(number, answer)
-        del answer, request, taken  # a waiting thread holds no batch
+        del answer, request, taken  # keep no batch alive while waiting
 
 
 def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:
-    """Stop at the next sample, and wait: torch aborts if threads are left inside it at exit.
+    """Stop at the next sample and wait, as torch aborts if threads are inside it at exit.
 
-    A thread that outlasted the timeout is abandoned: nothing can end it.
+    A thread that exceeded the timeout is abandoned, as nothing can end it.
     """
     if os.getpid() != pid:
-        return  # a forked child has the objects, and none of the threads
+        return  # a forked child has the objects, but none of the threads
     exchange.stop()
     if threading.current_thread() in threads:
-        return  # the garbage collector ran in one of them, and holds the lock the others need
+        # the garbage collector ran in one of them, which holds the lock that the others need
+        return
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread in threads:
         if thread not in exchange.hung:

@@ -1,6 +1,6 @@
-"""Worker processes as torch's DataLoader starts them.
+"""Worker processes, started as torch's DataLoader does.
 
-The one file that touches private names of torch, and of multiprocessing's queues.
+This is the only file that uses private names of torch and of multiprocessing's queues.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import LoaderError
 
 _SECONDS_TO_CLEAN_UP = 5.0
-"""What torch gives its workers to end by themselves, and again after SIGTERM."""
+"""Seconds that torch gives its workers to end by themselves, and again after SIGTERM."""
 _PIPE_BYTES = 1 << 20
 _SECONDS_TO_NOTICE = 1.0
-"""How long after a broken connection the death behind it is known at the latest."""
+"""Longest time in seconds until the death that broke a connection is known."""
 
 
 class InnerLoader(DataLoader[Any]):
     """Holds the arguments with which :class:`TorchWorkers` starts torch's workers.
 
     Args:
-        maker: pickled to the workers; runs there.
-        dataset: the user's dataset, which ``get_worker_info().dataset`` shows.
-        base_seed: of the workers' own generators; the caller's are never drawn from.
+        maker: pickled to the workers, where it runs.
+        dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
+        base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
-            persistent_workers, in_order: as for DataLoader.
+            persistent_workers, in_order: as in DataLoader.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class InnerLoader(DataLoader[Any]):
             WorkersDied: one of them died before all were started.
         """
         self.context.renew()
-        get_temp_dir()  # so that all have this one, which outlives those that are killed
+        # create the directory for all of them here, so that it outlives killed workers
+        get_temp_dir()
         try:
             return TorchWorkers(self)
         except BaseException as error:
@@ -126,17 +127,17 @@ class InnerLoader(DataLoader[Any]):
             self.context.forget()
 
     def check_worker_number_rationality(self) -> None:
-        """The loader around it has been checked."""
+        """Do nothing: the outer loader was checked."""
 
 
 class TorchWorkers(_MultiProcessingDataLoaderIter):
-    """Torch's own iterator, of which only the beginning and the end are used.
+    """Torch's own iterator, of which only the start and the end are used.
 
-    What lies between would wait for locks that a dead worker holds, raise its death in the
-    user's own code, and give up batches.
+    The rest of it would wait for locks that a dead worker holds, raise a worker's death in the
+    user's own code, and lose batches.
     """
 
-    _ended = True  # until there is something to end
+    _ended = True  # until there are workers to end
 
     def __init__(self, loader: InnerLoader) -> None:
         self._owner = os.getpid()
@@ -146,10 +147,10 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
-        # Otherwise torch's SIGCHLD handler raises in whatever the main thread does.
+        # Otherwise torch's SIGCHLD handler would raise in whatever code the main thread runs.
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
-        # When all workers are dead, the pipe has ended.
+        # The pipe then ends when all workers are dead.
         self._results = _untyped(self._worker_result_queue)
         self._results._writer.close()
         with contextlib.suppress(OSError, AttributeError):
@@ -159,16 +160,16 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         self._pipe = AnswerPipe(self._results._reader, self._watch)
 
     def _try_put_index(self) -> None:
-        """Torch would fill its own queues now; requests come by :meth:`send`."""
+        """Do nothing: torch would fill its queues here, but requests are sent by :meth:`send`."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether somebody has ended the workers, as programs do by ``_shutdown_workers``."""
+        """Whether the workers were ended, as some programs do with ``_shutdown_workers``."""
         return self._ended
 
     @property
     def monitor(self) -> WorkerMonitor:
-        """Over the workers."""
+        """The monitor of the workers."""
         if self._watch is None:
             raise RuntimeError("the workers have not been started")
         return self._watch
@@ -179,7 +180,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         return list(self._workers)
 
     def send(self, worker: int, number: int, message: WorkerMessage) -> None:
-        """Let this worker answer under this number."""
+        """Send a message to a worker, to be answered with this number."""
         self._index_queues[worker].put((number, message))
 
     def has_answer(self) -> bool:
@@ -187,18 +188,18 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         return self._pipe.has_begun()
 
     def wait(self) -> None:
-        """Wait for an answer to arrive; an interrupt here loses nothing.
+        """Wait for an answer to begin to arrive; an interrupt here loses nothing.
 
         Raises:
-            WritersLost: none will.
+            WritersLost: no answer will come.
         """
         self._pipe.wait()
 
     def receive(self) -> tuple[int, Any]:
-        """A number and its answer.
+        """Return the number of a request and its answer.
 
         Raises:
-            WritersLost: a worker died while it sent it.
+            WritersLost: a worker died while sending it.
         """
         message = self._pipe.receive()
         self._results._sem.release()  # as Queue.get does
@@ -212,15 +213,15 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
             return _first_integer(message), Failure(_explained(error))
 
     def end(self) -> None:
-        """End the workers, politely unless one of them is lost."""
+        """End the workers, gracefully unless one of them is lost."""
         self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
-        """What torch calls at the end of a pass, and ``__del__`` too."""
+        """End the workers; torch calls this at the end of a pass and in ``__del__``."""
         if torch_utils is None or torch_utils.python_exit_status in (True, None):
             return  # the interpreter ends: multiprocessing ends its daemons itself
         if self._ended or os.getpid() != self._owner:
-            return  # a forked child has the object, and not the workers
+            return  # a forked child has the object, but not the workers
         self._ended = True
         started = getattr(self, "_workers", [])
         try:
@@ -240,7 +241,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
                 self._results._reader.close()
 
     def _dismiss(self) -> None:
-        """Let the user's cleanup run. Nothing here waits for a lock, which the dead may hold."""
+        """Let the workers run the user's cleanup; wait for no lock that a dead one may hold."""
         self._workers_done_event.set()
         for queue in self._index_queues:
             queue.put(None)
@@ -257,7 +258,7 @@ def _identity(answer: Any) -> Any:
 
 
 def _untyped(queue: Any) -> Any:
-    """A queue whose private attributes are used."""
+    """Return a queue without its type, to use its private attributes."""
     return queue
 
 
@@ -267,25 +268,24 @@ def pin(batch: Any) -> Any:
 
 
 class _Queue(Queue):  # type: ignore[type-arg]
-    """A queue to or from a worker where what cannot be pickled fails in its own place.
+    """A queue to or from a worker that reports what cannot be pickled in place of the message.
 
-    Python's queue prints the error in its feeder thread, and whoever waits for the message waits
-    for ever.
+    Python's queue prints the error in its feeder thread, and the reader waits for ever.
     """
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         if not isinstance(message, tuple):
-            return  # it was pickled, and nobody is left to read it
+            return  # it was pickled, but its reader has ended
         number, content = message
         queue = _untyped(self)
         queue._sem.acquire(False)
         with queue._notempty:
-            # Before the others: what a worker begins with must come before its next request.
+            # Put first: what a worker begins with must come before its next request.
             queue._buffer.appendleft((number, in_place_of(content, error)))
 
 
 class _Context(BaseContext):
-    """What torch asks of multiprocessing, with parts that outlive a dead worker."""
+    """The parts of multiprocessing that torch uses, made so that they survive a dead worker."""
 
     def __init__(self, wanted: Any) -> None:
         self._wanted = wanted
@@ -294,7 +294,7 @@ class _Context(BaseContext):
         self._processes: list[Any] = []
 
     def renew(self) -> None:
-        """Other workers are about to be started."""
+        """Prepare to start other workers."""
         default = default_context() if self._wanted is None else None
         self.has_avoided_a_fork = default is not None
         if self.has_avoided_a_fork:
@@ -305,11 +305,11 @@ class _Context(BaseContext):
         self._processes = []
 
     def started(self) -> list[BaseProcess]:
-        """The processes that were started."""
+        """Return the processes that were started."""
         return [process for process in self._processes if process.pid is not None]
 
     def forget(self) -> None:
-        """The caller, who started the processes, holds them now."""
+        """Forget the processes; the caller now holds them."""
         self._processes = []
 
     def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802
@@ -325,7 +325,7 @@ class _Context(BaseContext):
 
 
 class _Flag:
-    """An Event without a lock: multiprocessing's can be held by a dead worker."""
+    """An Event without a lock, as a dead worker can hold that of multiprocessing's Event."""
 
     def __init__(self, semaphore: Any) -> None:
         self._semaphore = semaphore
@@ -346,7 +346,7 @@ def _with_sharding(
 
 
 def _first_integer(pickled: memoryview) -> int:
-    """The number at the head of a message whose rest cannot be unpickled."""
+    """Return the number at the head of a message whose rest cannot be unpickled."""
     for code, argument, _ in pickletools.genops(bytes(pickled)):
         if isinstance(argument, int) and code.name not in ("PROTO", "FRAME"):
             return argument
@@ -367,9 +367,9 @@ def _explained(error: Exception) -> Exception:
 
 
 def _close(queue: Any) -> None:
-    """Let the thread that feeds the queue end, and close the pipe.
+    """Let the queue's feeder thread end, and close the pipe.
 
-    The thread may be in the middle of a request for a worker that is dead: somebody has to read it.
+    The thread may be sending a request to a dead worker, so the pipe is read here until it is done.
     """
     with os.fdopen(os.dup(queue._reader.fileno()), "rb", buffering=0) as reader:
         queue.cancel_join_thread()
@@ -381,6 +381,6 @@ def _close(queue: Any) -> None:
             if wait([reader.fileno()], 0):
                 reader.read(1 << 16)
             if time.monotonic() > deadline:
-                return  # it is in the user's own code, pickling
+                return  # it is pickling, in the user's own code
     queue._reader.close()
     queue._writer.close()

@@ -1,4 +1,4 @@
-"""Window: the requests of one pass that are under way, whoever executes them."""
+"""Window: the requests of one pass that are in flight, for any kind of worker."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from stateful_gpu_loader.engine.workers.remote_failure import without_frames
 
 
 class Window:
-    """Which requests are issued, which are answered, and whose turn it is to be delivered.
+    """Keeps track of issued and answered requests, and of the next one to deliver.
 
-    Each request goes by a number of its transport's. An exception of the requests waits until all
-    that was issued before is delivered.
+    Each request has a number that the transport gives it. An exception of the requests is kept
+    until all requests issued before it are delivered.
 
     Args:
-        requests: asked for one more whenever there is room.
-        limit: requests that are issued and not delivered, at most.
-        in_order: deliver in the order of the requests, or else of the answers.
+        requests: iterator that is asked for another request whenever there is room.
+        limit: largest number of requests that are issued and not delivered.
+        in_order: deliver in the order of the requests, otherwise in that of the answers.
 
     >>> window = Window(iter("abc"), limit=2, in_order=True)
     >>> for number in (0, 1):
@@ -35,20 +35,20 @@ class Window:
         self._limit = limit
         self._in_order = in_order
         self._issued: dict[int, Any] = {}
-        """Those that were not delivered, the oldest first."""
+        """Requests that were not delivered, oldest first."""
         self._answers: dict[int, Any] = {}
-        """Of the issued ones, the oldest answer first."""
+        """Answers to issued requests, oldest first."""
         self._failure: Exception | None = None
         self.is_exhausted = False
         """Whether there are no more requests."""
 
     def __len__(self) -> int:
-        """Requests that are issued and not delivered."""
+        """Return the number of requests that are issued and not delivered."""
         return len(self._issued)
 
     @property
     def num_under_way(self) -> int:
-        """How many requests have no answer."""
+        """Number of requests without an answer."""
         return len(self._issued) - len(self._answers)
 
     @property
@@ -58,12 +58,13 @@ class Window:
         return next(waiting, None)
 
     def draw(self, *, spare: int = 0) -> Any:
-        """The next request, to be issued; None if there is no room, or no request.
+        """Return the next request, to be issued; None if there is no room or no request.
 
-        In the user's own thread: a sampler of the user's draws from the global generators here.
+        It is called in the user's own thread, as a user's sampler may draw from the global
+        generators.
 
         Args:
-            spare: places that are about to be free.
+            spare: number of places that are about to be free.
         """
         no_room = len(self._issued) - spare >= self._limit
         if no_room or self.is_exhausted or self._failure is not None:
@@ -77,11 +78,11 @@ class Window:
         return None
 
     def issue(self, number: int, request: Any) -> None:
-        """A drawn request goes to whoever executes it."""
+        """Note that a drawn request is given to a worker."""
         self._issued[number] = request
 
     def answer(self, number: int, answer: Any) -> bool:
-        """An answer has come; False drops that of a request that is not waited for any more."""
+        """Take an answer; return False for one to a request that is no longer waited for."""
         if number not in self._issued:
             return False
         self._answers[number] = answer
@@ -93,20 +94,20 @@ class Window:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to wait for: :meth:`end` says why."""
+        """Whether nothing is in flight and nothing will come; :meth:`end` raises the reason."""
         return not self._issued and (self.is_exhausted or self._failure is not None)
 
     def deliver(self) -> tuple[Any, Any]:
-        """The request and the answer whose turn it is."""
+        """Return the next request to deliver and its answer."""
         number = self._turn()
         return self._issued.pop(number), self._answers.pop(number)
 
     def end(self) -> None:
-        """Say why nothing is under way, and no request is left.
+        """Raise the reason why no request is left.
 
         Raises:
-            StopIteration: they are exhausted.
-            Exception: theirs; they will be asked again.
+            StopIteration: the requests are exhausted.
+            Exception: an exception of the requests; they will be asked again.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -115,7 +116,7 @@ class Window:
             raise StopIteration
 
     def clear(self) -> None:
-        """Forget all that is under way; nothing more is drawn."""
+        """Forget all requests in flight, and draw no more."""
         self.is_exhausted = True
         self._issued.clear()
         self._answers.clear()

@@ -1,4 +1,4 @@
-"""What runs in a worker process: the maker, behind the face of a dataset."""
+"""The part that runs in worker processes: the maker, wrapped as a dataset."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class WorkerMessage(NamedTuple):
-    """What is sent to a worker."""
+    """A message to a worker."""
 
     request: Any
     """A request, or the :class:`RemoteFailure` of one that could not be sent."""
     start: WorkerStart | None
-    """What the worker begins anew with before it, if it has to."""
+    """State to begin a pass with before the request, or None."""
 
 
 class WorkerAdapter(Dataset[Any]):
-    """A dataset whose indices are messages and whose items are answers.
+    """Adapter: torch's index is our request message, and its item is the answer.
 
     Args:
         maker: answers requests.
-        dataset: the user's, which ``get_worker_info().dataset`` shows.
-        initialise: called with the worker's number before anything else. If it fails, every
-            request of the worker fails with its exception.
+        dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
+        initialise: called with the worker's number before anything else. If it fails, every request
+            of the worker fails with its exception.
     """
 
     def __init__(
@@ -52,16 +52,18 @@ class WorkerAdapter(Dataset[Any]):
         self._start: WorkerStart | None = None
         self._sent: IO[bytes] | None = None
         self.refusal: Exception | None = None
-        """Why the workers could not be told what they need."""
+        """Why the workers could not be sent what they need."""
 
     def start(self, worker: int) -> None:
-        """The ``worker_init_fn`` of the inner loader."""
+        """Initialise the worker process; the ``worker_init_fn`` of the inner loader."""
         self._worker = worker
         main = parent_process()
         if main is not None and main.pid != os.getppid():
-            # Torch asks whether the parent lives, and that of a forkserver's worker is the server.
+            # Torch checks whether the parent lives, but for a forkserver's worker that is the
+            # server.
             end_with(main.sentinel)
-        object.__setattr__(get_worker_info(), "dataset", self._dataset)  # it refuses assignment
+        # it does not allow assignment
+        object.__setattr__(get_worker_info(), "dataset", self._dataset)
         try:
             if self._initialise is not None:
                 self._initialise(worker)
@@ -99,9 +101,9 @@ class WorkerAdapter(Dataset[Any]):
         parts = self._maker, self._dataset, self._initialise
         if get_spawning_popen() is None:
             return WorkerAdapter, parts
-        # In a file rather than in the message that starts the worker: multiprocessing writes that
-        # into a pipe whose reading end it holds itself, so that it would wait for ever if the
-        # worker died before it has read more than a pipe's buffer.
+        # Sent in a file rather than in the message that starts the worker: multiprocessing writes
+        # the message to a pipe whose reading end it holds itself, so it would wait for ever if the
+        # worker died before reading more than a pipe's buffer.
         self.forget_what_was_sent()
         self._sent = _anonymous_file()
         try:
@@ -113,14 +115,14 @@ class WorkerAdapter(Dataset[Any]):
         return _read_worker_side, (DupFd(self._sent.fileno()),)
 
     def forget_what_was_sent(self) -> None:
-        """The workers are started, and hold what they need."""
+        """Close the file with the maker, once the workers have read it."""
         sent, self._sent, self.refusal = self._sent, None, None
         if sent is not None:
             sent.close()
 
 
 def end_with(sentinel: int) -> None:
-    """End this process as soon as the sentinel says that another one has ended."""
+    """End this process as soon as the process of the sentinel has ended."""
 
     def watch() -> None:
         wait([sentinel])
@@ -130,7 +132,7 @@ def end_with(sentinel: int) -> None:
 
 
 def in_place_of(content: Any, error: Exception) -> Any:
-    """What is sent instead of an message, or of a packed answer, that failed on its way."""
+    """Return what is sent in place of a message, or a packed answer, that could not be sent."""
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
@@ -138,7 +140,7 @@ def in_place_of(content: Any, error: Exception) -> Any:
 
 
 def _unsent(answer: Any, error: Exception) -> Any:
-    """What is sent instead of an answer: its batch is lost, and nothing else that it says."""
+    """Return what is sent in place of an answer: the same without its batch."""
     payload = answer.payload if isinstance(answer, Answer) else answer
     worker = get_worker_info()
     where = (

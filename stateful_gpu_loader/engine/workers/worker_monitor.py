@@ -1,8 +1,8 @@
-"""The watch over a set of worker processes: when one is lost, all are ended, so that nobody waits.
+"""WorkerMonitor: watches worker processes and ends all of them when one is lost.
 
-A worker that is killed may hold a lock that the others need, or leave half a message behind:
-after a death the others cannot be trusted to go on, and whoever reads from them might wait for
-ever. Only public names of multiprocessing are used here.
+A killed worker may hold a lock that others need, or leave half a message in a pipe. After a death
+the other workers may therefore hang, and so may a process that reads from them. Only public names
+of multiprocessing are used here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 _SECONDS_TO_DIE = 5.0
-"""How long a process that got SIGKILL may take; longer only if the kernel itself hangs in it."""
+"""Seconds that a process may take to end after SIGKILL; more only if the kernel hangs in it."""
 _SECONDS_TO_BE_REAPED = 1.0
 _LONGEST_PERIOD = 1.0
 _SHORTEST_PERIOD = 0.02
@@ -27,14 +27,14 @@ _FOR_EVER = nullcontext()
 
 
 class WorkerMonitor:
-    """Ends all workers as soon as one of them ends, or as the main process waits too long.
+    """Ends all workers when one of them ends, or when the main process waits too long.
 
-    A daemon thread does it. It holds neither the workers' pipeline nor this object, so that both
-    can be dropped (A8).
+    A daemon thread does this. It refers neither to the workers' pipeline nor to this object, so
+    that both can be garbage collected (A8).
 
     Args:
-        processes: the workers, started.
-        timeout: seconds that the main process may wait, see :meth:`waiting`; 0 is for ever.
+        processes: the started workers.
+        timeout: seconds that the main process may wait, see :meth:`waiting`; 0 means no limit.
     """
 
     def __init__(self, processes: Sequence[BaseProcess], timeout: float) -> None:
@@ -52,11 +52,11 @@ class WorkerMonitor:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Of a socket that becomes readable when all workers were ended."""
+        """Return the descriptor of a socket that becomes readable when all workers were ended."""
         return self._ours.fileno()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """The main process waits for workers, and no longer than the timeout."""
+        """Limit the main process's wait for workers to the timeout, while the context is open."""
         return self._until_the_deadline() if self._timeout > 0 else _FOR_EVER
 
     @contextmanager
@@ -68,29 +68,30 @@ class WorkerMonitor:
             self._state.deadline = None
 
     def has_lost(self, seconds: float = 0.0) -> bool:
-        """Whether the workers were lost, or are within so many seconds."""
+        """Whether the workers are lost, or get lost within so many seconds."""
         return self._state.lost.wait(seconds)
 
     def verdict(self) -> str:
-        """What happened, in the words of torch's DataLoader."""
+        """Describe what happened, in the words of torch's DataLoader."""
         if self._state.timed_out:
             return f"DataLoader timed out after {self._timeout} seconds"
         died = [process for process in self._processes if process.pid in self._state.died]
         return " ".join(describe_exit(process) for process in died) or "DataLoader worker is lost"
 
     def stop(self) -> None:
-        """Let the workers end from now on; the thread ends."""
+        """End the thread; workers may end from now on."""
         if os.getpid() != self._owner or self._ours.fileno() < 0:
-            return  # a forked child has the object, and not the thread
+            return  # a forked child has the object, but not the thread
         with suppress(OSError):  # it has ended already
             self._ours.send(b"s")
-        if threading.current_thread() is not self._thread:  # where garbage may be collected, too
+        # garbage may be collected in that thread, too
+        if threading.current_thread() is not self._thread:
             self._thread.join()
         self._ours.close()
 
 
 def describe_exit(process: BaseProcess) -> str:
-    """How a process ended, in the words of torch's DataLoader."""
+    """Describe how a process ended, in the words of torch's DataLoader."""
     reap(process)
     code = process.exitcode
     if code is None or code >= 0:
@@ -107,10 +108,10 @@ def describe_exit(process: BaseProcess) -> str:
 
 
 def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
-    """Whether all processes end within so many seconds.
+    """Wait at most so many seconds for all processes to end; return whether they have.
 
-    Not by ``join``: its sentinel is a pipe, which stays open as long as a child of the worker has
-    it, even when the worker is dead.
+    ``join`` is not used: its sentinel is a pipe, which stays open as long as a child of the worker
+    holds it, even when the worker is dead.
     """
     exits = [_Exit(process) for process in processes]
     try:
@@ -121,7 +122,7 @@ def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
 
 
 def kill(processes: Iterable[BaseProcess]) -> None:
-    """End processes at once, and collect what is left of them."""
+    """Kill processes and collect their exit codes."""
     processes = list(processes)
     for process in processes:
         if process.exitcode is None:
@@ -133,14 +134,14 @@ def kill(processes: Iterable[BaseProcess]) -> None:
 
 def reap(process: BaseProcess) -> None:
     """Collect the exit code of a process that has ended."""
-    if process.exitcode is None:  # a forkserver tells it a little later
+    if process.exitcode is None:  # with a forkserver it is known a little later
         process.join(_SECONDS_TO_BE_REAPED)
     process.join(0)
 
 
 @dataclass
 class _State:
-    """What the thread and the :class:`WorkerMonitor` both know."""
+    """The state that the thread and the :class:`WorkerMonitor` share."""
 
     lost: threading.Event = field(default_factory=threading.Event)
     died: frozenset[int] = frozenset()
@@ -149,7 +150,7 @@ class _State:
 
 
 class _Exit:
-    """The end of one process, to wait for, and to bring about; safe when its pid is used again."""
+    """The end of one process, to wait for or to bring about; safe if its pid is used again."""
 
     def __init__(self, process: BaseProcess) -> None:
         self.pid = process.pid or 0
@@ -157,7 +158,7 @@ class _Exit:
         try:
             self.fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            self.fd = _readable()  # gone, and collected by whoever is its parent
+            self.fd = _readable()  # it has ended, and its parent has collected it
         except (AttributeError, OSError):
             self._is_pidfd = False
             self.fd = os.dup(process.sentinel)
@@ -209,7 +210,7 @@ def _watch(state: _State, exits: list[_Exit], stop: socket.socket, timeout: floa
 def _something_is_wrong(
     state: _State, exits: list[_Exit], stop: socket.socket, timeout: float
 ) -> bool:
-    """Wait until a worker is lost (True) or the watch is over (False)."""
+    """Wait until a worker is lost (True) or the monitor is stopped (False)."""
     period = min(max(timeout / 10, _SHORTEST_PERIOD), _LONGEST_PERIOD) if timeout > 0 else None
     while True:
         ready = wait([stop, *(one.fd for one in exits)], period)

@@ -1,4 +1,4 @@
-"""WorkerPool: who makes a loader's batches, from one pass to the next."""
+"""WorkerPool: the workers of a loader from one pass to the next."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class WorkerPool:
-    """Makes pipelines, keeps one that is idle, and the device stage for the loader's life.
+    """Makes pipelines, keeps an idle one, and holds the device stage for the loader's life.
 
     Args:
-        device: where batches are finished; None leaves them where the workers made them.
+        device: device on which batches are finished; None leaves them where they were made.
     """
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
-        """Of the crew before, as long as a live iterator uses it."""
+        """Stage of the previous worker pool, as long as a live iterator uses it."""
         self.idle: Pipeline | None = None
-        """Kept from a pass for the next one."""
+        """Pipeline that is kept for the next pass."""
         self._is_new = False
-        """It has served none yet."""
+        """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
-        """For generators of the user's own, of which it warns once."""
+        """Whether the user's own generators were looked for, of which the pool warns once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the loader, or its pickle, has a crew of its own."""
+        """Give a copy of the loader, or its pickle, a worker pool of its own."""
         return WorkerPool, (self._device,)
 
     @property
     def device(self) -> torch.device | None:
-        """Where batches are finished, with its index once that is known."""
+        """The device of finished batches, with its index once that is known."""
         return self._device if self._stage is None else self._stage.place.device
 
     def take(
         self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
     ) -> tuple[Pipeline, bool]:
-        """The idle pipeline or a new one, and whether its workers are new."""
+        """Return the idle pipeline or a new one, and whether its workers are new."""
         idle, self.idle = self.idle, None
         is_new, self._is_new = self._is_new, False
         torch_workers = getattr(idle, "torch_workers", None)
@@ -60,7 +60,7 @@ class WorkerPool:
         return self.renew(plan, policy, seed, start), True
 
     def launch(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> None:
-        """Start the workers of the pass that begins next, unless they wait for it already.
+        """Start the workers of the next pass, unless they are started already.
 
         Raises:
             WorkerLost: they died while they started.
@@ -77,7 +77,7 @@ class WorkerPool:
         self.idle, self._is_new = pipeline, True
 
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
-        """A pipeline with new workers, none of them started."""
+        """Return a pipeline with new workers, which are not started."""
         if not self._has_looked and not plan.is_iterable:
             warn_of_own_generators(plan.config.dataset, plan.transform)
         self._has_looked = True
@@ -88,7 +88,7 @@ class WorkerPool:
         return make_pipeline(plan, policy, seed, start, self._stage)
 
     def keep(self, pipeline: Pipeline | None) -> None:
-        """Keep this one for the next pass; what was kept before is ended."""
+        """Keep a pipeline for the next pass, and end the one that was kept before."""
         if isinstance(pipeline, DevicePrefetch):
             pipeline.abandon()
         before, self.idle = self.idle, pipeline
@@ -97,16 +97,16 @@ class WorkerPool:
             before.close()
 
     def twin(self) -> WorkerPool:
-        """One of its own for a copy of the loader."""
+        """Return a worker pool for a copy of the loader."""
         twin = WorkerPool(self.device)
         twin._has_looked = self._has_looked
         return twin
 
     def successor(self) -> WorkerPool:
-        """The crew of the passes to come: what waits for them here is ended.
+        """Return the worker pool for later passes, and end what is idle in this one.
 
-        What live iterators use of this one ends with them. The two share a device stage as long as
-        that is: a decoder serves one thread.
+        Workers that live iterators use end with these. Until then the two pools share the device
+        stage, as a decoder serves one thread.
         """
         self.keep(None)
         following = self.twin()
@@ -117,4 +117,4 @@ class WorkerPool:
 
 
 def _nothing() -> None:
-    """There is no crew before the first."""
+    """Return None: the first worker pool has no predecessor."""

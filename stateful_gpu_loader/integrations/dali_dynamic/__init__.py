@@ -1,4 +1,4 @@
-"""DALI's dynamic mode: readers whose interrupted epoch resumes with its remainder only."""
+"""Readers of DALI's dynamic mode that resume an interrupted epoch with its remainder only."""
 
 from stateful_gpu_loader.integrations.dali_dynamic.reader import StatefulReader
 

@@ -1,4 +1,4 @@
-"""Which reader of dynamic mode a state belongs to: what must not change, field by field."""
+"""The configuration of a reader of dynamic mode, compared field by field with that in a state."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _DEFAULTS: dict[str, Any] = {
     "shuffle_after_epoch": False,
     "stick_to_shard": False,
 }
-"""DALI's own: whoever writes one out has not changed the reader."""
+"""DALI's own defaults: giving one of them explicitly does not change the reader."""
 
 
 def configuration_of(reader_type: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of JSON, of all that decides what a reader delivers and is known before it reads.
+    """Return, as JSON values, all that determines what a reader delivers, before it reads.
 
-    Of paths, what lies there; not how fast it is read.
+    Paths are described by the data there; options that only change the speed are left out.
 
     >>> class File: ...
     >>> configuration_of(File, {"random_shuffle": True, "seed": 7, "read_ahead": True})["seed"]
@@ -54,13 +54,13 @@ def configuration_of(reader_type: type, arguments: Mapping[str, Any]) -> dict[st
 def changes(
     saved: Mapping[str, Any], present: Mapping[str, Any], *, brings_seed: bool
 ) -> Differences:
-    """What differs between two configurations.
+    """Return the differences between two configurations.
 
     Args:
-        saved: of a state.
-        present: of a reader.
-        brings_seed: whether the state holds DALI's own, which makes a seed needless. Then one that
-            was not given is not compared.
+        saved: configuration in a state.
+        present: configuration of a reader.
+        brings_seed: whether the state contains DALI's own state, which replaces the seed. A seed
+            that was not given is then not compared.
     """
     found = differences(saved, present)
     if brings_seed and NOT_GIVEN in found.get("seed", ()):
@@ -69,7 +69,7 @@ def changes(
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON would bring it back; of what has no such form, its type."""
+    """Return the value as JSON would restore it, or a description if it has no such form."""
     if isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
@@ -78,6 +78,6 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if hasattr(value, "__fspath__"):
         return str(value)
-    if hasattr(value, "tolist"):  # NumPy's and torch's
+    if hasattr(value, "tolist"):  # arrays of NumPy and torch
         return _plain(value.tolist())
     return describe(value)

@@ -1,4 +1,4 @@
-"""StatefulReader: a reader of dynamic mode whose state brings back exactly the rest."""
+"""StatefulReader: a reader of dynamic mode whose state resumes exactly."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from stateful_gpu_loader.state.text_state import TextState
 
 
 class StatefulReader(TextState):
-    """One of ``ndd.readers``, with torch's two methods of state and epochs that resume.
+    """Wraps a reader of ``ndd.readers`` with state methods, and with epochs that resume.
 
-    A reader that DALI itself restores goes on at the right sample, but its first epoch has full
-    length again, it does not know any more which shard it reads, and it takes the state of a
-    reader of other data, shards or order in silence. This one counts what it delivered: a resumed
-    epoch has its remainder only, and what differs is refused by name. Its ``get_state`` and
-    ``set_state`` make it an object for DALI's own ``Checkpoint``, too.
+    A reader that DALI itself restores continues at the right sample, but its first epoch has the
+    full length again, it no longer knows which shard it reads, and it silently takes the state of a
+    reader of other data, shards or order. This class counts what it delivered: a resumed epoch has
+    only its remainder, and differences are refused by name. Its ``get_state`` and ``set_state``
+    make it usable with DALI's own ``Checkpoint``, too.
 
-    Nothing is read before the first ``next()``, and no thread started.
+    Nothing is read, and no thread is started, before the first ``next()``.
 
     Args:
-        reader_type: the class, such as ``ndd.readers.File``. It, not a reader, because DALI puts a
-            state only into a reader that has not begun.
-        arguments: of the class.
+        reader_type: the class of the reader, such as ``ndd.readers.File``; not a reader, because
+            DALI restores the state only of a reader that has not begun.
+        arguments: arguments of the class.
 
     Raises:
         TypeError: the class does not take these arguments.
@@ -54,30 +54,30 @@ accept={'files'})
         self.arguments = {**arguments, "enable_checkpointing": True}
         self._place = Place(shard_id=int(arguments.get("shard_id") or 0))
         self._has_begun = False
-        """Whether the next pass is another one than that of the place."""
+        """Whether the next pass is the one after that of the place."""
         self._outputs: Generator[Any, None, None] | None = None
-        """Of the pass that was begun last."""
+        """Outputs of the last pass that was begun."""
         self._reader: Any = self._new_reader(self._place)
 
     def next_epoch(self, batch_size: int | None = None, *, ctx: Any = None) -> Iterator[Any]:
-        """The reader's ``next_epoch``: its next epoch, or after a resume the remainder of one.
+        """Return the reader's next epoch or, after a resume, the remainder of the present one.
 
-        It counts from its first ``next()``. Behind the last batch of an epoch, and before the
-        iterator was asked for more, the remainder is empty, as with torchdata. An epoch that is
-        left with ``break`` counts, and the one after it begins with the sample that comes next,
-        both as DALI has it.
+        The epoch begins at the first ``next()``. Between the last batch of an epoch and the next
+        request the remainder is empty, as with torchdata. An epoch that is left with ``break``
+        counts, and the next one begins with the sample that follows, both as in DALI.
 
         Args:
-            batch_size: samples of a batch, always the same; None gives samples one by one.
+            batch_size: number of samples in a batch, always the same; None yields samples one by
+                one.
             ctx: the ``EvalContext``; None is the current one.
 
         Yields:
             What the reader yields.
 
         Raises:
-            StateMismatch: another batch size than before, or other data than the state's.
+            StateMismatch: the batch size changed, or the data differ from the state's.
             LoaderError: an epoch that began later has been asked for a batch.
-            RuntimeError: of DALI's. What was delivered stays delivered, and the next epoch is the
+            RuntimeError: an error of DALI. Delivered batches count, and the next epoch is the
                 remainder of this one.
         """
         size = 1 if batch_size is None else as_int("batch_size", batch_size)
@@ -85,20 +85,20 @@ accept={'files'})
         return self._epoch(size, {"batch_size": batch_size, "ctx": ctx})
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the reader stands, with the batch that was delivered last."""
+        """Return the state after the last delivered batch."""
         return ReaderState(place=self._place, configuration=self._configuration).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], accept: Collection[str] = ()) -> None:
-        """Go on from what ``state_dict`` returned, whatever was read before.
+        """Resume from what ``state_dict`` returned, whatever was read before.
 
         Args:
             state_dict: the state.
-            accept: arguments that say which data are read and are meant to differ, such as
-                ``{"file_root"}``. The number of samples must be the same even so.
+            accept: arguments that tell which data are read and that may differ, such as
+                ``{"file_root"}``. The number of samples must be the same nevertheless.
 
         Raises:
-            StateMismatch: it is no such state, or that of another reader; nothing was changed.
-            ValueError: ``accept`` names something else.
+            StateMismatch: it is not such a state, or is of another reader; nothing was changed.
+            ValueError: ``accept`` contains another name.
         """
         saved = ReaderState.from_dict(state_dict)
         brings_seed = saved.place.reader is not None
@@ -150,7 +150,7 @@ accept={'files'})
         self._end_epoch()
 
     def _counted(self, outputs: Iterator[Any], batch_size: int | None) -> Iterator[Any]:
-        """Outputs, each counted before it is delivered."""
+        """Yield outputs, each counted before it is delivered."""
         while True:
             try:
                 output = next(outputs)
@@ -170,7 +170,8 @@ accept={'files'})
                     reader=str(self._reader.get_state()),
                 )
             except BaseException:
-                # What it would deliver next is not known any more.
+                # It is not known what the reader would deliver next, so a new one is made at the
+                # place.
                 self._reader, self._has_begun = self._new_reader(self._place), False
                 raise
             yield output
@@ -212,12 +213,12 @@ accept={'files'})
 
 
 def _endless(reader: Any, how: dict[str, Any]) -> Generator[Any, None, None]:
-    """Outputs without end: where DALI's own epochs begin is of no importance."""
+    """Yield outputs without end: where DALI's own epochs begin does not matter here."""
     while True:
         yield from reader.next_epoch(**how)
 
 
 def _length(output: Any) -> int:
-    """Samples in what a reader yields, a tuple or a dictionary of batches or of single samples."""
+    """Return the number of samples in an output: a tuple or dictionary of batches or of samples."""
     first = output[0] if isinstance(output, tuple) else next(iter(output.values()))
     return int(getattr(first, "batch_size", 1))

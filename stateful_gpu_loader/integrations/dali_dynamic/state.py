@@ -18,32 +18,32 @@ _foreign = partial(foreign, of="StatefulReader")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a reader stands: the samples that it delivered, none that it prefetched."""
+    """The position of a reader: it counts delivered samples, but none that were prefetched."""
 
     epoch: int = 0
-    """Counted from 0; one that was broken off counts."""
+    """Number of the epoch, counted from 0; one that was left early counts."""
     position: int = 0
-    """Samples of the epoch that were delivered."""
+    """Number of samples of the epoch that were delivered."""
     shard_id: int = 0
-    """The shard that the epoch goes through."""
+    """Shard that the epoch reads."""
     batch_size: int | None = None
-    """None before anything was delivered; 1 of samples one by one."""
+    """Batch size; None before anything was delivered, 1 for samples one by one."""
     epoch_size: int | None = None
-    """Samples of all shards together, as DALI pads them; None before anything was delivered."""
+    """Number of samples in all shards, with DALI's padding; None before the first delivery."""
     reader: str | None = None
     """DALI's own state; None before anything was delivered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderState:
-    """What ``StatefulReader.state_dict()`` returns; small, flat and plain."""
+    """The contents of ``StatefulReader.state_dict()``, which is small, flat and plain."""
 
     place: Place
     configuration: Mapping[str, Any]
-    """Values of JSON, of what must not change."""
+    """What must not change, as JSON values."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dictionary of plain values.
+        """Return a new dictionary of plain values.
 
         >>> state = ReaderState(place=Place(epoch=3), configuration={"seed": 7})
         >>> ReaderState.from_dict(state.to_dict()) == state
@@ -59,10 +59,10 @@ class ReaderState:
 
     @classmethod
     def from_dict(cls, state: Any) -> ReaderState:
-        """Check ``state``: DALI waits for ever for a reader whose own state was altered.
+        """Check ``state`` and return it: DALI waits for ever for a reader with an altered state.
 
         Raises:
-            StateMismatch: it is no such state, of a later version, or was altered.
+            StateMismatch: it is not such a state, is of a later version, or was altered.
         """
         keys = {*_TYPES, "digest"}
         check_header(state, format=FORMAT, version=VERSION, keys=keys, of="StatefulReader")

@@ -1,1 +1,1 @@
-"""The parts of a DALI pipeline as a loader: its graph, its data, its stream and its state."""
+"""The parts of a DALI pipeline as a loader: its graph, its data, its batches and its state."""

@@ -1,4 +1,4 @@
-"""What lies at the paths that a DALI reader is given, so far as it is known without reading it."""
+"""Describes the data at the paths given to a DALI reader, as far as possible without reading it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateful_gpu_loader.integrations.dali_identity import DATA
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Operator
 
 SMALL = 1 << 20
-"""Bytes of a file up to which it counts by its content: lists, indices, small annotations."""
+"""Largest size in bytes of files that are compared by content: lists, indices, annotations."""
 
 _PATHS = sorted(DATA - {"files", "labels"})
 
@@ -25,17 +25,17 @@ _KNOWN_FILES = tuple(
         *("flac", "ogg", "wav"),
     )
 )
-"""DALI's own ``file_filters`` of the file reader."""
+"""DALI's default ``file_filters`` of the file reader."""
 
 Matches = Callable[[str], object]
 
 
 def contents_of(operator: Operator) -> dict[str, str]:
-    """What lies at each path of a reader, by the argument that names it.
+    """Return a description of the data at each path of a reader, by the argument's name.
 
-    In place of the paths themselves: data may move. A file counts by its name, its size and, up to
+    It replaces the path, as data may be moved. A file is described by its name, its size and, up to
     1 MiB, its content; a folder by the names of the files that the reader takes from it and from
-    its folders; LMDB's folder by the size of its data. What does not exist is left as it is named.
+    its subfolders; a folder of LMDB by the size of its data. Paths that do not exist are left out.
 
     >>> reader = Operator("reader", "readers.File", (), {"file_root": "/nowhere", "num_shards": 2})
     >>> contents_of(reader)
@@ -49,7 +49,7 @@ def contents_of(operator: Operator) -> dict[str, str]:
         if not operator.kind.startswith("readers.") or not all(map(_exists, paths)) or not paths:
             continue
         if name == "file_root" and listed:
-            # Which files are read stands elsewhere; this is only where they lie.
+            # Another argument tells which files are read; this is only the folder they are in.
             found[name] = "a folder"
         else:
             contents = [_content(path, operator) for path in paths]
@@ -78,13 +78,13 @@ def _content(path: str, operator: Operator) -> str:
 
 
 def _read_names(root: str, operator: Operator) -> Iterator[str]:
-    """Of what a reader takes from a folder: what it passes over must not make it other data.
+    """Yield the names that a reader takes from a folder; others must not count as changed data.
 
-    It takes hidden files like others.
+    Hidden files are taken like others.
     """
     arguments = operator.arguments
     if operator.kind == "readers.File":
-        # Empty folders, too: they count in the labels.
+        # Empty folders count, too, as they are labels.
         exact = bool(arguments.get("case_sensitive_filter"))
         is_file = _matches(arguments.get("file_filters", _KNOWN_FILES), exact=exact)
         is_folder = _matches(arguments.get("dir_filters", "*"), exact=exact)
@@ -102,7 +102,7 @@ def _read_names(root: str, operator: Operator) -> Iterator[str]:
 
 
 def _file_names(folder: str, below: str, is_file: Matches) -> Iterator[str]:
-    """DALI looks no deeper."""
+    """Yield the names of matching files in a folder; DALI does not look into subfolders of it."""
     for entry in _sorted_entries(folder):
         if is_file(entry.name) and not entry.is_dir():
             yield os.path.join(below, entry.name)
@@ -114,14 +114,15 @@ def _sorted_entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _matches(patterns: str | list[str] | tuple[str, ...], *, exact: bool) -> Matches:
-    """Whether one of DALI's patterns fits a name.
+    """Return a function that tells whether one of DALI's patterns matches a name.
 
     Args:
-        exact: whether case counts.
+        exact: whether matching is case-sensitive.
     """
     patterns = [patterns] if isinstance(patterns, str) else patterns
     if any(sign in pattern for pattern in patterns for sign in "\\^"):
-        # Which mean other things to DALI than to Python: better a name too many than one too few.
+        # These signs mean other things to DALI than to Python: rather match too many names than too
+        # few.
         return bool
     expressions = "|".join(map(fnmatch.translate, patterns))
     return re.compile(expressions, 0 if exact else re.IGNORECASE).match

@@ -1,4 +1,4 @@
-"""Which pipeline a state belongs to: a text of what must not change, compared field by field."""
+"""Describes a pipeline by what must not change, to be compared field by field with a state."""
 
 from __future__ import annotations
 
@@ -20,24 +20,31 @@ from stateful_gpu_loader.integrations.dali_pipeline.content import contents_of
 from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
 
 LONGEST_TEXT = 8192
-"""Characters of a description: in a longer one, operators that are no readers are digests."""
+"""Largest number of characters of a description.
+
+In a longer one, operators other than readers are replaced by digests.
+"""
 
 NO_OPERATOR = "no such operator"
 
 _NUMBERED = re.compile(r"__(?P<kind>.+)_(?P<number>\d+)")
-"""What DALI calls an operator that was given no name."""
+"""Matches the name that DALI gives to an operator without one."""
 
 _OPERATOR, _LENGTH, _READER_NAME = "operator ", ".epoch_size", "reader_name"
 
 Description = dict[str, Any]
-"""Values of JSON by field: ``batch_size``; an operator's kind as ``operator reader``, because it
-may have any name; its arguments as ``reader.initial_fill``."""
+"""JSON values by field.
+
+Fields are ``batch_size``; the kind of an operator as ``operator reader``, because an operator may
+have any name; its arguments as ``reader.initial_fill``.
+"""
 
 
 def describe(graph: Graph, *, last_batch_policy: str) -> Description:
-    """All that decides what the batches are, so far as it is known before the pipeline is built.
+    """Describe all that determines the batches, as far as it is known before the pipeline is built.
 
-    Not the number of threads, the device's number or the depth of queues; these may change.
+    The number of threads, the number of the device and the depth of queues may change, and are left
+    out.
     """
     described: Description = {
         "batch_size": graph.batch_size,
@@ -58,18 +65,18 @@ def describe(graph: Graph, *, last_batch_policy: str) -> Description:
 
 
 def of_readers(metas: Mapping[str, Mapping[str, int]], reader_name: str | None) -> Description:
-    """What is known of readers once the pipeline is built.
+    """Describe what is known of the readers once the pipeline is built.
 
     Args:
         metas: what ``Pipeline.reader_meta()`` returned.
-        reader_name: of the one that ends epochs.
+        reader_name: name of the reader that ends epochs.
     """
     lengths = {f"{name}{_LENGTH}": meta["epoch_size"] for name, meta in metas.items()}
     return {_READER_NAME: reader_name, **lengths}
 
 
 def before_build(description: Description) -> Description:
-    """A description as it is before the pipeline is built."""
+    """Return a description without what is known only after the build."""
     return {
         field: value
         for field, value in description.items()
@@ -81,7 +88,7 @@ def from_text(text: str) -> Description:
     """Read a description that was written as JSON.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: the text is not a description.
     """
     description = json.loads(text)
     if not isinstance(description, dict):
@@ -90,10 +97,10 @@ def from_text(text: str) -> Description:
 
 
 def changes(saved: Description, present: Description) -> Differences:
-    """What differs between two descriptions, operators first.
+    """Return the differences between two descriptions, operators first.
 
-    A seed that was not given is not compared: DALI's checkpoint brings the state of every
-    generator, whatever its seed was.
+    A seed that was not given is not compared, as DALI's checkpoint contains the state of every
+    generator.
     """
     found = differences(saved, present)
     if None in found.get("seed", ()):
@@ -102,7 +109,7 @@ def changes(saved: Description, present: Description) -> Differences:
         if field.startswith(_OPERATOR):
             before, now = (NO_OPERATOR if kind == NOT_GIVEN else kind for kind in found[field])
             found[field] = before, now
-    # One operator more or less renames others, and DALI tells them apart by name.
+    # An additional or missing operator renames others, and DALI identifies them by name.
     names = [_operator_names(description) for description in (saved, present)]
     missing, new = unmatched(*names)
     at_fault = {f"{_OPERATOR}{name}" for name in missing + new}
@@ -114,9 +121,10 @@ def changes(saved: Description, present: Description) -> Differences:
 
 
 def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Operators of one pipeline that the other does not have: the missing, and the new ones.
+    """Return the operators of the saved pipeline that are missing, and those that are new.
 
-    One more or less renumbers those behind it; these are not meant, unless there are no others.
+    An additional or missing operator renumbers later ones; these are returned only if there are no
+    others.
 
     >>> unmatched(["__Image_0", "__Rotate_1", "__Resize_2"], ["__Image_0", "__Resize_1"])
     (['__Rotate_1'], [])
@@ -138,10 +146,10 @@ def unmatched(saved: Sequence[str], present: Sequence[str]) -> tuple[list[str], 
 
 
 def acceptable(*descriptions: Description) -> set[str]:
-    """Fields whose change leaves the readers' place and the generators' states what they are.
+    """Return the fields that may change without affecting the readers' position and the generators.
 
-    Arguments of operators that read nothing, and which data readers read; their number of samples
-    is a field of its own.
+    These are arguments of operators that read nothing, and those that tell which data readers read.
+    The number of samples is a separate field.
     """
     found = set()
     for description in descriptions:
@@ -165,7 +173,7 @@ def _kind(name: str) -> str:
 
 
 def _number(name: str) -> tuple[int, str]:
-    """The order in which operators were made; the named ones come first."""
+    """Return a key that sorts operators in the order of their creation, named ones first."""
     numbered = _NUMBERED.fullmatch(name)
     return (-1, name) if numbered is None else (int(numbered["number"]), "")
 

@@ -1,8 +1,8 @@
-"""What a DALI pipeline does, as names and values: read from ``Pipeline.serialize()``.
+"""The graph of a DALI pipeline as names and values, read from ``Pipeline.serialize()``.
 
-A protocol buffer, of which these fields matter: of the pipeline 2 (batch size), 5 (operators),
-7 (outputs) and 9 (seed); of an operator 1 (kind), 2 (inputs), 4 (arguments) and 5 (name); of an
-argument 1 (name), 3 (float), 4 (int), 5 (string), 6 (bool) and 7 (elements).
+It is a protocol buffer, of which these fields are used: of the pipeline 2 (batch size), 5
+(operators), 7 (outputs) and 9 (seed); of an operator 1 (kind), 2 (inputs), 4 (arguments) and 5
+(name); of an argument 1 (name), 3 (float), 4 (int), 5 (string), 6 (bool) and 7 (elements).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stateful_gpu_loader.datasets.protobuf import fields, signed
 IGNORED = frozenset(
     {
         "preserve_name",
-        # How fast it goes, not what comes out.
+        # These change the speed, but not the batches.
         "bytes_per_sample_hint",
         "dont_use_mmap",
         "lazy_init",
@@ -27,8 +27,11 @@ IGNORED = frozenset(
         "use_o_direct",
     }
 )
-"""Arguments that change no batch; nor do those that begin with an underscore, where a line of
-source is noted: a comment above the pipeline must not make it another one."""
+"""Arguments that change no batch.
+
+Arguments that begin with an underscore are ignored, too: they contain source lines, and a comment
+above the pipeline must not make it another one.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,13 @@ class Operator:
     """One operator of a pipeline."""
 
     name: str
-    """The user's, or ``__Rotate_3``: DALI's checkpoints know operators by it."""
+    """The user's name, or one like ``__Rotate_3``; DALI's checkpoints identify operators by it."""
     kind: str
-    """As ``readers.File``."""
+    """Kind of operator, such as ``readers.File``."""
     inputs: tuple[str, ...]
-    """The edges that it takes; ``angle=__Uniform_2`` where they are arguments."""
+    """Edges that it takes; ``angle=__Uniform_2`` for one that is an argument."""
     arguments: dict[str, Any]
-    """Those that were given and that change a batch."""
+    """Arguments that were given and that change the batches."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Graph:
 
     batch_size: int
     seed: int | None
-    """None where DALI draws one."""
+    """Seed of the pipeline; None if DALI draws one."""
     operators: tuple[Operator, ...]
     outputs: tuple[str, ...]
 
@@ -95,7 +98,7 @@ def _value(message: memoryview) -> Any:
 
 
 def _values(message: memoryview) -> Iterator[Any]:
-    """The one value of an argument, or its list of elements, or nothing of an empty one."""
+    """Yield the value of an argument, or its list of elements, or nothing if that is empty."""
     elements = []
     for number, _, value in fields(message):
         if isinstance(value, memoryview):

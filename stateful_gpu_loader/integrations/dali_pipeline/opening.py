@@ -1,4 +1,4 @@
-"""From a function that makes a DALI pipeline to a built one that can be saved and restored."""
+"""Makes, checks and builds a DALI pipeline that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph
 from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 
 Factory = Callable[..., Any]
-"""Takes the keyword arguments ``enable_checkpointing`` and ``checkpoint``, as what
-``@pipeline_def`` makes does; returns a ``Pipeline`` that is not built."""
+"""A function that returns a ``Pipeline`` that is not built.
+
+It takes the keyword arguments ``enable_checkpointing`` and ``checkpoint``, as what
+``@pipeline_def`` returns does.
+"""
 
 _NO_CHECKPOINTS = (
     "Remedy: make it with enable_checkpointing=True; a function must hand its keyword arguments on "
@@ -28,11 +31,11 @@ _KINDS = {
     "ITERABLE": "an iterable",
     "GENERATOR_FUNC": "a generator function",
 }
-"""DALI's names of sources, in words."""
+"""Descriptions of DALI's kinds of external sources."""
 
 
 def make_pipeline(factory: Factory, checkpoint: bytes | None) -> Any:
-    """A pipeline that is not built yet.
+    """Return a pipeline that is not built yet.
 
     Raises:
         TypeError: the function does not take the arguments.
@@ -55,7 +58,7 @@ def start_py_workers(pipeline: Any) -> None:
     Raises:
         LoaderError: they would be forked, and CUDA has been initialised in this process.
     """
-    if _forks(pipeline) and torch.cuda.is_initialized():  # DALI asks after it has forked, or never
+    if _forks(pipeline) and torch.cuda.is_initialized():  # DALI checks this after forking, or never
         raise LoaderError(
             "start_py_workers() forks worker processes, and CUDA has been initialised in this "
             "process before. Remedy: call it before the first use of the GPU, or make the "
@@ -66,18 +69,19 @@ def start_py_workers(pipeline: Any) -> None:
 
 
 def put_checkpoint(pipeline: Any, checkpoint: bytes | None) -> Any:
-    """Give a pipeline that is not built yet the checkpoint that it is restored from, if any."""
-    # Private in DALI, which takes it where the pipeline is made; workers may have started since.
+    """Give a pipeline that is not built yet the checkpoint to restore from, if there is one."""
+    # A private attribute of DALI, which takes the checkpoint when the pipeline is made; its workers
+    # may have been started since.
     pipeline._checkpoint = checkpoint
     return pipeline
 
 
 def graph_of(pipeline: Any) -> Graph:
-    """What a pipeline does; does not build it.
+    """Return the graph of a pipeline, without building it.
 
     Raises:
-        LoaderError: it has an operator that DALI cannot write down, or an external source whose
-            state it cannot save.
+        LoaderError: the pipeline has an operator that DALI cannot serialize, or an external source
+            whose state it cannot save.
     """
     with warnings.catch_warnings():
         # DALI warns of the external sources that are refused below.
@@ -88,11 +92,11 @@ def graph_of(pipeline: Any) -> Graph:
 
 
 def build(pipeline: Any, place: Place | None) -> None:
-    """Build it, at a place where one is given.
+    """Build a pipeline, at a place if one is given.
 
     Raises:
         StateMismatch: DALI cannot restore the place's checkpoint.
-        LoaderError: the function that made the pipeline did not hand the checkpoint on.
+        LoaderError: the function that made the pipeline did not pass the checkpoint on.
     """
     _collect_before_fork(pipeline)
     if place is None:
@@ -115,10 +119,10 @@ def build(pipeline: Any, place: Place | None) -> None:
 
 
 def beginning_of(pipeline: Any) -> Place:
-    """The place of a pipeline that was not run yet.
+    """Return the place of a pipeline that has not been run.
 
     Raises:
-        LoaderError: it was made without checkpoints, or was run.
+        LoaderError: the pipeline was made without checkpoints, or was run.
     """
     try:
         place = Place(0, 0, pipeline.checkpoint())
@@ -136,15 +140,15 @@ def beginning_of(pipeline: Any) -> Place:
 
 
 def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | None) -> str | None:
-    """The reader that ends epochs, or None where an external source does.
+    """Return the name of the reader that ends epochs, or None if an external source does.
 
     Args:
-        pipeline: built.
-        metas: of all its readers, by their names.
+        pipeline: the built pipeline.
+        metas: metadata of all its readers, by name.
         reader_name: the user's choice.
 
     Raises:
-        LoaderError: there is no such reader, or several; or nothing that could end an epoch.
+        LoaderError: there is no such reader, there are several, or nothing could end an epoch.
     """
     if reader_name is not None and reader_name not in metas:
         raise LoaderError(
@@ -165,7 +169,7 @@ def ending_reader(pipeline: Any, metas: Mapping[str, Any], reader_name: str | No
 
 
 def _forks(pipeline: Any) -> bool:
-    """Whether its parallel external sources have workers that are forked from this process."""
+    """Whether the pipeline has parallel external sources with workers forked from this process."""
     if pipeline.py_start_method != "fork":
         return False
     if not pipeline._py_graph_built:  # private in DALI
@@ -174,7 +178,7 @@ def _forks(pipeline: Any) -> bool:
 
 
 def _collect_before_fork(pipeline: Any) -> None:
-    """A forked worker would take apart what is garbage here, and die of another pipeline."""
+    """Collect garbage now: a forked worker would destroy other pipelines in it, and die of that."""
     if _forks(pipeline):
         gc.collect()
 
@@ -194,7 +198,7 @@ def _serialized(pipeline: Any) -> bytes:
 
 
 def _refuse_sources(pipeline: Any, graph: Graph) -> None:
-    # Private in DALI, which says of such a source only that there is one.
+    # Private in DALI, whose public names only tell that there is an external source.
     fed = set()
     for group in pipeline._input_callbacks:
         names = [instance.name for instance in group.instances]

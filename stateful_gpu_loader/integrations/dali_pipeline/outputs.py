@@ -1,4 +1,4 @@
-"""DALI's outputs as torch tensors that stay as they are."""
+"""Converts DALI's outputs to torch tensors that DALI does not overwrite."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from stateful_gpu_loader.errors import LoaderError
 def to_tensors(
     outputs: Sequence[Any], names: Sequence[str], *, own_memory: bool
 ) -> dict[str, torch.Tensor]:
-    """Each output of a batch, [batch_size, ...], on the device it lies on.
+    """Return each output of a batch as a tensor [batch_size, ...], on the device where it is.
 
     Args:
         outputs: what ``Pipeline.share_outputs()`` returned.
-        names: one for each of them.
-        own_memory: whether outputs keep their memory for as long as someone holds them, as those
-            of ``exec_dynamic`` do. Other executors write a later batch over them; these are copied.
+        names: a name for each of them.
+        own_memory: whether outputs keep their memory as long as they are referenced, as with
+            ``exec_dynamic``. Other DALI executors overwrite them with a later batch, so they are
+            copied.
 
     Raises:
-        LoaderError: there are more or fewer outputs than names, or the samples of one differ in
+        LoaderError: the numbers of outputs and names differ, or the samples of an output differ in
             shape.
     """
     if len(outputs) != len(names):

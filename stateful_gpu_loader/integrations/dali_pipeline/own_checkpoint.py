@@ -1,9 +1,9 @@
-"""DALI's own checkpoints: what ``Pipeline.checkpoint()`` returned, or wrote into a file.
+"""Reads DALI's own checkpoints: what ``Pipeline.checkpoint()`` returned or wrote to a file.
 
-A protocol buffer: field 1 for each operator (1 its name, 2 its state), field 2 what DALI notes
-beside. It tells the operators by name and where the readers stand, and no argument of either. A
-reader's state has in its field 1 the number that its generator stands at (1), the epoch that it is
-in (2), and the samples taken of that (3).
+A checkpoint is a protocol buffer: field 1 for each operator (1 its name, 2 its state), field 2 for
+other data. It contains the names of the operators and the positions of the readers, but no
+arguments. A reader's state contains in its field 1 the number of its generator (1), its epoch (2),
+and the number of samples taken from that (3).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from stateful_gpu_loader.integrations.dali_pipeline.state import Place
 from stateful_gpu_loader.samplers.sharded import least_multiple
 
 _INSERTED = re.compile(r"__(Copy|MakeContiguous)_[CG]puTo[CG]pu_")
-"""Begins the names of operators that DALI adds by itself."""
+"""Matches the names of operators that DALI adds itself."""
 
 _MODULUS = 2**31 - 1
-"""Of the generator of DALI's readers."""
+"""Modulus of the generator of DALI's readers."""
 
 _REMEDY = (
     "load it into the pipeline that it was taken of, built with the batch size, the shards, the "
@@ -35,10 +35,10 @@ _mismatch = partial(StateMismatch, remedy=_REMEDY)
 
 
 def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
-    """The place that a checkpoint, or the file of one, notes: as of an external source.
+    """Return the place in a checkpoint or its file, as that of an external source.
 
     Raises:
-        StateMismatch: it is no checkpoint of DALI's.
+        StateMismatch: it is not a checkpoint of DALI.
         OSError: the file cannot be read.
     """
     content = checkpoint if isinstance(checkpoint, bytes) else Path(checkpoint).read_bytes()
@@ -56,13 +56,13 @@ def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
 
 
 def check_operators(place: Place, graph: Graph) -> None:
-    """What can be known before the pipeline is built.
+    """Check what can be known before the pipeline is built.
 
-    DALI would name an operator at best, and might never come back from an altered reader's state.
+    DALI would at best name an operator, and might never return from an altered state of a reader.
 
     Raises:
-        StateMismatch: the pipeline has other operators; a reader's state is not understood, or it
-            has taken more than was given.
+        StateMismatch: the pipeline has other operators, a reader's state is not understood, or a
+            reader has taken more samples than were delivered.
     """
     saved = _operators(place.checkpoint)
     names = [name for name in saved if not _INSERTED.match(name)]
@@ -83,13 +83,13 @@ def check_operators(place: Place, graph: Graph) -> None:
 
 
 def check_readers(place: Place, graph: Graph, metas: Mapping[str, Mapping[str, int]]) -> None:
-    """Whether each reader stands where so many batches of this pipeline take it.
+    """Check that each reader is where the number of batches brings a reader of this pipeline.
 
     Args:
         metas: what ``Pipeline.reader_meta()`` returned.
 
     Raises:
-        StateMismatch: batch size, shards, padding or the number of samples were others.
+        StateMismatch: batch size, shards, padding or the number of samples differ.
     """
     for operator, found in _readers(place, graph):
         meta = metas[operator.name]
@@ -107,9 +107,9 @@ def check_readers(place: Place, graph: Graph, metas: Mapping[str, Mapping[str, i
 def _place_after(
     runs: int, meta: Mapping[str, int], batch_size: int, *, stays: bool
 ) -> tuple[int, int]:
-    """The epoch that a reader is in, and the samples taken of it.
+    """Return a reader's epoch and the number of samples taken from it.
 
-    A shard that is all taken is left at once.
+    A shard is left as soon as all of its samples are taken.
     """
     n, shards, shard = meta["epoch_size"], meta["number_of_shards"], meta["shard_id"]
     taken = runs * batch_size
@@ -142,7 +142,7 @@ def _reader_place(name: str, state: bytes) -> tuple[int, int]:
         if [number for number, _, _ in found] != [1, 2, 3]:
             raise ValueError
         generator, epoch, taken = (value for _, _, value in found)
-        # Of another number, a linear congruential generator may give the same one for ever.
+        # With another number, a linear congruential generator may repeat that number for ever.
         is_one = isinstance(generator, memoryview) and 0 < int(bytes(generator)) < _MODULUS
         if not (is_one and isinstance(epoch, int) and isinstance(taken, int)):
             raise ValueError
@@ -154,7 +154,7 @@ def _reader_place(name: str, state: bytes) -> tuple[int, int]:
 
 
 def _operators(checkpoint: bytes) -> dict[str, bytes]:
-    """The state of each operator by its name."""
+    """Return the state of each operator by its name."""
     found = {}
     for number, _, value in fields(checkpoint):
         if number == 1 and isinstance(value, memoryview):

@@ -25,38 +25,38 @@ _KEYS = ("epoch", "position", *_TEXTS)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stream of batches stands."""
+    """The position of a stream of batches."""
 
     epoch: int
     position: int
-    """Batches of the epoch that were delivered."""
+    """Number of batches of the epoch that were delivered."""
     checkpoint: bytes
-    """What DALI gave with the last of them."""
+    """DALI's checkpoint with the last of them."""
 
     @property
     def runs(self) -> int:
-        """Batches that the pipeline has given since it was built, or since its source ended."""
+        """Number of batches that the pipeline has given since it was built, or its source ended."""
         return _pipeline_data(self.checkpoint)[0]
 
     @property
     def source_epoch(self) -> int:
-        """How often an external source has ended."""
+        """Number of times that an external source has ended."""
         return _pipeline_data(self.checkpoint)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DALIState:
-    """What ``DALILoader.state_dict()`` returns; small, flat and plain."""
+    """The contents of ``DALILoader.state_dict()``, which is small, flat and plain."""
 
     place: Place | None
-    """None before the pipeline was built."""
+    """Position of the stream; None before the pipeline was built."""
     description: Description | None
-    """Of the pipeline; None before it was built."""
+    """Description of the pipeline; None before it was built."""
     dali: str | None
-    """DALI's version; another one warns."""
+    """Version of DALI; a different one causes a warning."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A fresh dictionary of plain values."""
+        """Return a new dictionary of plain values."""
         place = self.place
         return {
             "format": FORMAT,
@@ -71,10 +71,10 @@ class DALIState:
 
     @classmethod
     def from_dict(cls, state: Any) -> DALIState:
-        """Check every field of ``state``.
+        """Check every field of ``state`` and return it.
 
         Raises:
-            StateMismatch: it is no such state, of a later version, or one of its values is damaged.
+            StateMismatch: it is not such a state, is of a later version, or a value is damaged.
         """
         check_header(state, format=FORMAT, version=VERSION, keys=_KEYS, of=WRITER)
         for name, highest in (("epoch", MAX_EPOCH), ("position", MAX_POSITION)):
@@ -103,16 +103,18 @@ class DALIState:
 
 
 def checksum(checkpoint: bytes) -> str:
-    """Of DALI's checkpoint, which DALI itself does not check: a changed byte can make it a skip
-    over 10**18 samples."""
+    """Return the digest of a checkpoint, which DALI itself does not check.
+
+    A changed byte can make DALI skip 10**18 samples.
+    """
     return blake2b(checkpoint, digest_size=8).hexdigest()
 
 
 def _pipeline_data(checkpoint: bytes) -> tuple[int, int]:
-    """The iteration and the epoch that DALI notes: JSON in field 1 of field 2.
+    """Return the iteration and the epoch in a checkpoint: JSON in field 1 of field 2.
 
     Raises:
-        ValueError: it is no checkpoint of DALI's.
+        ValueError: it is not a checkpoint of DALI.
     """
     noted = b""
     for number, _, value in fields(checkpoint):

@@ -1,4 +1,4 @@
-"""A running DALI pipeline: its batches, cut into epochs, and the place after each."""
+"""PipelineStream: the batches of a running DALI pipeline, divided into epochs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Batch = dict[str, torch.Tensor]
 
 
 class Cuts:
-    """Where a reader's endless stream is cut into epochs, as DALI's iterator cuts it.
+    """Divides a reader's endless stream into epochs, as DALI's iterator does.
 
     Args:
         meta: what ``Pipeline.reader_meta(name)`` returned.
-        batch_size: of the pipeline.
-        last_batch_policy: what becomes of an epoch's last batch.
+        batch_size: batch size of the pipeline.
+        last_batch_policy: what happens to an epoch's last batch.
 
     Raises:
         LoaderError: nothing would be left of an epoch.
@@ -41,7 +41,7 @@ class Cuts:
             stick_to_shard=bool(meta["stick_to_shard"]),
             pad_last_batch=bool(meta["pad_last_batch"]),
             last_batch_policy=last_batch_policy,
-            # What a reader shuffles does not change where its epochs end.
+            # Shuffling does not change where epochs end.
             random_shuffle=False,
             shuffle_after_epoch=False,
         )
@@ -53,29 +53,29 @@ class Cuts:
             )
 
     def batches(self, epoch: int) -> int:
-        """Batches that an epoch delivers."""
+        """Return the number of batches that an epoch delivers."""
         return -(-self._sharding.delivered(epoch, self._n) // self._sharding.batch_size)
 
     def runs_before(self, epoch: int) -> int:
-        """Batches that the pipeline gives to all epochs before this one."""
+        """Return the number of batches that the pipeline gives before an epoch."""
         return self._sharding.consumed(epoch, self._n) // self._sharding.batch_size
 
     def place_after(self, runs: int) -> tuple[int, int]:
-        """The epoch that is under way after so many batches of the pipeline, and those of it."""
+        """Return the epoch after so many batches of the pipeline, and the number of its batches."""
         begun = bisect_right(range(runs + 1), runs, key=self.runs_before)
         return begun - 1, runs - self.runs_before(begun - 1)
 
     def samples(self, epoch: int, position: int) -> int:
-        """Samples of an epoch's batch at a position."""
+        """Return the number of samples in an epoch's batch at a position."""
         batch_size = self._sharding.batch_size
         return min(batch_size, self._sharding.delivered(epoch, self._n) - position * batch_size)
 
 
 def check_place(place: Place, cuts: Cuts | None) -> None:
-    """Whether a place is one of a stream with these epochs.
+    """Check that a place belongs to a stream with these epochs.
 
     Raises:
-        StateMismatch: it is not.
+        StateMismatch: it does not.
     """
     epoch, position = place.epoch, place.position
     runs, longest = (position, position)
@@ -93,16 +93,16 @@ def check_place(place: Place, cuts: Cuts | None) -> None:
 
 
 class PipelineStream:
-    """Batches of one built pipeline.
+    """Delivers the batches of one built pipeline.
 
-    It asks DALI for its checkpoint with each batch it delivers, before it starts another: what is
-    computed ahead never counts.
+    It gets DALI's checkpoint with each batch that it delivers, before it starts another one, so
+    batches computed ahead do not count.
 
     Args:
-        pipeline: built, and not run since.
-        names: of its outputs.
-        cuts: of the reader that ends epochs; None where an external source does.
-        place: where the pipeline stands.
+        pipeline: the pipeline, built and not run since.
+        names: names of its outputs.
+        cuts: epochs of the reader that ends them; None if an external source does.
+        place: position of the pipeline.
         loaded: whether the place comes from a state.
     """
 
@@ -122,18 +122,18 @@ class PipelineStream:
         self._num_passes = 0
         self._is_scheduled = False
         self._held: Any = None
-        """Outputs of an external source that were taken to see whether it goes on."""
+        """Outputs of an external source that were taken to see whether its epoch goes on."""
         self._failure: BaseException | None = None
         self._failed_ahead: Exception | None = None
 
     def begin_pass(self) -> int:
-        """Begin the next epoch where all of this one was delivered; the number of the pass.
+        """Begin a pass, in the next epoch if this one was delivered; return the number of the pass.
 
-        But not where a state was loaded: what resumes between an epoch's last batch and its end
-        has an empty rest, as with StatefulGPULoader.
+        After loading a state saved between an epoch's last batch and its end, the rest of that
+        epoch is empty, as with StatefulGPULoader.
         """
         with self._unbroken():
-            # A source that has nothing for an epoch gives an empty pass, not one passed over.
+            # A source that yields nothing in an epoch gives an empty pass, which is not skipped.
             may_end = self.cuts is not None or self.place.position > 0
             if may_end and not self._rests and self._is_at_end():
                 self._end_epoch()
@@ -141,14 +141,14 @@ class PipelineStream:
         return self._num_passes
 
     def next(self, number: int) -> Batch | None:
-        """The next batch of a pass; None at the end of an epoch.
+        """Return the next batch of a pass, or None at the end of an epoch.
 
         Args:
-            number: of the pass.
+            number: number of the pass.
 
         Raises:
-            LoaderError: a later pass has begun. Or an earlier call failed, or was interrupted:
-                DALI may go on without the batch, and the stream would have a hole.
+            LoaderError: a later pass has begun; or an earlier call failed or was interrupted, after
+                which DALI may continue without that batch.
         """
         if number != self._num_passes:
             raise LoaderError(
@@ -200,21 +200,21 @@ class PipelineStream:
     def _end_epoch(self) -> None:
         epoch, position, checkpoint = self.place.epoch, self.place.position, self.place.checkpoint
         if self.cuts is None:
-            # DALI counts an epoch more, and its source begins again.
+            # DALI then counts another epoch, and its source begins again.
             self._pipeline.reset()
             self._is_scheduled = False
             checkpoint = self._pipeline.checkpoint()
         else:
             runs = self.cuts.runs_before(epoch + 1) - self.cuts.runs_before(epoch)
             for _ in range(runs - position):
-                # What the policy drops.
+                # These batches are dropped by the policy.
                 self._take()
                 checkpoint = self._pipeline.checkpoint()
                 self._schedule()
         self.place = Place(epoch + 1, 0, checkpoint)
 
     def _take(self) -> Any:
-        """The outputs of the next run; None where an external source has ended."""
+        """Return the outputs of the next run; None if an external source has ended."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._run_ahead()
@@ -236,7 +236,7 @@ class PipelineStream:
             self._run_ahead()
 
     def _run_ahead(self) -> None:
-        """Start a run; where it fails, that belongs to its batch, not to those before it."""
+        """Start a run; if that fails, raise the exception later, in place of its batch."""
         try:
             self._pipeline.schedule_run()
         except Exception as error:

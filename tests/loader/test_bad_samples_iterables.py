@@ -191,18 +191,6 @@ class Surviving(IterableDataset[int]):
         return index
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), TypeError("a bug")])
-@pytest.mark.parametrize("mode", ["raise", "drop"])
-def test_what_the_content_does_not_decide_is_raised(mode: str, error: Exception) -> None:
-    loader = make(Surviving({5: error}), on_bad_sample=mode)
-    batches = iter(loader)
-    assert next(batches).tolist() == [0, 1, 2, 3]
-    with pytest.raises(type(error), match=str(error.args[-1])):
-        next(batches)
-    assert loader.bad_samples.total == 0
-    assert [batch.tolist() for batch in batches] == [[6, 7, 8, 9], [10, 11]]
-
-
 def test_a_raised_sample_does_not_stop_a_resume() -> None:
     """A7: it was raised when it was met first, and reading it again raises no more."""
     build = partial(make, Surviving({5: ValueError("no label")}), on_bad_sample="raise")

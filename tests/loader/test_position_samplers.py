@@ -17,7 +17,7 @@ from stateful_gpu_loader.samplers import (
     WeightedSampler,
 )
 from tests.conformance import assert_exact_resume, flat, same, through_json
-from tests.engine.makers.damaged import Damaged
+from tests.damaged import Damaged
 from tests.map_datasets import Indices, Noisy
 from tests.samplers.makers import LENGTHS, SAMPLERS, TARGETS, WEIGHTS, Make, N
 

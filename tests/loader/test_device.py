@@ -71,7 +71,7 @@ ALL_RECIPES = [
 def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
     """D6: folded or not, on whole batches of any size."""
     build = partial(make, photos, transform=ALL_RECIPES)
-    assert_exact_resume(build, other=EXECUTIONS, every=2)
+    assert_exact_resume(build, other=EXECUTIONS)
     images = torch.cat([images for images, _ in build()])
     assert images.dtype == torch.bfloat16
     single = list(build(batch_size=1))
@@ -121,7 +121,7 @@ def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: Fa
         text = r"decoder differs: the state has 'fake-cuda, cpu_share=0\.5'"
         with pytest.raises(StateMismatch, match=text):
             make(photos, cpu_share=share).load_state_dict(state)
-    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3], every=3)
+    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3])
     with pytest.raises(ValueError, match="cpu_share"):
         loader.cpu_share = 0.1
 

@@ -56,7 +56,7 @@ def merged(make: Make, num_replicas: int, state: dict[str, Any] | None = None) -
 def test_it_resumes_exactly_at_every_batch(make: Make) -> None:
     """B2"""
     executions = ({"num_workers": 2, "worker_type": "process"},)
-    assert_exact_resume(partial(loader_of, make), other=executions, every=4)
+    assert_exact_resume(partial(loader_of, make), other=executions)
 
 
 @kinds

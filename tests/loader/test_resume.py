@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 from stateful_gpu_loader import StatefulGPULoader
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.map_datasets import Indices, Noisy, NoisyBatches, OwnGenerator, add_noise, mix_batch
+from tests.stream_kinds import KINDS
 
 OTHER_WORKERS = ({}, {"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 1})
 
@@ -25,6 +26,14 @@ def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
 def test_a_dataset_that_draws_resumes_exactly() -> None:
     """A5, A6, B2: from each number of workers to each other."""
     assert_exact_on_all(make_noisy, tuple({"num_workers": number} for number in range(4)))
+
+
+@pytest.mark.fuzz
+@pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_stream_resumes_at_every_batch(kind: str) -> None:
+    """A3, A6, A12."""
+    assert_exact_on_all(KINDS[kind], ({},))
 
 
 @pytest.mark.fuzz
@@ -57,7 +66,6 @@ def test_user_callables_that_draw_resume_exactly(arguments: dict[str, Any]) -> N
     assert_exact_resume(
         lambda **changes: make_noisy(**{**arguments, **changes}),
         other=({"num_workers": 2},),
-        every=3,
     )
 
 
@@ -125,7 +133,7 @@ def test_every_start_method_gives_the_same_stream(context: str) -> None:
 def test_persistent_workers_resume_exactly() -> None:
     """A6."""
     assert_exact_resume(
-        lambda **changes: make_noisy(num_workers=2, persistent_workers=True, **changes), every=3
+        lambda **changes: make_noisy(num_workers=2, persistent_workers=True, **changes)
     )
 
 

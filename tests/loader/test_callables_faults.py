@@ -165,27 +165,6 @@ def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> N
 # Bad samples.
 
 
-def make_bad(**arguments: Any) -> Any:
-    errors = {place: partial(ValueError, f"no label {place}") for place in (0, 5, 6, 21)}
-    return make(FailingPlaces(22, errors), on_bad_sample="drop", **arguments)
-
-
-@pytest.mark.processes
-def test_bad_samples_are_dropped_alike_on_all_workers() -> None:
-    """G4: the others keep their places and draws; the record is the state's."""
-    alone = make_bad()
-    found = [[copy_of(batch) for batch in alone] for _ in range(2)]
-    sound = [place for place in range(22) if place not in (0, 5, 6, 21)]
-    assert [places_of(each) for each in found] == [sound] * 2
-    assert alone.bad_samples.total >= 4
-    assert {bad.position for bad in alone.bad_samples.samples} == {0, 5, 6, 21}
-    for workers in ({"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}):
-        loader = make_bad(**workers)
-        assert same([[copy_of(batch) for batch in loader] for _ in range(2)], found)
-        assert loader.bad_samples == alone.bad_samples
-    assert_exact_resume(make_bad, other=({"num_workers": 2},))
-
-
 def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
     """G4."""
     errors = {place: partial(ValueError, "no label") for place in range(4, 12)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -372,10 +372,8 @@ def replacement_of(
     return next(sound)
 
 
-def assert_found_is_of_the_order(
-    found: Iterator[FoundBad] | tuple[FoundBad, ...], length: int, seed: int = SEED
-) -> None:
-    """Each was met where the epoch's order has it."""
+def assert_found_is_of_the_order(found: tuple[Any, ...], length: int, seed: int = SEED) -> None:
+    """Each, of a record or an exception, was met where the epoch's order has it."""
     for bad in found:
         order = ShuffledOrder(range(length)).of_epoch(seed, bad.epoch)
         assert order(np.array([bad.position % length]))[0] == bad.index

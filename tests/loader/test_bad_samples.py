@@ -224,7 +224,10 @@ def test_raise_raises_each_and_the_loader_goes_on(
     elif not wrong.is_damaged:
         assert {type(error) for error in errors} == {ValueError}
     if kind.is_source and kind.is_map:
-        assert {error.index for error in errors if isinstance(error, BadSample)} == BAD
+        named: list[Any] = errors  # with index, position and epoch
+        assert {error.index for error in named} == BAD
+        assert_found_is_of_the_order(tuple(named), N, SEED)
+        assert all(error.reason and error.name for error in named)
     wanted = sound_batches(kind, photos, batch_size=1)
     assert same(found, [batch for batch in wanted if kind.indices(batch)[0] not in BAD])
     assert loader.bad_samples.total == 0

@@ -61,7 +61,7 @@ def copies(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_workers: int) -> None:
-    """torchdata: iter() and then load_state_dict() ignores the load."""
+    """A6: torchdata ignores a load behind iter()."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 1)
     resumed = make(num_workers=num_workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -215,15 +214,6 @@ def test_later_epochs_follow_and_differ() -> None:
         assert all(sorted(order) == list(range(50)) for order in orders)
 
 
-def test_loading_acts_on_an_iterator_that_has_delivered_nothing() -> None:
-    """A6: ``iter()`` and then ``load_state_dict()``."""
-    expected, states = uninterrupted(make_noisy(), 1)
-    loader = make_noisy()
-    waiting = iter(loader)
-    loader.load_state_dict(states[0, 3])
-    assert same([copy_of(batch) for batch in waiting], expected[0][3:])
-
-
 def test_loading_leaves_an_older_iterator_running_without_moving_the_state() -> None:
     expected, states = uninterrupted(make_noisy(), 1)
     loader = make_noisy()
@@ -251,15 +241,6 @@ def test_an_epoch_without_a_whole_batch_is_one_epoch_after_a_resume_too() -> Non
         resumed.load_state_dict({**behind_the_last_batch, "epoch": place[0], "position": place[1]})
         assert list(resumed) == []
         assert resumed.state_dict()["epoch"] == (2 if place[1] == 0 else 3)
-
-
-def test_the_epoch_boundary_can_resume_into_the_next_epoch() -> None:
-    expected, states = uninterrupted(make_noisy(), 2)
-    at_end = states[0, len(expected[0])]
-    resumed = make_noisy(on_epoch_boundary="next_epoch")
-    resumed.load_state_dict(at_end)
-    assert resumed.state_dict() == at_end
-    assert same([copy_of(batch) for batch in resumed], expected[1])
 
 
 def test_a_dropped_tail_counts_as_the_end_of_the_epoch() -> None:
@@ -297,13 +278,3 @@ def test_a_billion_samples_resume_in_place(position: int) -> None:
     first = next(iter(loader)).tolist()
     assert read == first
     assert len(set(first)) == 8
-
-
-def test_resume_after_break_continues_where_the_loop_left() -> None:
-    expected, _ = uninterrupted(make_noisy(), 1)
-    loader = make_noisy(num_workers=2)
-    for _ in itertools.islice(loader, 2):
-        pass
-    resumed = make_noisy()
-    resumed.load_state_dict(loader.state_dict())
-    assert same([copy_of(batch) for batch in resumed], expected[0][2:])

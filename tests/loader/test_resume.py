@@ -13,8 +13,6 @@ from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of,
 from tests.map_datasets import Indices, Noisy, NoisyBatches, OwnGenerator, add_noise, mix_batch
 from tests.stream_kinds import KINDS
 
-OTHER_WORKERS = ({}, {"num_workers": 1}, {"num_workers": 3, "prefetch_factor": 1})
-
 
 def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
     arguments: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 7, **changes}

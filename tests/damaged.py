@@ -142,9 +142,9 @@ class Named(Dataset[dict[str, Any]]):
         return {"name": name, "torch": torch.rand(())}
 
 
-def write_photos(root: Path) -> list[Path]:
+def write_photos(root: Path) -> tuple[Path, Path]:
     """Two folders of the same ``N`` files: sound ones, and those of ``DAMAGE`` damaged."""
-    folders = [root / "sound", root / "damaged"]
+    folders = root / "sound", root / "damaged"
     for folder in folders:
         files = write_photo_folder(folder, num_classes=2, per_class=N // 2)
     assert len(files) == N

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
@@ -66,22 +67,23 @@ __all__ = ["fake_gpu"]
 
 SEED = 3
 """Of the loaders."""
+Photos = tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
     return write_photos(tmp_path_factory.mktemp("photos"))
 
 
 # The kinds of datasets.
 
 
-def _plain(kind: type[Damaged], photos: list[Path], wrong: Wrong, **arguments: Any) -> Loader:
+def _plain(kind: type[Damaged], photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
     errors = OF_BYTES if wrong.is_damaged else wrong.errors
     return make(kind(N, errors, wrong.copies, wrong.times), **arguments)
 
 
-def _images(photos: list[Path], wrong: Wrong, /, **arguments: Any) -> Loader:
+def _images(photos: Photos, wrong: Wrong, /, **arguments: Any) -> Loader:
     source = Redirected(FolderSource(photos[wrong.is_damaged]), wrong)
     return make(source, **{"transform": RECIPES, **arguments})
 
@@ -101,7 +103,7 @@ class Surviving(IterableDataset[dict[str, Any]]):
         return {"index": index, "drawn": torch.rand(())}
 
 
-def _iterable(photos: list[Path], wrong: Wrong, **arguments: Any) -> Loader:
+def _iterable(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
     return make(
         Surviving(OF_BYTES if wrong.is_damaged else wrong.errors), shuffle=None, **arguments
     )
@@ -123,11 +125,11 @@ class Function:
         return {"index": index, "drawn": random.random() + torch.rand(())}
 
 
-def _calls(photos: list[Path], wrong: Wrong, **arguments: Any) -> Loader:
+def _calls(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
     return make(CallableSource(Function(wrong), length=N), shuffle=None, **arguments)
 
 
-def _shards(photos: list[Path], wrong: Wrong, **arguments: Any) -> Loader:
+def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
     """Of images; its errors are in ``test_lanes_damage.py``."""
     broken = frozenset(100 * (i >= 11) + i % 11 for i in BAD) if wrong.is_damaged else frozenset()
     shards = PhotoShards((11, 11), broken=broken)
@@ -184,9 +186,10 @@ pytestmark = [
 ]
 
 
-def sound_batches(kind: Kind, photos: list[Path], **arguments: Any) -> list[Any]:
+@functools.cache
+def sound_batches(kind: Kind, photos: Photos, batch_size: int = 4) -> list[Any]:
     """Of the first epoch of an undisturbed run."""
-    loader = kind.make(photos, Wrong(), on_bad_sample="raise", **arguments)
+    loader = kind.make(photos, Wrong(), on_bad_sample="raise", batch_size=batch_size)
     return [copy_of(batch) for batch in loader]
 
 
@@ -209,7 +212,7 @@ def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
 @kinds_and_contents
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
 def test_raise_raises_each_and_the_loader_goes_on(
-    name: str, wrong: Wrong, num_workers: int, photos: list[Path]
+    name: str, wrong: Wrong, num_workers: int, photos: Photos
 ) -> None:
     """G3: a Source's is a BadSample, others are their own; the rest is undisturbed, no record."""
     kind = KINDS[name]
@@ -236,7 +239,7 @@ def test_raise_raises_each_and_the_loader_goes_on(
 @maps
 @contents
 def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
-    name: str, wrong: Wrong, photos: list[Path]
+    name: str, wrong: Wrong, photos: Photos
 ) -> None:
     """Law 6: as if the bad index held the other's content; nothing else in the batch changes."""
     kind = KINDS[name]
@@ -260,7 +263,7 @@ def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
 
 @kinds_and_contents
 def test_dropped_samples_leave_the_others_as_they_are(
-    name: str, wrong: Wrong, photos: list[Path]
+    name: str, wrong: Wrong, photos: Photos
 ) -> None:
     """G4: a smaller batch, and positions and length stay; an iterable's next sample moves up."""
     kind = KINDS[name]
@@ -300,7 +303,7 @@ def test_dropped_samples_leave_the_others_as_they_are(
 
 @maps
 @modes
-def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: list[Path]) -> None:
+def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: Photos) -> None:
     """In later epochs, and after a resume; it counts all the same."""
     kind = KINDS[name]
     loader = kind.make(photos, DAMAGED, on_bad_sample=mode)
@@ -323,7 +326,7 @@ def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: list
 @maps
 @modes
 def test_where_all_are_bad_it_says_how_many_were_tried(
-    name: str, mode: str, photos: list[Path]
+    name: str, mode: str, photos: Photos
 ) -> None:
     kind = KINDS[name]
     wrong = Wrong(dict.fromkeys(range(N), partial(ValueError, "no label")))
@@ -345,7 +348,7 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
     ("name", "mode"), [*itertools.product(MAPS, ("replace", "drop")), ("calls", "drop")]
 )
 def test_a_failure_of_the_system_that_passes_changes_nothing(
-    name: str, mode: str, photos: list[Path]
+    name: str, mode: str, photos: Photos
 ) -> None:
     """Law 6: tried again under the same draws, and no sample's fault; raised under "raise"."""
     kind = KINDS[name]
@@ -364,15 +367,15 @@ def test_a_failure_of_the_system_that_passes_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
+    ("name", "mode", "error"),
     [
-        *itertools.product(MAPS, ("raise", "replace", "drop")),
-        *itertools.product(("iterable", "calls"), ("raise", "drop")),
+        *itertools.product(MAPS, ("raise", "replace", "drop"), [SYSTEM_ERROR]),
+        *itertools.product(("iterable", "calls"), ("raise", "drop"), [SYSTEM_ERROR]),
+        *itertools.product([*MAPS, "iterable", "calls"], ["drop"], [partial(TypeError, "a bug")]),
     ],
 )
-@pytest.mark.parametrize("error", [SYSTEM_ERROR, partial(TypeError, "a bug")])
 def test_what_the_content_does_not_decide_is_raised(
-    name: str, mode: str, error: Callable[[], Exception], photos: list[Path]
+    name: str, mode: str, error: Callable[[], Exception], photos: Photos
 ) -> None:
     """G3: as it is, and the other batches come undisturbed; it is in no record."""
     kind = KINDS[name]
@@ -399,7 +402,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("name", "mode"), RESUMED)
-def test_every_state_resumes_exactly(name: str, mode: str, photos: list[Path]) -> None:
+def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
     """B2, G4: with its record."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     other = ({"num_workers": 2},) if name in SLOW else ()
@@ -429,8 +432,8 @@ THREADS: list[dict[str, Any]] = [
     {"num_workers": 2, "worker_type": "process", "prefetch_factor": 1},
 ]
 EXECUTIONS = {
-    "plain": PROCESSES,
     "native batches": PROCESSES[1:],
+    "plain": PROCESSES,
     "recipes": THREADS,
     "callable on images": PROCESSES[1:],
     "device": THREADS,
@@ -448,9 +451,7 @@ EXECUTIONS = {
         if mode == "drop" or KINDS[name].is_map
     ],
 )
-def test_any_workers_make_the_same_batches_and_record(
-    name: str, mode: str, photos: list[Path]
-) -> None:
+def test_any_workers_make_the_same_batches_and_record(name: str, mode: str, photos: Photos) -> None:
     """B2, G4."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     assert_same_run(build, EXECUTIONS[name])
@@ -659,9 +660,7 @@ def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
 
 
 @modes
-def test_the_device_takes_the_samples_that_a_cpu_loader_takes(
-    mode: str, photos: list[Path]
-) -> None:
+def test_the_device_takes_the_samples_that_a_cpu_loader_takes(mode: str, photos: Photos) -> None:
     """The same replacements by the same keys, and the same record."""
     build = partial(make_photos, photos[1], on_bad_sample=mode, transform=[T.Resize((16, 16))])
     loaders = [build(device="cuda"), build(decoder="torchvision")]
@@ -670,7 +669,7 @@ def test_the_device_takes_the_samples_that_a_cpu_loader_takes(
     assert met_by(loaders[0]) == met_by(loaders[1])
 
 
-def test_memory_that_runs_out_is_no_samples_fault(photos: list[Path], fake_gpu: FakeGpu) -> None:
+def test_memory_that_runs_out_is_no_samples_fault(photos: Photos, fake_gpu: FakeGpu) -> None:
     build = partial(make_photos, photos[1], device="cuda")
     loader, expected = build(), build()
     fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 2

@@ -88,7 +88,7 @@ def test_length_is_a_whole_epoch_and_is_the_iterators_too() -> None:
 
 
 def test_worker_info_shows_the_users_dataset() -> None:
-    """A1, DESIGN.md: nothing of the engine shows."""
+    """A1: nothing of the engine shows."""
 
     class Informed(Indices):
         def __getitem__(self, index: int) -> tuple[str, int, int]:

@@ -168,7 +168,7 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
 def test_another_version_of_what_decides_pixels_warns(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DESIGN.md, Images: the decoder's, the resampling's, the GPU's model."""
+    """Law 4: the decoder's, the resampling's, the GPU's model."""
     loader = make(photos)
     state = loader.state_dict()
     next(iter(loader))

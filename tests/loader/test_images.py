@@ -131,7 +131,7 @@ def test_batch_size_none_yields_single_images(photos: Path) -> None:
 
 
 def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
-    """DESIGN.md, Images: ``[images, targets]``, float32 and int64."""
+    """A1: ``[images, targets]``, float32 and int64."""
     source = FolderSource(photos)
     loader = StatefulGPULoader(
         source, batch_size=4, transform=[T.Resize((20, 30)), T.Normalize(MEAN, STD)], num_workers=1
@@ -211,7 +211,7 @@ def test_no_thread_is_left_after_a_break(photos: Path) -> None:
 
 
 def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -> None:
-    """DESIGN.md: decoder="auto" takes a loaded state's family; another explicit one raises."""
+    """Law 4: decoder="auto" takes a loaded state's family; another explicit one raises."""
     pytest.importorskip("torchcodec")
     saved = make_images(photos, decoder="torchvision")
     expected, states = uninterrupted(saved, 1)

@@ -178,7 +178,7 @@ def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_caught_exception_loses_no_batch(interval: int) -> None:
-    """FACTS.md: torchdata loses batches with snapshot_every_n_steps > 1."""
+    """A3, G3: torchdata loses batches with snapshot_every_n_steps > 1."""
     arguments: dict[str, Any] = {
         "batch_size": 2,
         "num_workers": 2,

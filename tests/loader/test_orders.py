@@ -65,7 +65,7 @@ def test_seed_none_is_zero_with_several_ranks() -> None:
 
 
 def test_default_samplers_are_what_trainers_ask_for() -> None:
-    """DESIGN.md, Engine: trainers ask with isinstance."""
+    """A1: trainers ask with isinstance."""
     assert isinstance(StatefulGPULoader(Indices(9), shuffle=True).sampler, RandomSampler)
     ranked = StatefulGPULoader(Indices(9), shuffle=True, num_replicas=2, rank=1).sampler
     assert isinstance(ranked, DistributedSampler)
@@ -126,7 +126,7 @@ def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
 
 
 def test_an_empty_batch_sampler_yields_nothing() -> None:
-    """ENGINE.md, pitfall 6: falsy is not None."""
+    """A1: falsy is not None."""
     assert list(StatefulGPULoader(Indices(4), batch_sampler=[])) == []
 
 

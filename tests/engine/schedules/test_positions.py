@@ -1,4 +1,4 @@
-"""How an epoch is divided into steps and ranks (B3, B4, DESIGN.md's section Order)."""
+"""How an epoch is divided into steps and ranks (B3, B4)."""
 
 from __future__ import annotations
 

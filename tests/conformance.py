@@ -24,30 +24,31 @@ def assert_exact_resume(
     *,
     epochs: int = 2,
     other: tuple[dict[str, Any], ...] = (),
-    every: int = 1,
+    every: int = 0,
 ) -> None:
     """Resume and compare the rest, bit for bit, with the uninterrupted run.
 
     Into a fresh loader; into the same loader object; several times in the same epoch;
-    and what is set is what is got. Without workers this is done at every batch, and to the end of
-    all epochs at the boundaries of an epoch. Workers take a tenth of a second to start: a loader
+    and what is set is what is got. Without workers this is done at the boundaries of each epoch,
+    to the end of all epochs, and in the middle. Workers take a tenth of a second to start: a loader
     that has some, and each change in ``other``, is resumed at a few places (:func:`few_places`).
+    :func:`assert_exact_on_all` goes everywhere.
 
     Args:
         make_loader: a new loader of the stream under test; ``other`` reaches it as arguments.
         epochs: epochs of the uninterrupted run.
         other: arguments that must not change the stream, such as ``{"num_workers": 3}``.
-        every: only every so-manieth batch, and the boundaries.
+        every: without workers every so-manieth batch, too; 0 for none.
     """
     loader = make_loader()
     expected, states = uninterrupted(loader, epochs)
     places = few = few_places(states)
-    boundaries = _boundaries(states)
     if getattr(loader, "num_workers", 0) == 0:
+        boundaries = _boundaries(states)
         places = {
-            place: epochs if place in boundaries else min(epochs, place[0] + 2)
+            place: epochs if place in boundaries else few.get(place, min(epochs, place[0] + 2))
             for place in states
-            if place[1] % every == 0 or place in boundaries
+            if place in boundaries or place in few or (every and place[1] % every == 0)
         }
     for place, end in places.items():
         _assert_resumes(make_loader(), expected, states, place, end)

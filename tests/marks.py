@@ -38,7 +38,6 @@ COSTLY = {
     "engine/workers/test_processes_killed.py::test_killed_with_other_start_methods",
     "integrations/test_dcp.py::test_lanes_deliver_every_sample_once",
     "integrations/test_dcp.py::test_map_style_keeps_its_global_batches",
-    "loader/test_device_bad_samples.py::test_every_state_resumes_exactly",
     "loader/test_exits.py::test_a_new_interpreter_exits_quietly",
     "loader/test_exits.py::test_odder_ways_to_exit",
     "loader/test_faults.py::test_a_stopped_worker_is_found_by_the_timeout",

@@ -67,7 +67,7 @@ def test_shards_resume_on_any_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("build", [_function, _function_of_batches])
 def test_functions_resume_on_any_workers(photos: Path, build: Callable[[Path], Make]) -> None:
-    assert_exact_resume(build(photos), other=WORKERS, every=2)
+    assert_exact_resume(build(photos), other=WORKERS)
 
 
 def test_boxes_and_masks_move_with_the_pixels(tmp_path: Path) -> None:

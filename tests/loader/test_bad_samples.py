@@ -1,111 +1,469 @@
-"""Bad samples at the loader: the same stream and record, however it is made (G4, law 6)."""
+"""Bad samples of every kind of dataset, against an undisturbed run (G3, G4, laws 1, 2, 5 and 6)."""
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
 import multiprocessing
 import os
+import random
 import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
-from stateful_gpu_loader import BadSample, FolderSource, StateMismatch
+from stateful_gpu_loader import (
+    BadSample,
+    CallableSource,
+    FolderSource,
+    SampleInfo,
+    StateMismatch,
+)
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.state.bad_samples import BadSamples
-from tests.bad_sample_loaders import (
+from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
+from tests.damaged import (
+    ALWAYS,
     BAD,
     ERRORS,
+    OF_BYTES,
+    RECIPES,
+    SYSTEM_ERROR,
+    Damaged,
+    DamagedBatches,
+    FailsByDraw,
     Loader,
     N,
+    Redirected,
+    Wrong,
+    assert_found_is_of_the_order,
     assert_same_run,
     assert_states_follow,
+    delivered_with_errors,
     make,
+    make_photos,
     modes,
+    noisy_corner,
+    policy_for,
+    replacement_of,
+    requests_of,
+    write_photos,
 )
-from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
-from tests.engine.makers.damaged import Damaged, DamagedBatches, FailsByDraw
-from tests.engine.makers.damaged_images import DAMAGE, Redirected, write_damaged_photos
+from tests.datasets.shards import PhotoShards
+from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.map_datasets import Indices
-from tests.user_objects import StatefulDataset
+from tests.user_objects import StatefulDataset, StatefulSampler
+
+__all__ = ["fake_gpu"]
+
+SEED = 3
+"""Of the loaders."""
+Photos = tuple[Path, Path]
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_damaged_photos(tmp_path_factory.mktemp("photos"))
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
+    return write_photos(tmp_path_factory.mktemp("photos"))
 
 
-def make_photos(root: Path, **arguments: Any) -> Loader:
-    recipes = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
-    return make(FolderSource(root), **{"transform": recipes, **arguments})
+# The kinds of datasets.
 
 
-def keys_of(record: BadSamples) -> set[tuple[Any, int, int]]:
-    return {(bad.index, bad.position, bad.epoch) for bad in record.samples}
+def _plain(kind: type[Damaged], photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    errors = OF_BYTES if wrong.is_damaged else wrong.errors
+    return make(kind(N, errors, wrong.copies, wrong.times), **arguments)
 
 
-# The same stream and record for all workers.
+def _images(photos: Photos, wrong: Wrong, /, **arguments: Any) -> Loader:
+    source = Redirected(FolderSource(photos[wrong.is_damaged]), wrong)
+    return make(source, **{"transform": RECIPES, **arguments})
 
 
-@pytest.mark.processes
+class Surviving(IterableDataset[dict[str, Any]]):
+    """Its iterator goes on behind an exception."""
+
+    def __init__(self, errors: Any) -> None:
+        self.errors = errors
+
+    def __iter__(self) -> Any:
+        return map(self.give, range(N))
+
+    def give(self, index: int) -> dict[str, Any]:
+        if index in self.errors:
+            raise self.errors[index]()
+        return {"index": index, "drawn": torch.rand(())}
+
+
+def _iterable(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    return make(
+        Surviving(OF_BYTES if wrong.is_damaged else wrong.errors), shuffle=None, **arguments
+    )
+
+
+class Function:
+    """Called for each place of an epoch."""
+
+    def __init__(self, wrong: Wrong) -> None:
+        self.wrong = wrong
+        self.reads: Counter[int] = Counter()
+
+    def __call__(self, info: SampleInfo) -> dict[str, Any]:
+        index = info.idx_in_epoch
+        errors = OF_BYTES if self.wrong.is_damaged else self.wrong.errors
+        self.reads[index] += 1
+        if index in errors and self.reads[index] <= self.wrong.times:
+            raise errors[index]()
+        return {"index": index, "drawn": random.random() + torch.rand(())}
+
+
+def _calls(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    return make(CallableSource(Function(wrong), length=N), shuffle=None, **arguments)
+
+
+def _shards(photos: Photos, wrong: Wrong, **arguments: Any) -> Loader:
+    """Of images; its errors are in ``test_lanes_damage.py``."""
+    broken = frozenset(100 * (i >= 11) + i % 11 for i in BAD) if wrong.is_damaged else frozenset()
+    shards = PhotoShards((11, 11), broken=broken)
+    return make(shards, **{"transform": [T.Resize((8, 8))], **arguments})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a loader of a dataset with something wrong is made, and what its batches are."""
+
+    make: Callable[..., Loader]
+    is_map: bool = True
+    is_source: bool = False
+    """Whether damaged bytes are a BadSample."""
+    shares_draws: bool = False
+    """Whether a sample's draws depend on the others of its batch."""
+
+    def indices(self, batch: Any) -> list[int]:
+        indices = batch["index"] if isinstance(batch, dict) else batch[1]
+        if self.make is _shards:
+            indices = indices // 100 * 11 + indices % 100
+        found: list[int] = indices.tolist()
+        return found
+
+
+KINDS = {
+    "plain": Kind(partial(_plain, Damaged)),
+    "native batches": Kind(partial(_plain, DamagedBatches), shares_draws=True),
+    "recipes": Kind(_images, is_source=True),
+    "callable on images": Kind(partial(_images, transform=noisy_corner), is_source=True),
+    "device": Kind(partial(_images, device="cuda"), is_source=True),
+    "iterable": Kind(_iterable, is_map=False, shares_draws=True),
+    "shards": Kind(_shards, is_map=False, is_source=True),
+    "calls": Kind(_calls, is_map=False),
+}
+MAPS = [name for name, kind in KINDS.items() if kind.is_map]
+DAMAGED = Wrong(is_damaged=True)
+CONTENT = {"bytes": DAMAGED, "ValueError": Wrong(ERRORS)}
+
+maps = pytest.mark.parametrize("name", MAPS)
+contents = pytest.mark.parametrize("wrong", CONTENT.values(), ids=CONTENT)
+kinds_and_contents = pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        pytest.param(name, wrong, id=f"{name}, {what}")
+        for name in KINDS
+        for what, wrong in CONTENT.items()
+        if wrong.is_damaged or name != "shards"  # a shard that raises has no rest
+    ],
+)
+pytestmark = [
+    pytest.mark.usefixtures("fake_gpu"),
+    pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again"),
+]
+
+
+@functools.cache
+def sound_batches(kind: Kind, photos: Photos, batch_size: int = 4) -> list[Any]:
+    """Of the first epoch of an undisturbed run."""
+    loader = kind.make(photos, Wrong(), on_bad_sample="raise", batch_size=batch_size)
+    return [copy_of(batch) for batch in loader]
+
+
+def rows(batch: Any, kept: list[int]) -> Any:
+    """Some samples of a batch."""
+    if isinstance(batch, dict):
+        return {key: rows(part, kept) for key, part in batch.items()}
+    if isinstance(batch, list):
+        return [rows(part, kept) for part in batch]
+    return batch[kept]
+
+
+def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
+    return {(bad.index, bad.position, bad.epoch) for bad in loader.bad_samples.samples}
+
+
+# What is decided by the content.
+
+
+@kinds_and_contents
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])
+def test_raise_raises_each_and_the_loader_goes_on(
+    name: str, wrong: Wrong, num_workers: int, photos: Photos
+) -> None:
+    """G3: a Source's is a BadSample, others are their own; the rest is undisturbed, no record."""
+    kind = KINDS[name]
+    given = {"batch_size": 1, "num_workers": num_workers}
+    if not kind.is_map and num_workers:
+        given["num_workers"] = 1
+    loader = kind.make(photos, wrong, on_bad_sample="raise", **given)
+    found, errors = delivered_with_errors(loader)
+    assert len(errors) == len(BAD)
+    if kind.is_source:
+        assert all(isinstance(error, BadSample) for error in errors)
+    elif not wrong.is_damaged:
+        assert {type(error) for error in errors} == {ValueError}
+    if kind.is_source and kind.is_map:
+        named: list[Any] = errors  # with index, position and epoch
+        assert {error.index for error in named} == BAD
+        assert_found_is_of_the_order(tuple(named), N, SEED)
+        assert all(error.reason and error.name for error in named)
+    wanted = sound_batches(kind, photos, batch_size=1)
+    assert same(found, [batch for batch in wanted if kind.indices(batch)[0] not in BAD])
+    assert loader.bad_samples.total == 0
+
+
+@maps
+@contents
+def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
+    name: str, wrong: Wrong, photos: Photos
+) -> None:
+    """Law 6: as if the bad index held the other's content; nothing else in the batch changes."""
+    kind = KINDS[name]
+    loader = kind.make(photos, wrong, on_bad_sample="replace")
+    found = [copy_of(batch) for batch in loader]
+    policy = policy_for(range(N), "replace")
+    copies = {}
+    for request in requests_of(N, 4, epoch=0, seed=SEED):
+        for number, index in enumerate(request.index_list()):
+            if index in BAD:
+                copies[index] = replacement_of(policy, request, number, BAD)[1]
+    mended = kind.make(photos, Wrong(copies=copies), on_bad_sample="raise")
+    assert same(found, [copy_of(batch) for batch in mended])
+    assert [len(kind.indices(batch)) for batch in found] == [4, 4, 4, 4, 4, 2]
+    record = loader.bad_samples
+    assert {bad.index for bad in record.samples} == BAD
+    assert record.total >= len(BAD)
+    assert all(bad.always for bad in record.samples)
+    assert_found_is_of_the_order(tuple(record.samples), N, SEED)
+
+
+@kinds_and_contents
+def test_dropped_samples_leave_the_others_as_they_are(
+    name: str, wrong: Wrong, photos: Photos
+) -> None:
+    """G4: a smaller batch, and positions and length stay; an iterable's next sample moves up."""
+    kind = KINDS[name]
+    loader = kind.make(photos, wrong, on_bad_sample="drop")
+    sound = sound_batches(kind, photos)
+    if name == "iterable":
+        found = [kind.indices(batch) for batch in loader]
+        assert found == [[0, 2, 3, 5], [8, 9, 10, 11], [12, 14, 15, 16], [17, 18, 19, 21]]
+        assert met_by(loader) == {(f"sample {index}", index, 0) for index in BAD}
+        assert loader.bad_samples.known == {}
+        return
+    for number, (batch, whole) in enumerate(zip(loader, sound, strict=True), 1):
+        kept = [i for i, index in enumerate(kind.indices(whole)) if index not in BAD]
+        wanted = rows(whole, kept)
+        if kind.shares_draws:
+            batch = {key: batch[key] for key in ("index", "shared")}
+            wanted = {key: wanted[key] for key in ("index", "shared")}
+        assert same(copy_of(batch), wanted), number
+        if kind.is_map:
+            assert loader.state_dict()["position"] == min(4 * number, N)
+    assert loader.bad_samples.total == len(BAD)
+    assert len(loader.bad_samples) == len(BAD)
+    if kind.is_map:
+        assert {index for index, _, _ in met_by(loader)} == BAD
+        assert_found_is_of_the_order(tuple(loader.bad_samples.samples), N, SEED)
+        assert len(loader) == len(sound)
+        reasons = {bad.index: bad.reason for bad in loader.bad_samples.samples}
+        assert all(reason.startswith("BadSample: ") for reason in reasons.values()) == (
+            kind.is_source
+        )
+        if kind.is_source and wrong.is_damaged:
+            assert "photo_001.jpg: " in reasons[1]
+            assert "text, not an image" in reasons[4]
+            assert "cannot be decoded" in reasons[6]
+            assert "empty: 0 bytes" in reasons[7]
+
+
+@maps
 @modes
-@pytest.mark.parametrize("kind", [Damaged, DamagedBatches])
-def test_any_number_of_processes_makes_the_same(mode: str, kind: type[Damaged]) -> None:
-    executions: list[dict[str, Any]] = [{"num_workers": 1}, {"num_workers": 2}]
-    if kind is Damaged and mode == "drop":
-        executions.append({"num_workers": 1, "multiprocessing_context": "forkserver"})
+def test_a_known_bad_sample_is_not_read_again(name: str, mode: str, photos: Photos) -> None:
+    """In later epochs, and after a resume; it counts all the same."""
+    kind = KINDS[name]
+    loader = kind.make(photos, DAMAGED, on_bad_sample=mode)
+    reads = loader.dataset.reads
+    first = [copy_of(batch) for batch in loader]
+    alone = 1 if name in ("native batches", "device") else 0  # met first in a whole batch
+    assert {reads[index] for index in BAD} <= {1, 1 + alone}
+    reads.clear()
+    state, total = loader.state_dict(), loader.bad_samples.total
+    second = [copy_of(batch) for batch in loader]
+    assert loader.bad_samples.total >= total + len(BAD)
+    resumed = kind.make(photos, DAMAGED, on_bad_sample=mode)
+    resumed.load_state_dict(through_json(state))
+    assert same([copy_of(batch) for batch in resumed], second)
+    assert resumed.bad_samples == loader.bad_samples
+    assert set(reads) == set(resumed.dataset.reads) == set(range(N)) - BAD
+    assert len(first) == len(second)
+
+
+@maps
+@modes
+def test_where_all_are_bad_it_says_how_many_were_tried(
+    name: str, mode: str, photos: Photos
+) -> None:
+    kind = KINDS[name]
+    wrong = Wrong(dict.fromkeys(range(N), partial(ValueError, "no label")))
+    loader = kind.make(photos, wrong, on_bad_sample=mode)
+    with pytest.raises(BadSample, match="and 8 other samples of the order, tried in its place"):
+        next(iter(loader))
+    assert loader.bad_samples.total == 0
+    if name == "plain":
+        for num_workers in (0, 1):
+            own = make(loader.dataset, shuffle=None, sampler=range(N), num_workers=num_workers)
+            with pytest.raises(BadSample, match="and 3 other samples of the batch"):
+                next(iter(own))
+
+
+# What the system decides.
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [*itertools.product(MAPS, ("replace", "drop")), ("calls", "drop")]
+)
+def test_a_failure_of_the_system_that_passes_changes_nothing(
+    name: str, mode: str, photos: Photos
+) -> None:
+    """Law 6: tried again under the same draws, and no sample's fault; raised under "raise"."""
+    kind = KINDS[name]
+    wrong = Wrong({6: SYSTEM_ERROR}, times=2)
+    loader = kind.make(photos, wrong, on_bad_sample=mode)
+    assert same([copy_of(batch) for batch in loader], sound_batches(kind, photos))
+    assert loader.bad_samples.total == 0
+    raising = kind.make(photos, wrong, on_bad_sample="raise")
+    _, errors = delivered_with_errors(raising)
+    assert [type(error) for error in errors] == [OSError]
+    if name == "calls":
+        assert loader.dataset.function.reads[6] == 3
     else:
-        executions.append({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5})
-    assert_same_run(partial(make_of, kind, on_bad_sample=mode), executions)
+        assert loader.dataset.reads[6] == 3
+        assert raising.dataset.reads[6] == 1
 
 
-def make_of(kind: type[Damaged], **arguments: Any) -> Loader:
-    return make(kind(N, ERRORS), **arguments)
+@pytest.mark.parametrize(
+    ("name", "mode", "error"),
+    [
+        *itertools.product(MAPS, ("raise", "replace", "drop"), [SYSTEM_ERROR]),
+        *itertools.product(("iterable", "calls"), ("raise", "drop"), [SYSTEM_ERROR]),
+        *itertools.product([*MAPS, "iterable", "calls"], ["drop"], [partial(TypeError, "a bug")]),
+    ],
+)
+def test_what_the_content_does_not_decide_is_raised(
+    name: str, mode: str, error: Callable[[], Exception], photos: Photos
+) -> None:
+    """G3: as it is, and the other batches come undisturbed; it is in no record."""
+    kind = KINDS[name]
+    loader = kind.make(photos, Wrong({6: error}, ALWAYS), on_bad_sample=mode)
+    found, (raised,) = delivered_with_errors(loader)
+    assert type(raised) is type(error())
+    if name == "iterable":
+        assert [kind.indices(batch)[0] for batch in found] == [0, 7, 11, 15, 19]
+    else:
+        wanted = sound_batches(kind, photos)
+        assert same(found, [batch for batch in wanted if 6 not in kind.indices(batch)])
+    assert loader.bad_samples.total == 0
+
+
+# Resuming, and other workers.
+
+SLOW = ("recipes", "device", "shards")
+RESUMED = [
+    pytest.param(name, mode, marks=[pytest.mark.fuzz] if name in SLOW else [])
+    for name in ("plain", "native batches", "calls", *SLOW)
+    for mode in ("replace", "drop")
+    if mode == "drop" or KINDS[name].is_map
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), RESUMED)
+def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
+    """B2, G4: with its record."""
+    build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
+    other = ({"num_workers": 2},) if name in SLOW else ()
+    assert_exact_resume(build, other=other)
+    assert_states_follow(build, [{}, *other])
+
+
+@modes
+def test_what_fails_by_draw_resumes_exactly(mode: str) -> None:
+    """Law 1: it is read again in each epoch, whose draws may spare it."""
+    build = partial(make, FailsByDraw(N), on_bad_sample=mode)
+    loader = build()
+    kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
+    assert kept[0] != kept[1]
+    assert loader.bad_samples.known == {}
+    assert_exact_resume(build)
+    assert_states_follow(build, [{}])
+
+
+PROCESSES: list[dict[str, Any]] = [
+    {"num_workers": 1, "multiprocessing_context": "forkserver"},
+    {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 5},
+]
+THREADS: list[dict[str, Any]] = [
+    {"num_workers": 1, "worker_type": "thread", "prefetch_factor": 4},
+    {"num_workers": 2, "worker_type": "thread"},
+    {"num_workers": 2, "worker_type": "process", "prefetch_factor": 1},
+]
+EXECUTIONS = {
+    "native batches": PROCESSES[1:],
+    "plain": PROCESSES,
+    "recipes": THREADS,
+    "callable on images": PROCESSES[1:],
+    "device": THREADS,
+    "calls": PROCESSES[1:],
+}
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (name, mode)
+        for name in EXECUTIONS
+        for mode in ("replace", "drop")
+        if mode == "drop" or KINDS[name].is_map
+    ],
+)
+def test_any_workers_make_the_same_batches_and_record(name: str, mode: str, photos: Photos) -> None:
+    """B2, G4."""
+    build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
+    assert_same_run(build, EXECUTIONS[name])
+
+
 @modes
-def test_threads_and_processes_make_the_same_of_damaged_files(mode: str, photos: Path) -> None:
-    executions: list[dict[str, Any]] = [
-        {"num_workers": 1, "worker_type": "thread"},
-        {"num_workers": 2, "worker_type": "thread"},
-        {"num_workers": 2, "worker_type": "process"},
-    ]
-    build = partial(make_photos, photos, on_bad_sample=mode)
-    assert_same_run(build, executions)
-    loader = build()
-    list(loader)
-    assert {bad.index for bad in loader.bad_samples.samples} == set(DAMAGE)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_raise_raises_and_the_loader_goes_on(photos: Path, num_workers: int) -> None:
-    """G3: a Source's is a BadSample, a plain dataset's its own; neither is recorded."""
-    for build, kind, wanted in [
-        (partial(make_photos, photos), BadSample, set(DAMAGE)),
-        (make, ValueError, BAD),
-    ]:
-        loader = build(batch_size=1, on_bad_sample="raise", num_workers=num_workers)
-        batches, raised, delivered = iter(loader), [], 0
-        while True:
-            try:
-                next(batches)
-            except StopIteration:
-                break
-            except kind as error:
-                raised.append(error)
-            else:
-                delivered += 1
-        assert len(raised) == len(wanted)
-        if kind is BadSample:
-            assert {error.index for error in raised} == wanted
-        assert delivered == len(loader) - len(wanted)
-        assert loader.bad_samples.total == 0
+def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
+    expected, states = uninterrupted(make(on_bad_sample=mode), 1)
+    loader = make(on_bad_sample=mode, num_workers=2)
+    loader.load_state_dict(states[0, 2])
+    assert same([copy_of(batch) for batch in loader], expected[0][2:])
+    assert loader.state_dict() == states[1, 0]
 
 
 @modes
@@ -119,149 +477,41 @@ def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> No
     ranks = [build(batch_size=3, num_replicas=2, rank=rank) for rank in range(2)]
     parts = [[batch["index"].tolist() for batch in loader] for loader in ranks]
     assert [sorted(a + b) for a, b in zip(*parts, strict=True)] == [*map(sorted, wanted)]
-    records = [loader.bad_samples for loader in ranks]
-    assert alone.bad_samples.total == sum(record.total for record in records)
+    assert alone.bad_samples.total == sum(loader.bad_samples.total for loader in ranks)
     # One that is tried as a replacement may be met on both.
-    assert {index for index, _, _ in keys_of(alone.bad_samples)} == {
-        index for record in records for index, _, _ in keys_of(record)
-    }
-
-
-# Resuming.
+    met = {index for loader in ranks for index, _, _ in met_by(loader)}
+    assert {index for index, _, _ in met_by(alone)} == met
 
 
 @modes
-@pytest.mark.parametrize("kind", ["damaged", "at once", "by draw"])
-def test_every_state_resumes_exactly(mode: str, kind: str) -> None:
-    datasets = {
-        "damaged": Damaged(N, ERRORS),
-        "at once": DamagedBatches(N, ERRORS),
-        "by draw": FailsByDraw(N),
-    }
-    build = partial(make, datasets[kind], on_bad_sample=mode)
-    assert_exact_resume(build)
-    assert_states_follow(build, [{}])
-
-
-@pytest.mark.fuzz
-@modes
-def test_every_state_of_damaged_files_resumes_exactly(mode: str, photos: Path) -> None:
-    build = partial(make_photos, photos, on_bad_sample=mode)
-    executions: list[dict[str, Any]] = [{}, {"num_workers": 2}]
-    assert_exact_resume(build, other=tuple(executions), every=2)
-    assert_states_follow(build, executions)
-
-
-@modes
-def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
-    expected, states = uninterrupted(make(on_bad_sample=mode), 1)
-    loader = make(on_bad_sample=mode, num_workers=2)
-    loader.load_state_dict(states[0, 2])
-    assert same([copy_of(batch) for batch in loader], expected[0][2:])
-    assert loader.state_dict() == states[1, 0]
+def test_batches_that_overtake_each_other(mode: str) -> None:
+    """A11: the record names the same, in the order of delivery."""
+    ordered, free = (
+        make(on_bad_sample=mode, **of) for of in ({}, {"num_workers": 2, "in_order": False})
+    )
+    wanted = sorted(tuple(batch["index"].tolist()) for batch in ordered)
+    assert sorted(tuple(batch["index"].tolist()) for batch in free) == wanted
+    assert free.bad_samples.total == ordered.bad_samples.total
+    assert {bad.index for bad in free.bad_samples.samples} == BAD
 
 
 @pytest.mark.processes
 @modes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
-    """Its counter counts every reading, also of a sample that is known to be bad."""
-
-    def build(**other: Any) -> Loader:
-        return make(DamagedState(N), on_bad_sample=mode, num_workers=num_workers, **other)
-
-    if num_workers:
-        assert_exact_resume(build, epochs=1, every=10)
-    else:
-        assert_exact_resume(build)
-        assert_states_follow(build, [{}])
-
-
-class DamagedState(StatefulDataset):
-    def __getitem__(self, index: int) -> tuple[int, int, float]:
-        sample = super().__getitem__(index)
-        if index in BAD:
-            raise ValueError(f"no label {index}")
-        return sample
-
-
-@modes
-def test_a_state_survives_json_and_torch(mode: str) -> None:
-    """A9."""
-    loader = make(on_bad_sample=mode)
-    list(itertools.islice(loader, 3))
-    state = loader.state_dict()
-    assert state["bad_samples"] is not None
-    assert through_json(state) == state
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    restored = make(on_bad_sample=mode)
-    restored.load_state_dict(torch.load(file, weights_only=True))
-    assert restored.bad_samples == loader.bad_samples
-    assert restored.state_dict() == state
-
-
-ROW = [3, 7, 0, "ValueError: no label", True]
-GARBAGE: list[Any] = [
-    7,
-    ["a list"],
-    b"{}",
-    "",
-    "no JSON",
-    "[" * 100_000,
-    "{}",
-    "[]",
-    json.dumps({"total": 0, "samples": []}),
-    json.dumps({"total": 1, "samples": [ROW, [4, *ROW[1:]]]}),
-    json.dumps({"total": True, "samples": [ROW]}),
-    json.dumps({"total": 2, "samples": [ROW, ROW]}),
-    json.dumps({"total": 1, "samples": [ROW[:-1]]}),
-    json.dumps({"total": 1, "samples": [[-1.5, *ROW[1:]]]}),
-    json.dumps({"total": 1, "samples": [[3, -1, *ROW[2:]]]}),
-    json.dumps({"total": 1, "samples": [[3, 7, 2**40, *ROW[3:]]]}),
-    json.dumps({"total": 1, "samples": [[3, 7, 0, "x" * 300, True]]}),
-    json.dumps({"total": 500, "samples": [[i, *ROW[1:]] for i in range(101)]}),
-]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
-def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
-    """Law 4."""
-    loader = make()
+def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
+    """Law 5."""
+    build = partial(make, batch_size=1, on_bad_sample=mode)  # more batches than are in flight
+    expected, states = uninterrupted(build(), 1)
+    loader = build(num_workers=2)
     batches = iter(loader)
-    first = [next(batches), next(batches)]
-    before, record = loader.state_dict(), loader.bad_samples.samples
-    with pytest.raises(StateMismatch) as refused:
-        loader.load_state_dict({**make().state_dict(), "bad_samples": garbage})
-    assert refused.value.field == "bad_samples"
-    assert loader.state_dict() == before
-    assert loader.bad_samples.samples == record
-    assert same([*first, *batches], list(make()))
-
-
-# What is read, and what is recorded.
-
-
-@modes
-def test_a_known_bad_file_is_not_read_again_after_a_resume(mode: str, photos: Path) -> None:
-    first = make_photos(photos, on_bad_sample=mode)
-    list(first)
-    source = Redirected(FolderSource(photos))
-    resumed = make(source, transform=[T.Resize((8, 8))], on_bad_sample=mode)
-    state = {**first.state_dict(), "fingerprint": resumed.state_dict()["fingerprint"]}
-    resumed.load_state_dict(state)
-    list(resumed)
-    assert resumed.bad_samples.total > first.bad_samples.total, "they count all the same"
-    assert set(source.reads) == set(range(len(source))) - set(DAMAGE)
-
-
-def test_what_fails_by_draw_is_read_again() -> None:
-    """Law 1: another epoch's draws may spare it."""
-    loader = make(FailsByDraw(N))
-    kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
-    assert kept[0] != kept[1]
-    assert loader.bad_samples.known == {}
+    found = [copy_of(next(batches)) for _ in range(2)]
+    worker = batches._workers[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    with pytest.warns(RuntimeWarning, match="workers are replaced"):
+        found += [copy_of(batch) for batch in batches]
+    assert same(found, expected[0])
+    assert loader.worker_restarts == 1
+    assert loader.state_dict() == states[1, 0]
 
 
 class Telling(Indices):
@@ -294,20 +544,137 @@ def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> Non
     assert [bad.index for bad in loader.bad_samples.samples] == [11]
 
 
+# Other orders, and datasets with state.
+
+
 @pytest.mark.processes
 @modes
-def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
-    """Law 5."""
-    build = partial(make, batch_size=1, on_bad_sample=mode)  # more batches than are in flight
-    expected, states = uninterrupted(build(), 1)
-    loader = build(num_workers=2)
+def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None:
+    """A loop does not expect an empty batch."""
+    build = partial(make, batch_size=None, on_bad_sample=mode)
+    indices = [sample["index"] for sample in build()]
+    assert len(indices) == N
+    assert not BAD.intersection(indices)
+    assert_exact_resume(build)
+    assert_same_run(build, [{"num_workers": 2}])
+
+
+@pytest.mark.fuzz
+@modes
+@pytest.mark.parametrize("kind", [list, StatefulSampler])
+def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[Any]) -> None:
+    """Law 6: none from outside the sampler's order."""
+
+    def build(**other: Any) -> Loader:
+        sampler = kind(range(3, 15)) if kind is list else kind(15)
+        return make(shuffle=None, sampler=sampler, on_bad_sample=mode, **other)
+
+    wanted = list(build().sampler)
+    for number, batch in enumerate(build()):
+        asked = wanted[4 * number : 4 * number + 4]
+        good = [index for index in asked if index not in BAD]
+        indices = batch["index"].tolist()
+        assert set(indices) == set(good)
+        assert len(indices) == (len(asked) if mode == "replace" else len(good))
+    assert_exact_resume(build)
+    assert_states_follow(build, [{}])
+
+
+class DamagedState(StatefulDataset):
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        sample = super().__getitem__(index)
+        if index in BAD:
+            raise ValueError(f"no label {index}")
+        return sample
+
+
+@pytest.mark.processes
+@modes
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
+    """Its counter counts every reading, also of a sample that is known to be bad."""
+
+    def build(**other: Any) -> Loader:
+        return make(DamagedState(N), on_bad_sample=mode, num_workers=num_workers, **other)
+
+    assert_exact_resume(build)
+    if not num_workers:
+        assert_states_follow(build, [{}])
+
+
+# The record in a state.
+
+
+@modes
+def test_a_state_survives_json_and_torch(mode: str) -> None:
+    """A9."""
+    loader = make(on_bad_sample=mode)
+    list(itertools.islice(loader, 3))
+    state = loader.state_dict()
+    assert state["bad_samples"] is not None
+    assert through_json(state) == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    restored = make(on_bad_sample=mode)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    assert restored.bad_samples == loader.bad_samples
+    assert restored.state_dict() == state
+
+
+def test_the_record_is_a_fresh_one_for_each_loader() -> None:
+    used, fresh = make(), make()
+    list(used)
+    assert fresh.bad_samples == BadSamples()
+    used.load_state_dict(fresh.state_dict())
+    assert used.bad_samples == BadSamples(), "the state's record, and no sum of both"
+
+
+ROW = [3, 7, 0, "ValueError: no label", True]
+
+
+def _record(total: Any, *samples: Any) -> str:
+    return json.dumps({"total": total, "samples": samples})
+
+
+GARBAGE: list[Any] = [7, ["a list"], b"{}", "no JSON", _record(1, ROW[:-1]), _record(0)]
+"""What is no record; ``tests/state/test_bad_samples.py`` has more."""
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
+def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
+    """Law 4."""
+    loader = make()
     batches = iter(loader)
-    found = [copy_of(next(batches)) for _ in range(2)]
-    worker = batches._workers[0]
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
-    with pytest.warns(RuntimeWarning, match="workers are replaced"):
-        found += [copy_of(batch) for batch in batches]
-    assert same(found, expected[0])
-    assert loader.worker_restarts == 1
-    assert loader.state_dict() == states[1, 0]
+    first = [next(batches), next(batches)]
+    before, record = loader.state_dict(), loader.bad_samples.samples
+    with pytest.raises(StateMismatch) as refused:
+        loader.load_state_dict({**make().state_dict(), "bad_samples": garbage})
+    assert refused.value.field == "bad_samples"
+    assert loader.state_dict() == before
+    assert loader.bad_samples.samples == record
+    assert same([*first, *batches], list(make()))
+
+
+# On the device.
+
+
+@modes
+def test_the_device_takes_the_samples_that_a_cpu_loader_takes(mode: str, photos: Photos) -> None:
+    """The same replacements by the same keys, and the same record."""
+    build = partial(make_photos, photos[1], on_bad_sample=mode, transform=[T.Resize((16, 16))])
+    loaders = [build(device="cuda"), build(decoder="torchvision")]
+    runs = [[targets.tolist() for _, targets in loader] for loader in loaders]
+    assert runs[0] == runs[1]
+    assert met_by(loaders[0]) == met_by(loaders[1])
+
+
+def test_memory_that_runs_out_is_no_samples_fault(photos: Photos, fake_gpu: FakeGpu) -> None:
+    build = partial(make_photos, photos[1], device="cuda")
+    loader, expected = build(), build()
+    fake_gpu.decoder.failures = [torch.OutOfMemoryError("CUDA out of memory.")] * 2
+    batches = iter(loader)
+    with pytest.raises(torch.OutOfMemoryError, match=r"nothing is lost"):
+        next(batches)
+    assert same([copy_of(batch) for batch in batches], [copy_of(batch) for batch in expected])
+    assert loader.bad_samples == expected.bad_samples

@@ -91,7 +91,7 @@ def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
 def test_epochs_of_any_length_resume_exactly(lengths: tuple[int, ...], drop_last: bool) -> None:
     """A6: the state before, between, at and behind the last batch."""
     build = partial(make, NoisyPlaces(*lengths), drop_last=drop_last)
-    assert_exact_resume(build, epochs=len(lengths), other=({"num_workers": 2},), every=2)
+    assert_exact_resume(build, epochs=len(lengths), other=({"num_workers": 2},))
 
 
 class Ending(Places):
@@ -241,9 +241,7 @@ def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
     assert len(make(function, source={"length": 10}, drop_last=True)) == 2
     with pytest.raises(TypeError, match="length"):
         len(make(function))
-    assert_exact_resume(
-        partial(make, NoisyPlaces(10), source={"length": 10}), other=WORKERS[:3], every=2
-    )
+    assert_exact_resume(partial(make, NoisyPlaces(10), source={"length": 10}), other=WORKERS[:3])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

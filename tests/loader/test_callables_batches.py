@@ -72,7 +72,7 @@ def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) 
 def test_batches_resume_exactly() -> None:
     """A5, A6, B2."""
     build = partial(batches_of, NoisyBatches(4, 0, 1))
-    assert_exact_resume(build, epochs=3, other=({"num_workers": 2},), every=2)
+    assert_exact_resume(build, epochs=3, other=({"num_workers": 2},))
 
 
 def test_every_batch_draws_anew_in_every_epoch() -> None:
@@ -164,7 +164,7 @@ def make_image_batches(root: Path, **arguments: Any) -> Loader:
 @pytest.mark.parametrize("build", [make_images, make_image_batches])
 def test_images_resume_exactly_on_any_workers(build: Any, photos: Path) -> None:
     """A6, B2, D5: pixels included, also with another callable as transform."""
-    assert_exact_resume(partial(build, photos), other=({"num_workers": 2},), every=2)
+    assert_exact_resume(partial(build, photos), other=({"num_workers": 2},))
 
 
 class OneFile(FileBatches):
@@ -195,7 +195,7 @@ def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path
     assert images.shape == (5, 3, 32, 32)
     assert images.dtype == torch.float32
     assert labels.shape == (5,)
-    assert_exact_resume(make_darker, other=({"num_workers": 2},), every=2)
+    assert_exact_resume(make_darker, other=({"num_workers": 2},))
 
 
 def test_workers_that_inherit_nothing_decode_the_same(photos: Path) -> None:

@@ -87,7 +87,7 @@ def test_resumption_is_exact_on_any_workers(policy: LastBatchPolicy) -> None:
     arguments = {"num_shards": 3, "last_batch_policy": policy, "random_shuffle": True}
     workers: tuple[dict[str, Any], ...] = ({"num_workers": 2},)
     make_loader = partial(make, Noisy(14), 2, arguments)
-    assert_exact_resume(make_loader, epochs=3, other=workers, every=2)
+    assert_exact_resume(make_loader, epochs=3, other=workers)
 
 
 def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path) -> None:

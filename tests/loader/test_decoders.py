@@ -51,7 +51,7 @@ def test_every_place_resumes_exactly(photos: Path, decoder: str) -> None:
     """DALI, too: it holds no state of ours, and is built anew in each thread and process."""
     if decoder not in available():
         pytest.skip(f"{decoder} cannot be used here")
-    assert_exact_resume(partial(make, photos, decoder), other=EXECUTIONS, every=2)
+    assert_exact_resume(partial(make, photos, decoder), other=EXECUTIONS)
 
 
 @pytest.mark.processes

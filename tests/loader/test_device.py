@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
 import re
 import threading
 from functools import partial
@@ -15,13 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader import FolderSource, LoaderError, StateMismatch
+from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
-from tests.device_loaders import EXECUTIONS, RECIPES, make, photos
+from tests.device_loaders import EXECUTIONS, RECIPES, Loader, make, photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
 from tests.patience import seconds
 
@@ -71,7 +72,7 @@ ALL_RECIPES = [
 def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
     """D6: folded or not, on whole batches of any size."""
     build = partial(make, photos, transform=ALL_RECIPES)
-    assert_exact_resume(build, other=EXECUTIONS, every=2)
+    assert_exact_resume(build, other=EXECUTIONS)
     images = torch.cat([images for images, _ in build()])
     assert images.dtype == torch.bfloat16
     single = list(build(batch_size=1))
@@ -121,7 +122,7 @@ def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: Fa
         text = r"decoder differs: the state has 'fake-cuda, cpu_share=0\.5'"
         with pytest.raises(StateMismatch, match=text):
             make(photos, cpu_share=share).load_state_dict(state)
-    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3], every=3)
+    assert_exact_resume(partial(make, photos, cpu_share=0.5), other=EXECUTIONS[1:3])
     with pytest.raises(ValueError, match="cpu_share"):
         loader.cpu_share = 0.1
 
@@ -167,7 +168,7 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
 def test_another_version_of_what_decides_pixels_warns(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DESIGN.md, Images: the decoder's, the resampling's, the GPU's model."""
+    """Law 4: the decoder's, the resampling's, the GPU's model."""
     loader = make(photos)
     state = loader.state_dict()
     next(iter(loader))
@@ -330,3 +331,87 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     go_on.set()
     assert same(found, expected)
     assert len(fake_gpu.places) == 3
+
+
+# What ``device=`` only moves: any dataset's batches, and images that the workers make (D9).
+
+
+@pytest.mark.processes
+def test_what_the_gpu_is_not_for_is_made_by_the_workers_and_moved(
+    photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """A callable as transform, a collate_fn, batch_size=None: decoded on the CPU, exactly."""
+
+    def noisy(image: torch.Tensor) -> torch.Tensor:
+        return image[:, :16, :16] * torch.rand(())
+
+    def pairs(samples: list[Any]) -> dict[str, Any]:
+        return {"images": torch.stack([image for image, _ in samples]), "names": ["a"]}
+
+    kinds: list[dict[str, Any]] = [
+        {"transform": noisy},
+        {"transform": RECIPES, "collate_fn": pairs},
+        {"transform": RECIPES, "batch_size": None},
+    ]
+    for kind in kinds:
+        expected = list(make(photos, device=None, decoder="torchvision", **kind))
+        for workers in (0, 2):
+            loader = make(photos, decoder="torchvision", num_workers=workers, **kind)
+            assert same(list(loader), expected)
+        assert_exact_resume(partial(make, photos, **kind), other=({"num_workers": 2},))
+    assert fake_gpu.decoder.num_calls == 0
+
+
+class Numbers:
+    """A map-style dataset that draws."""
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.rand(3), "y": (index, random.random()), "name": f"sample {index}"}
+
+
+@pytest.mark.processes
+def test_any_datasets_tensors_are_moved(fake_gpu: FakeGpu) -> None:
+    """``device=`` on what is no Source: the same batches, and the same states."""
+
+    def numbers(**changes: Any) -> Loader:
+        return StatefulGPULoader(Numbers(), batch_size=4, shuffle=True, seed=3, **changes)
+
+    expected, states = uninterrupted(numbers(), 2)
+    for workers in (0, 2):
+        moved = uninterrupted(numbers(device="cuda", num_workers=workers), 2)
+        assert same(moved[0], expected)
+        assert moved[1] == states
+    assert_exact_resume(
+        partial(numbers, device="cuda"), other=({"num_workers": 2, "prefetch_factor": 4},)
+    )
+
+
+class Sparse:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.eye(3).to_sparse() * index
+
+
+def test_sparse_tensors_move_at_their_delivery(fake_gpu: FakeGpu) -> None:
+    loader = StatefulGPULoader(Sparse(), batch_size=None, device="cuda")
+    assert [float(batch.to_dense().sum()) for batch in loader] == [0, 3, 6]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_the_cpu_is_no_device_to_move_to(photos: Path, fake_gpu: FakeGpu, device: Any) -> None:
+    loader = make(photos, device=device, decoder="torchvision")
+    next(iter(loader))
+    assert fake_gpu.places == []
+    assert loader.device is device
+
+
+def test_other_devices_are_refused(photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"device='mps' is not supported.*device=None"):
+        make(photos, device="mps")
+    with pytest.raises(TypeError, match="device = 'gpu' names no device"):
+        make(photos, device="gpu")

@@ -20,8 +20,8 @@ from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.recipe import FloatArray
 from tests.callables import FileBatches, Files
+from tests.damaged import write_photos
 from tests.datasets.shards import PhotoShards
-from tests.engine.makers.damaged_images import write_damaged_photos
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
 from tests.user_objects import StatefulDataset
@@ -68,7 +68,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_damaged_photos(tmp_path_factory.mktemp("damaged"))
+    return write_photos(tmp_path_factory.mktemp("damaged"))[1]
 
 
 def make(dataset: Any, **arguments: Any) -> Loader:

@@ -160,7 +160,7 @@ def test_images(changes: dict[str, Any]) -> None:
 def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
     """B2: decoded and augmented there; the same samples as on the CPU."""
     build = partial(make_photos, device="cuda", batch_transform=blend)
-    assert_exact_resume(build, other=THREADS[:1], every=3)
+    assert_exact_resume(build, other=THREADS[:1])
     assert indices_of(build()) == indices_of(make_photos())
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from stateful_gpu_loader import BadSample, LoaderError, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
-from tests.bad_sample_loaders import assert_states_follow
 from tests.conformance import assert_exact_resume, copy_of, same
+from tests.damaged import assert_states_follow, delivered_with_errors
 from tests.datasets.shards import DamagedShards, Loader, Numbers, PhotoShards, indices_of
 from tests.datasets.tar.tar_files import photo_entries, write_tar
 from tests.fake_gpu import FakeGpu, fake_gpu
@@ -38,19 +38,6 @@ def make_photos(**arguments: Any) -> Loader:
         **{"batch_size": 2, "seed": 1, "shuffle": True, "transform": [T.Resize((8, 8))]}
         | arguments,
     )
-
-
-def delivered_with_errors(loader: Loader) -> tuple[list[Any], list[Exception]]:
-    """All batches of one epoch, and the exceptions between them."""
-    batches, found, errors = iter(loader), [], []
-    while True:
-        try:
-            found.append(copy_of(next(batches)))
-        except StopIteration:
-            return found, errors
-        except Exception as error:
-            errors.append(error)
-            assert len(errors) < 40, "it never ends"
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""Every life of every kind of loader (A6, A8, A10); FACTS.md lists where torchdata fails."""
+"""Every life of every kind of loader (A6, A8, A10)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def copies(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_workers: int) -> None:
-    """torchdata: iter() and then load_state_dict() ignores the load."""
+    """A6: torchdata ignores a load behind iter()."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 1)
     resumed = make(num_workers=num_workers)
@@ -161,7 +161,7 @@ def test_behind_its_end_an_iterator_stays_ended(kind: str, num_workers: int) -> 
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_rest_can_be_the_next_epoch(kind: str, num_workers: int) -> None:
-    """DESIGN.md, Passes: ``on_epoch_boundary``."""
+    """A6: ``on_epoch_boundary``."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 2)
     last = states[0, len(expected[0])]

@@ -65,7 +65,7 @@ def test_seed_none_is_zero_with_several_ranks() -> None:
 
 
 def test_default_samplers_are_what_trainers_ask_for() -> None:
-    """DESIGN.md, Engine: trainers ask with isinstance."""
+    """A1: trainers ask with isinstance."""
     assert isinstance(StatefulGPULoader(Indices(9), shuffle=True).sampler, RandomSampler)
     ranked = StatefulGPULoader(Indices(9), shuffle=True, num_replicas=2, rank=1).sampler
     assert isinstance(ranked, DistributedSampler)
@@ -126,7 +126,7 @@ def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
 
 
 def test_an_empty_batch_sampler_yields_nothing() -> None:
-    """ENGINE.md, pitfall 6: falsy is not None."""
+    """A1: falsy is not None."""
     assert list(StatefulGPULoader(Indices(4), batch_sampler=[])) == []
 
 
@@ -198,24 +198,6 @@ def test_a_seed_of_none_takes_that_of_the_state() -> None:
     loader = StatefulGPULoader(Indices(20), shuffle=True)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
-
-
-def test_an_iterable_dataset_and_a_users_sampler_iterate_as_in_the_parent() -> None:
-    """A1: until they have streams of their own, they keep torchdata's."""
-
-    class Counting(torch.utils.data.IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(10))
-
-    iterable = StatefulGPULoader(Counting(), batch_size=4)
-    assert [batch.tolist() for batch in iterable] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    sampled = StatefulGPULoader(Indices(10), batch_size=2, sampler=[5, 3, 1])
-    batches = iter(sampled)
-    assert next(batches).tolist() == [5, 3]
-    state = sampled.state_dict()
-    resumed = StatefulGPULoader(Indices(10), batch_size=2, sampler=[5, 3, 1])
-    resumed.load_state_dict(state)
-    assert [batch.tolist() for batch in resumed] == [[1]]
 
 
 def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None:

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, IterableDataset, RandomSampler, Sampler
 from stateful_gpu_loader import FolderSource, LoaderError, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from tests import device_loaders
-from tests.bad_sample_loaders import make as make_bad
 from tests.conformance import copy_of, same
+from tests.damaged import make as make_bad
 from tests.device_loaders import photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
 from tests.generators import generators

@@ -17,8 +17,8 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import CallableSource, SampleInfo, StatefulGPULoader, merge_state_dicts
-from tests.bad_sample_loaders import make as make_bad
 from tests.conformance import through_json
+from tests.damaged import make as make_bad
 from tests.datasets.shards import DamagedShards
 from tests.loader.test_bad_samples_iterables import BUILDS
 from tests.map_datasets import Indices

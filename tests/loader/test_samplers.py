@@ -107,8 +107,7 @@ def make(case: Make, **arguments: Any) -> StatefulGPULoader[Any]:
 def test_a_sampler_without_state_resumes_exactly(name: str) -> None:
     """A12: the rest of the epoch and all later ones, on any number of workers."""
     case = WITHOUT_STATE[name]
-    every = 9 if "unbatched" in name else 2
-    assert_exact_resume(partial(make, case), epochs=3, other=({"num_workers": 2},), every=every)
+    assert_exact_resume(partial(make, case), epochs=3, other=({"num_workers": 2},))
 
 
 @pytest.mark.processes
@@ -117,9 +116,8 @@ def test_a_sampler_without_state_resumes_exactly(name: str) -> None:
 def test_a_sampler_with_state_resumes_exactly(name: str, saved: int) -> None:
     """A3: it lives in the main process, so the number of workers is free."""
     case = WITH_STATE[name]
-    every = 9 if "unbatched" in name else 2
     other = ({"num_workers": 2 - saved},)
-    assert_exact_resume(partial(make, case, num_workers=saved), other=other, every=every)
+    assert_exact_resume(partial(make, case, num_workers=saved), other=other)
 
 
 @pytest.mark.processes
@@ -128,9 +126,7 @@ def test_a_sampler_with_state_resumes_exactly(name: str, saved: int) -> None:
 def test_its_snapshots_may_be_rare(name: str, interval: int) -> None:
     """A3: indices behind the last snapshot are drawn again."""
     arguments = {"num_workers": 1, "snapshot_every_n_steps": interval}
-    assert_exact_resume(
-        partial(make, WITH_STATE[name], **arguments), other=({"num_workers": 0},), every=2
-    )
+    assert_exact_resume(partial(make, WITH_STATE[name], **arguments), other=({"num_workers": 0},))
 
 
 def test_torchdatas_own_random_sampler_is_one_with_state() -> None:

@@ -111,10 +111,6 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
         assert same([copy_of(batch) for batch in loader], expected)
 
 
-def _die(worker_id: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_workers_of_several_loaders_start_before_the_device_is_touched(
     fake_gpu: FakeGpu, tmp_path: Path
 ) -> None:

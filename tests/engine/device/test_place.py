@@ -156,7 +156,7 @@ def test_where_no_memory_can_be_locked_plain_memory_does(monkeypatch: pytest.Mon
 def test_an_allocator_that_reuses_memory_in_stream_order_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D8, FACTS.md: nvJPEG's hardware engine keeps no such order."""
+    """D8: nvJPEG's hardware engine keeps no such order."""
     PlayedCuda(monkeypatch, backend="cudaMallocAsync")
     with pytest.raises(LoaderError, match=r"cudaMallocAsync.*PYTORCH_CUDA_ALLOC_CONF"):
         CudaPlace(torch.device("cuda")).open()

@@ -1,4 +1,4 @@
-"""How an epoch is divided into steps and ranks (B3, B4, DESIGN.md's section Order)."""
+"""How an epoch is divided into steps and ranks (B3, B4)."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_the_first_request_of_a_huge_epoch_is_immediate_and_exact() -> None:
 
     indices = ShuffledOrder(Huge()).of_epoch(3, 0)
     division = Division(batch_size=8, drop_last=False)
-    stream = Requests(Address(0, start), seed=3, indices=indices, division=division)
-    first, second = next(stream), next(stream)
+    requests = Requests(Address(0, start), seed=3, indices=indices, division=division)
+    first, second = next(requests), next(requests)
     assert first.positions.tolist() == list(range(start, start + 8))
     assert second.start == start + 8
     assert len({*first.indices.tolist(), *second.indices.tolist()}) == 16

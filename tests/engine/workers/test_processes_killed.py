@@ -292,7 +292,7 @@ def test_an_interrupt_while_it_waits_loses_nothing(make: Any, monkeypatch: Any) 
     assert answers(pipeline) == [0, 1, 2, 3]
 
 
-def test_what_the_executor_refuses_to_be_pickled_with_is_no_death(make: Any) -> None:
+def test_what_the_maker_refuses_to_be_pickled_with_is_no_death(make: Any) -> None:
     class Offline(Doing):
         def __reduce__(self) -> Any:
             raise ConnectionError("no route to the dataset")

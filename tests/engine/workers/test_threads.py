@@ -227,7 +227,7 @@ def test_one_at_a_time_means_one() -> None:
     work.close()
 
 
-def test_workers_that_share_an_executor_cannot_begin_with_a_state() -> None:
+def test_workers_that_share_a_maker_cannot_begin_with_a_state() -> None:
     work = pipeline(Gated(1))
     start = WorkerStart(seed=0, epoch=0, place=0, stride=1, state=None)
     with pytest.raises(ValueError, match="cannot have state"):

@@ -18,7 +18,7 @@ from tests.datasets.shards import Numbers
 SIZES = (7, 2, 5)
 
 
-def stream_of(
+def schedule_of(
     sizes: tuple[int, ...] = SIZES,
     *,
     ranks: int = 1,
@@ -78,10 +78,10 @@ class Worker:
 
 
 def run(
-    stream: LaneSchedule, ahead: int, sizes: tuple[int, ...] = SIZES
+    schedule: LaneSchedule, ahead: int, sizes: tuple[int, ...] = SIZES
 ) -> tuple[list[Any], list[Address]]:
     """What is delivered, and the places behind it, with so many requests under way."""
-    worker, requests = Worker(sizes), stream.requests()
+    worker, requests = Worker(sizes), schedule.requests()
     waiting: deque[tuple[Any, Answer]] = deque()
     delivered: list[Any] = []
     places: list[Address] = []
@@ -95,7 +95,7 @@ def run(
         if not waiting:
             return delivered, places
         request, answer = waiting.popleft()
-        place = stream.deliver(request, answer)
+        place = schedule.deliver(request, answer)
         if answer.payload is not SKIPPED:
             places.append(place)
             if isinstance(request, LaneTurn):
@@ -108,7 +108,7 @@ def run(
 @pytest.mark.parametrize("ahead", [1, 2, 7])
 def test_lanes_take_turns_and_their_rests_come_last(ahead: int) -> None:
     """Whatever is asked for ahead."""
-    delivered, places = run(stream_of(), ahead)
+    delivered, places = run(schedule_of(), ahead)
     assert delivered == [
         (0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (2, 1, 0), (0, 2, 0), [(0, 0, 1), (2, 0, 1)],
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def test_lanes_take_turns_and_their_rests_come_last(ahead: int) -> None:
 def test_the_fewest_turns_are_next_and_then_the_lowest_lane() -> None:
     """From cursors alone."""
     cursors = {0: LaneCursor(turns=3), 1: LaneCursor(turns=1), 2: LaneCursor(turns=1)}
-    requests = stream_of(place=Address(0, 5, lanes=cursors)).requests()
+    requests = schedule_of(place=Address(0, 5, lanes=cursors)).requests()
     asked = [next(requests) for _ in range(6)]
     assert [(one.lane, one.turn) for one in asked if isinstance(one, LaneTurn)] == [
         (1, 1), (2, 1), (1, 2), (2, 2), (0, 3), (1, 3),
@@ -130,14 +130,14 @@ def test_the_fewest_turns_are_next_and_then_the_lowest_lane() -> None:
 
 def test_the_first_request_of_a_lane_carries_its_cursor() -> None:
     """And each lane has its worker, whatever the rank."""
-    stream = stream_of((9, 9, 9, 9), ranks=2, rank=1)
-    requests = stream.requests()
+    schedule = schedule_of((9, 9, 9, 9), ranks=2, rank=1)
+    requests = schedule.requests()
     asked = [next(requests) for _ in range(4)]
     assert [getattr(one, "cursor", "") for one in asked] == ["0:0:0:0:0"] * 2 + [None] * 2
     assert [(getattr(one, "lane", -1), one.worker) for one in asked] == [
         (1, 0), (3, 1), (1, 0), (3, 1),
     ]  # fmt: skip
-    again = next(stream.requests())
+    again = next(schedule.requests())
     assert isinstance(again, LaneTurn)
     assert again.cursor is not None
     assert again.start != asked[0].start  # type: ignore[union-attr]
@@ -146,7 +146,7 @@ def test_the_first_request_of_a_lane_carries_its_cursor() -> None:
 @pytest.mark.parametrize("ahead", [1, 3, 8])
 def test_no_batch_is_asked_for_beyond_those_that_are_due(ahead: int) -> None:
     """So nothing is read, and nothing fails, that is not delivered."""
-    delivered, places = run(stream_of((2, 3), ranks=2, rank=1, num_steps=5), ahead, (2, 3))
+    delivered, places = run(schedule_of((2, 3), ranks=2, rank=1, num_steps=5), ahead, (2, 3))
     assert delivered == [(1, 0, 0), [(1, 0, 1)], (1, 0, 1), [(1, 0, 1)], (1, 0, 2)]
     assert len(places) == 5
     last = places[-1].lanes
@@ -156,13 +156,13 @@ def test_no_batch_is_asked_for_beyond_those_that_are_due(ahead: int) -> None:
 
 def test_a_failed_batch_counts_with_the_next_one() -> None:
     """And the rests are cut behind it."""
-    stream, worker = stream_of((4, 3)), Worker((4, 3))
-    requests = stream.requests()
+    schedule, worker = schedule_of((4, 3)), Worker((4, 3))
+    requests = schedule.requests()
     first, second = next(requests), next(requests)
     answer = worker.answer(first)
-    assert stream.fail(first, Answer(Failure(ValueError()), snapshot=answer.snapshot)) is None
-    assert stream.key_position(next(requests), None) == key_of_lane(0, 2), "it has moved on"
-    place = stream.deliver(second, worker.answer(second))
+    assert schedule.fail(first, Answer(Failure(ValueError()), snapshot=answer.snapshot)) is None
+    assert schedule.key_position(next(requests), None) == key_of_lane(0, 2), "it has moved on"
+    place = schedule.deliver(second, worker.answer(second))
     assert place.position == 1
     assert place.lanes is not None
     assert [place.lanes[lane].count for lane in (0, 1)] == [2, 2]
@@ -170,27 +170,27 @@ def test_a_failed_batch_counts_with_the_next_one() -> None:
 
 def test_a_restart_forgets_what_has_failed() -> None:
     """It is asked for again, and may succeed."""
-    stream, worker = stream_of((4, 3)), Worker((4, 3))
-    requests = stream.requests()
+    schedule, worker = schedule_of((4, 3)), Worker((4, 3))
+    requests = schedule.requests()
     first = next(requests)
-    stream.fail(first, Answer(Failure(ValueError()), snapshot=worker.answer(first).snapshot))
-    requests = stream.requests()
+    schedule.fail(first, Answer(Failure(ValueError()), snapshot=worker.answer(first).snapshot))
+    requests = schedule.requests()
     again, other = next(requests), next(requests)
     assert isinstance(again, LaneTurn)
     assert (again.lane, again.turn, again.cursor) == (0, 0, "0:0:0:0:0")
-    place = stream.deliver(other, worker.answer(other))
+    place = schedule.deliver(other, worker.answer(other))
     assert place.lanes is not None
     assert place.lanes[0] == LaneCursor()
 
 
 def test_keys_are_those_of_the_first_sample() -> None:
     """Of turns and of rests."""
-    stream, worker = stream_of(), Worker()
-    requests, keys = stream.requests(), []
+    schedule, worker = schedule_of(), Worker()
+    requests, keys = schedule.requests(), []
     for request in requests:
         answer = worker.answer(request)
         if answer.payload is not SKIPPED:
-            keys.append(stream.key_position(request, answer))
-        stream.deliver(request, answer)
+            keys.append(schedule.key_position(request, answer))
+        schedule.deliver(request, answer)
     wanted = [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2), (0, 4), (0, 6)]
     assert keys == [key_of_lane(*one) for one in wanted]

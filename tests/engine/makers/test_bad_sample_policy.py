@@ -28,8 +28,8 @@ from stateful_gpu_loader.randomness.philox import Stream, words
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
 from stateful_gpu_loader.state.bad_samples import FoundBad
+from tests.damaged import EPOCH, SEED, request_of, requests_of
 from tests.decoders.variants import NO_MEMORY, WITH_CAUSE, WITHOUT_CAUSE
-from tests.engine.makers.damaged import EPOCH, SEED, request_of, requests_of
 from tests.images import encode, photograph
 
 BAD_SAMPLE = BadSample("a.jpg", index=3, position=7, epoch=0, reason="empty: 0 bytes")

@@ -49,10 +49,10 @@ def turns(num_workers: int, interval: int = 1, **arguments: Any) -> WorkerSchedu
     return WorkerSchedule(Address(0, 0), num_workers=num_workers, interval=interval, **given)
 
 
-def play(stream: WorkerSchedule, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
+def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: int) -> list[int]:
     """Answer turns as workers with so many batches would; ``ahead`` are issued in advance."""
-    requests, given = stream.requests(), [0] * len(lengths)
-    for worker, start in enumerate(stream.starts()):
+    requests, given = schedule.requests(), [0] * len(lengths)
+    for worker, start in enumerate(schedule.starts()):
         given[worker] = 0 if start.state is None else thaw(start.state)["fetches"]
     issued: list[Any] = []
     delivered: list[int] = []
@@ -70,8 +70,8 @@ def play(stream: WorkerSchedule, lengths: list[int], ahead: int, stop_after: int
         given[worker] += not ended
         state = freeze(worker_state(fetches=given[worker], ended=ended), "")
         snapshot = state if turn.snapshot or ended else None
-        is_replay = stream.is_replay(turn) and not ended
-        stream.deliver(turn, Answer(NOTHING if ended else None, worker, snapshot))
+        is_replay = schedule.is_replay(turn) and not ended
+        schedule.deliver(turn, Answer(NOTHING if ended else None, worker, snapshot))
         if not ended and not is_replay:
             delivered.append(worker)
     return delivered
@@ -87,7 +87,7 @@ def test_turns_go_round_whatever_is_known_of_ends_and_go_on_after_a_loss(
     whole = play(turns(3, interval), lengths, ahead=3, stop_after=99)
     assert whole == [0, 2] * 5 + [2] * 4
     for place in range(len(whole) + 1):
-        stream = turns(3, interval)
-        before = play(stream, lengths, ahead, stop_after=place)
-        after = play(stream, lengths, ahead, stop_after=99)
+        schedule = turns(3, interval)
+        before = play(schedule, lengths, ahead, stop_after=place)
+        after = play(schedule, lengths, ahead, stop_after=99)
         assert before + after == whole, place

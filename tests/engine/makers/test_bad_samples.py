@@ -1,0 +1,551 @@
+"""Bad samples, maker by maker: what no run of a loader shows by itself (G3, G4, laws 1 and 6)."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset, default_collate
+
+from stateful_gpu_loader import BadSample, FolderSource
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_TRIES, BadSamplePolicy
+from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
+from stateful_gpu_loader.state.bad_samples import BadSamples
+from tests.damaged import (
+    BAD,
+    EPOCH,
+    OF_BYTES,
+    RECIPES,
+    SYSTEM_ERROR,
+    Counting,
+    Damaged,
+    DamagedBatches,
+    FailsByDraw,
+    InMemory,
+    N,
+    Named,
+    Redirected,
+    Wrong,
+    assert_found_is_of_the_order,
+    assert_same,
+    callable_maker,
+    image_maker,
+    modes,
+    policy_for,
+    replacement_of,
+    request_of,
+    requests_of,
+    run,
+    sample_maker,
+    write_photos,
+)
+from tests.generators import generators
+from tests.images import encode, photograph
+from tests.map_datasets import OwnGenerator, add_noise
+
+kinds = pytest.mark.parametrize("kind", [Damaged, DamagedBatches])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"))[1]
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+def keyed_mix(samples: list[dict[str, Any]]) -> Any:
+    """A collate function that draws."""
+    return [default_collate(samples), random.random(), torch.rand(())]
+
+
+PLAIN: dict[str, Any] = {
+    "plain": lambda folder, mode, **known: _plain(Damaged(N, OF_BYTES), mode, **known),
+    "native": lambda folder, mode, **known: _plain(DamagedBatches(N, OF_BYTES), mode, **known),
+    "by draw": lambda folder, mode, **known: _plain(FailsByDraw(N), mode, **known),
+}
+IMAGES: dict[str, Any] = {
+    "recipes": image_maker,
+    "recipes, own collate": partial(image_maker, collate_fn=as_it_is),
+    "callable": callable_maker,
+}
+
+
+def _plain(dataset: Any, mode: str, **known: Any) -> Any:
+    policy = policy_for(dataset, mode, **known)
+    return sample_maker(dataset, policy, transform=add_noise, collate_fn=keyed_mix)
+
+
+def _of_images(make: Any, folder: Path, mode: str, **known: Any) -> Any:
+    source = FolderSource(folder)
+    return make(source, policy_for(source, mode, **known))
+
+
+ANY = {**PLAIN, **{name: partial(_of_images, make) for name, make in IMAGES.items()}}
+
+
+@modes
+@pytest.mark.parametrize(
+    "name", [*PLAIN, *(pytest.param(name, marks=pytest.mark.fuzz) for name in IMAGES)]
+)
+def test_a_batch_depends_on_nothing_but_its_request(photos: Path, name: str, mode: str) -> None:
+    """Law 1: whatever was met before, by whatever worker, at whatever stage, and what is known."""
+    requests = [r for epoch in range(3) for r in requests_of(N, 4, epoch=epoch)]
+    make = partial(ANY[name], photos, mode)
+    alone = [run(make(), request) for request in requests]
+    in_turn, backwards = make(), make()
+    if name in PLAIN:
+        backwards = pickle.loads(pickle.dumps(backwards))  # as to a worker
+    assert_same([run(in_turn, request) for request in requests], alone)
+    assert_same([run(backwards, request) for request in requests[::-1]], alone[::-1])
+    record = BadSamples()
+    for _, found in alone:
+        record.add(found)
+    assert record.total > 4
+    some = {index: record.known[index] for index in (4, 13) if index in record.known}
+    for known in (dict(record.known), some):
+        resumed = make(known=known)
+        assert_same([run(resumed, request) for request in requests], alone)
+
+
+def test_threads_share_a_maker(photos: Path) -> None:
+    """Whose recipes touch no global generator."""
+    before = generators()
+    source = FolderSource(photos)
+    requests = [r for epoch in range(4) for r in requests_of(N, 4, epoch=epoch)]
+    wanted = [run(image_maker(source, "drop"), request) for request in requests]
+    shared = image_maker(source, "drop")
+    with ThreadPoolExecutor(3) as threads:
+        assert_same(list(threads.map(partial(run, shared), requests)), wanted)
+    assert generators() == before
+
+
+# What takes the place.
+
+
+@kinds
+def test_a_batch_left_empty_keeps_a_replacement_of_its_first(kind: type[Damaged]) -> None:
+    request = requests_of(N, 5)[1]
+    errors = dict.fromkeys(request.index_list(), ValueError)
+    dataset = kind(N, errors)
+    policy = policy_for(dataset, "drop")
+    batch, found = run(sample_maker(dataset, policy), request)
+    (index,) = batch["index"].tolist()
+    assert index == replacement_of(policy, request, 0, set(errors))[1]
+    assert {bad.index for bad in found} == set(errors)
+    replaced, _ = run(sample_maker(dataset, "replace"), request)
+    assert_same(batch["random"][0], replaced["random"][0])
+
+
+@pytest.mark.parametrize("known", [(), (0, 1), (0, 1, 2, 3)])
+def test_an_image_batch_left_empty_keeps_a_replacement(known: tuple[int, ...]) -> None:
+    """At whatever stage the last one is lost; here all but two indices are undecodable."""
+    source = InMemory([(20, 20)] * 4 + [(40, 30)] * 2, broken={0, 1, 2, 3})
+    policy = policy_for(source, "drop", known=dict.fromkeys(known, "undecodable"))
+    for recipes in (RECIPES, []):  # without recipes, the batch takes the replacement's size
+        for request in requests_of(6, 1):
+            (images, targets), _ = run(image_maker(source, policy, recipes=recipes), request)
+            index = int(targets)
+            assert index in (4, 5)
+            wrong = Wrong(copies={request.index_list()[0]: index})
+            wanted = image_maker(Redirected(source, wrong), recipes=recipes)
+            assert_same([images, targets], run(wanted, request)[0])
+
+
+@modes
+@pytest.mark.parametrize(("length", "tried"), [(N, MAX_TRIES), (4, 3), (1, 0)])
+def test_where_all_are_bad_the_tries_are_limited(mode: str, length: int, tried: int) -> None:
+    dataset = Damaged(length, dict.fromkeys(range(length), lambda: ValueError("no label")))
+    request = requests_of(length, 3)[0]
+    with pytest.raises(BadSample) as caught:
+        sample_maker(dataset, mode)(request, never_stopped)
+    assert f"ValueError: no label; and {tried} other samples of the order" in str(caught.value)
+    first = request.index_list()[0]
+    assert (caught.value.index, caught.value.position, caught.value.epoch) == (first, 0, EPOCH)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_replacements_that_are_bad_themselves_are_recorded() -> None:
+    errors = dict.fromkeys(range(0, N, 2), ValueError)
+    maker = sample_maker(Damaged(N, errors), "replace")
+    more = 0
+    for request in requests_of(N, 5):
+        batch, found = run(maker, request)
+        assert all(index % 2 for index in batch["index"].tolist())
+        bad = [index for index in request.index_list() if index in errors]
+        assert len(found) >= len(bad)
+        assert_found_is_of_the_order(found, N)
+        more += len(found) - len(bad)
+    assert more
+
+
+def test_a_subset_replaces_from_itself() -> None:
+    """No sample outside the order ever appears."""
+    subset = Subset(Damaged(100, {10: ValueError, 12: ValueError}), range(10, 20))
+    for request in requests_of(10, 5):
+        batch, found = run(sample_maker(subset, "replace"), request)
+        assert set(batch["index"].tolist()) <= set(range(10, 20)) - {10, 12}
+        assert {bad.index for bad in found} <= {0, 2}
+
+
+@modes
+def test_under_a_users_sampler_another_sample_of_the_batch_takes_the_place(mode: str) -> None:
+    """Names as indices, one of which comes twice."""
+    request = request_of(["a", "b", "c", "b", "e"], start=10)
+    policy = BadSamplePolicy(mode=mode)
+    batch, found = run(sample_maker(Named("b"), policy), request)
+    assert [(bad.index, bad.position) for bad in found] == [("b", 11), ("b", 13)]
+    assert all(bad.always and bad.epoch == EPOCH for bad in found)
+    if mode == "drop":
+        assert batch["name"] == ["a", "c", "e"]
+        return
+    others = [replacement_of(policy, request, number, {"b"})[1] for number in (1, 3)]
+    assert batch["name"] == ["a", others[0], "c", others[1], "e"]
+    sound, _ = run(sample_maker(Named(), BadSamplePolicy(mode=mode)), request)
+    assert_same(batch["torch"], sound["torch"])  # each place keeps its draws
+    record = BadSamples()
+    record.add(found)
+    assert not record.known
+    assert BadSamples.from_text(record.to_text()) == record
+
+
+def test_a_sample_is_not_tried_in_its_own_place() -> None:
+    """Under a user's sampler it may come at several positions."""
+    policy = BadSamplePolicy(mode="replace")
+    batch, found = run(sample_maker(Named("b"), policy), request_of([*"bbbbbb", "a"]))
+    assert batch["name"] == ["a"] * 7
+    assert [bad.position for bad in found] == list(range(6))
+    with pytest.raises(BadSample, match="ValueError: no such name; and 0 other samples of the b"):
+        sample_maker(Named("b"), policy)(request_of(["b", "b"]), never_stopped)
+
+
+def test_indices_that_cannot_be_hashed_or_compared_do_no_harm() -> None:
+    class Slices(Dataset[Any]):
+        def __getitem__(self, asked: Any) -> Any:
+            if int(np.sum(asked)) == 5:
+                raise ValueError("five")
+            return int(np.sum(asked))
+
+    for indices in ([[1, 1], [2, 3], [4, 4]], [np.array([1, 1]), np.array([2, 3]), [8]]):
+        policy = BadSamplePolicy(mode="replace")
+        batch, found = run(sample_maker(Slices(), policy), request_of(indices))
+        assert batch.tolist() in ([2, 2, 8], [2, 8, 8])
+        assert [type(bad.index) for bad in found] == [str]
+
+
+# What draws decide.
+
+
+def test_what_draws_decided_is_read_again_in_every_epoch() -> None:
+    """Law 1: the index is not to blame, and other draws may spare it."""
+    maker = sample_maker(FailsByDraw(N), "replace")
+    found = [bad for r in requests_of(N, 5) for bad in run(maker, r)[1]]
+    assert {bad.always for bad in found} == {False}
+    record = BadSamples()
+    record.add(found)
+    assert not record.known
+
+
+class Draws(Dataset[int]):
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, asked: int) -> int:
+        if asked == 4:
+            self.draw()
+            raise ValueError
+        return asked
+
+
+@pytest.mark.parametrize(
+    "draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.seed(5)]
+)
+def test_draws_from_any_generator_count(draw: Callable[[], Any]) -> None:
+    def kinds_of(draw: Callable[[], Any]) -> set[bool]:
+        maker = sample_maker(Draws(draw), "replace")
+        return {bad.always for r in requests_of(9, 4) for bad in run(maker, r)[1]}
+
+    assert kinds_of(draw) == {False}
+    assert kinds_of(lambda: torch.zeros(3)) == {True}
+
+
+def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
+    """A replacement draws what the bad sample would have drawn, so this is seen and raised."""
+
+    class Unlucky(Damaged):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            sample = super().__getitem__(index)
+            if random.random() < 0.5:
+                raise ValueError("the crop is empty")
+            return sample
+
+    with pytest.raises(BadSample, match="the crop is empty; and 8 other samples"):
+        sample_maker(Unlucky(N), "replace")(requests_of(N, N)[0], never_stopped)
+
+
+def test_of_a_private_generator_nothing_is_known() -> None:
+    class Private(OwnGenerator):
+        def __getitem__(self, index: int) -> tuple[int, float]:
+            drawn = super().__getitem__(index)
+            if drawn[1] < 0.5 and index % 3 == 0:
+                raise ValueError("unlucky")
+            return drawn
+
+    maker = sample_maker(Private(30), "replace")
+    fresh = [run(sample_maker(Private(30), "replace"), r) for r in requests_of(30, 5)]
+    assert_same([run(maker, request) for request in requests_of(30, 5)], fresh)
+    assert {bad.always for _, found in fresh for bad in found} == {False}
+
+
+# What is tried again, and what is raised.
+
+
+def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> None:
+    class FlakyLater(DamagedBatches):
+        calls = 0
+
+        def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+            self.calls += len(indices) > 1
+            if self.calls in (2, 3):
+                raise SYSTEM_ERROR()
+            return super().__getitems__(indices)
+
+    request = requests_of(9, 4)[0]
+    errors = {request.index_list()[1]: ValueError}
+    batch, _ = run(sample_maker(FlakyLater(9, errors), "drop"), request)
+    assert_same(batch, run(sample_maker(DamagedBatches(9, errors), "drop"), request)[0])
+
+
+def test_a_replacement_that_the_system_fails_to_read_is_raised_too() -> None:
+    """Another one in its stead would make the stream depend on the storage's weather."""
+    request = requests_of(N, 5)[0]
+    dataset = Damaged(N)
+    policy = policy_for(dataset, "replace")
+    _, candidate = replacement_of(policy, request, 0, set())
+    dataset.errors = {request.index_list()[0]: ValueError, candidate: SYSTEM_ERROR}
+    with pytest.raises(OSError, match="Input/output error"):
+        sample_maker(dataset, policy)(request, never_stopped)
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, MemoryError, RecursionError, Stopped])
+@kinds
+@modes
+def test_bugs_are_raised(mode: str, kind: type[Damaged], error: type[Exception]) -> None:
+    dataset = kind(4, {2: error})
+    (request,) = requests_of(4, 4)
+    with pytest.raises(error) as caught:
+        sample_maker(dataset, mode)(request, never_stopped)
+    assert dataset.reads[2] == 1
+    if kind is Damaged and error is not Stopped and sys.version_info >= (3, 11):
+        place = f"in dataset index 2 (position {request.index_list().index(2)}"
+        assert place in str(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("of_images", [False, True])
+def test_an_abandoned_request_is_left_at_once(photos: Path, of_images: bool) -> None:
+    calls, decoder = [], Counting()
+
+    def check() -> None:
+        calls.append(1)
+        if (decoder.calls if of_images else len(calls)) == 2:
+            raise Stopped
+
+    maker = image_maker(FolderSource(photos), "drop", decoder=decoder)
+    with pytest.raises(Stopped):
+        (maker if of_images else sample_maker(Damaged(N), "replace"))(
+            request_of([0, 2, 3, 5, 8]), check
+        )
+    assert decoder.calls == (2 if of_images else 0)
+    assert of_images or len(calls) == 2
+
+
+class PillowPhotos(Dataset[Any]):
+    """As torchvision's ImageFolder reads them."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self.files[index]) as image:
+            pixels = np.array(image.convert("RGB").resize((8, 8)))
+        return torch.from_numpy(pixels), index
+
+
+def test_pillows_truncated_and_foreign_files_are_bad(tmp_path: Path) -> None:
+    good = bytes(encode(photograph("coffee").resize((64, 48))).numpy())
+    contents = dict.fromkeys(range(9), good) | {2: good[:700], 4: b"no photograph", 7: b""}
+    files = [tmp_path / f"{i}.jpg" for i in contents]
+    for file, content in zip(files, contents.values(), strict=True):
+        file.write_bytes(content)
+    dataset = PillowPhotos(files)
+    (request,) = requests_of(9, 9)
+    (_, indices), found = run(sample_maker(dataset, "drop"), request)
+    assert sorted(indices.tolist()) == [0, 1, 3, 5, 6, 8]
+    reasons = {bad.index: bad.reason for bad in found}
+    assert set(reasons) == {2, 4, 7}
+    assert reasons[2].startswith("OSError: image file is truncated")
+    assert reasons[4].startswith("UnidentifiedImageError: cannot identify image file")
+    assert all(bad.always for bad in found)
+    files[5].unlink()
+    with pytest.raises(FileNotFoundError):
+        sample_maker(dataset, "drop")(request, never_stopped)
+
+
+def test_truncated_gzip_of_a_dataset_is_bad() -> None:
+    class Zipped(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            data = gzip.compress(bytes([index]) * 100)
+            given = {1: data[: len(data) // 2], 2: b"no gzip"}.get(index, data)
+            return gzip.GzipFile(fileobj=io.BytesIO(given)).read()[0]
+
+    (request,) = requests_of(4, 4)
+    batch, found = run(sample_maker(Zipped(), "drop"), request)
+    assert sorted(batch.tolist()) == [0, 3]
+    assert {bad.reason.partition(":")[0] for bad in found} == {"EOFError", "BadGzipFile"}
+
+
+def refuses(sample: Any) -> Any:
+    if not isinstance(sample, dict) or sample["index"] in (3, 8):
+        raise ValueError("a box outside of the image")
+    return sample
+
+
+@kinds
+def test_a_transform_that_fails_makes_its_sample_bad(kind: type[Damaged]) -> None:
+    maker = sample_maker(kind(N), "drop", transform=refuses)
+    for request in requests_of(N, 5):
+        batch, found = run(maker, request)
+        kept = [index for index in request.index_list() if index not in (3, 8)]
+        assert batch["index"].tolist() == kept
+        assert {bad.index for bad in found} == set(request.index_list()) & {3, 8}
+
+
+class AllOrNothing(DamagedBatches):
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        if len(indices) > 1:
+            raise ValueError("too much at once")
+        return super().__getitems__(indices)
+
+
+@modes
+def test_what_is_no_samples_fault_is_raised(photos: Path, mode: str) -> None:
+    """A batch whose samples are sound alone, a collate function, the transform of an image."""
+    source = FolderSource(photos)
+    for maker, message in (
+        (sample_maker(AllOrNothing(9), mode), "too much at once"),
+        (sample_maker(Damaged(9, {1: ValueError}), mode, collate_fn=refuses), "a box outside"),
+        (callable_maker(source, mode, refuses), "a box outside"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            maker(request_of([0, 2, 3]), never_stopped)
+        assert not isinstance(caught.value, BadSample)
+
+
+# Images.
+
+
+def test_the_damage_is_what_it_is_meant_to_be(photos: Path) -> None:
+    """Some fail at the header, and some only at the pixels."""
+    source = FolderSource(photos)
+    for index in BAD:
+        data = source.read(index).data
+        if index in (6, 13):
+            with pytest.raises(ValueError, match="cannot be decoded"):
+                make_decoder("torchvision").decode(data, probe(data))
+        else:
+            with pytest.raises(ValueError, match=r"\w"):
+                probe(data)
+
+
+@modes
+def test_one_bad_image_costs_no_second_decoding_of_the_others(photos: Path, mode: str) -> None:
+    source = Redirected(FolderSource(photos))
+    decoder = Counting()
+    maker = image_maker(source, mode, decoder=decoder)
+    for request in requests_of(N, 7):
+        decoder.calls = 0
+        source.reads.clear()
+        _, found = run(maker, request)
+        at_decoding = sum(bad.index in (6, 13) for bad in found)
+        size = len(request.index_list())
+        replaced = sum(index in BAD for index in request.index_list())
+        assert decoder.calls <= size - (mode == "drop") * replaced + at_decoding
+        assert sum(source.reads.values()) <= size + len(found)
+
+
+@pytest.mark.parametrize("known", [(), (1,), (1, 3)])
+@modes
+@pytest.mark.parametrize("recipes", [[], [T.RandomCrop(24)]])
+def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
+    recipes: list[T.Recipe], mode: str, known: tuple[int, ...]
+) -> None:
+    """Law 1: the recipes would refuse it, unless it had been known to be bad."""
+    sizes = [(32, 32), (16, 60), (32, 32), (20, 20), (32, 32), (32, 32), (32, 32)]
+    source = InMemory(sizes, broken={1, 3})
+    (request,) = requests_of(7, 7)
+    policy = policy_for(source, mode, known=dict.fromkeys(known, "undecodable"))
+    (images, targets), found = run(image_maker(source, policy, recipes=recipes), request)
+    indices = targets.tolist()
+    assert {bad.index for bad in found} == {1, 3}
+    assert len(images) == len(indices) == (7 if mode == "replace" else 5)
+    if mode == "drop":
+        assert indices == [index for index in request.index_list() if index not in (1, 3)]
+        return
+    wrong = Wrong(copies=dict(zip(request.index_list(), indices, strict=True)))
+    redirected = image_maker(Redirected(source, wrong), recipes=recipes)
+    assert_same([images, targets], run(redirected, request)[0])
+
+
+@modes
+def test_sound_images_of_different_sizes_are_refused_as_ever(mode: str) -> None:
+    source = InMemory([(32, 32), (32, 32), (32, 40), (32, 32)], broken={1})
+    (request,) = requests_of(4, 4)
+    with pytest.raises(ValueError, match="images of one batch differ in size") as caught:
+        image_maker(source, mode, recipes=[])(request, never_stopped)
+    assert not isinstance(caught.value, BadSample)
+    with pytest.raises(ValueError, match="RandomCrop needs 36x36 pixels"):
+        image_maker(source, mode, recipes=[T.RandomCrop(36)])(request, never_stopped)
+
+
+def test_a_replacement_of_another_size_is_refused_by_name() -> None:
+    """Where the recipes fix no size, and only the damaged image had the batch's."""
+    source = InMemory([(32, 32), (40, 40)], broken={0})
+    (images, _), _ = run(image_maker(source, "replace", recipes=[]), request_of([0, 1]))
+    assert images.shape == (2, 3, 40, 40)
+    source = InMemory([(32, 32), (32, 32), (40, 40)], broken={0})
+    own = BadSamplePolicy(mode="replace")
+    with pytest.raises(ValueError, match="images of one batch differ in size"):
+        image_maker(source, own, recipes=[])(request_of([0, 1, 2]), never_stopped)
+
+
+def test_images_left_out_leave_a_batch_like_any_other(photos: Path) -> None:
+    """Its memory is laid out as that of one of as many images."""
+    source = FolderSource(photos)
+    for request in requests_of(N, 6):
+        (images, _), _ = run(image_maker(source, "drop"), request)
+        assert images.is_contiguous()
+        assert not images.is_inference()

@@ -14,10 +14,9 @@ from torch.utils.data import Dataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.integrations.dcp import RankedState
-from tests.bad_sample_loaders import ERRORS, N
 from tests.conformance import same
+from tests.damaged import ERRORS, Damaged, N
 from tests.datasets.shards import Numbers
-from tests.engine.makers.damaged import Damaged
 from tests.integrations.torchrun.samples import samples_of
 from tests.trainer_data import image_loader, photos, tars
 from tests.user_objects import StatefulSampler

@@ -96,7 +96,7 @@ def to_bytes(states: Mapping[str, SavedState]) -> bytes:
 
     >>> import torch
     >>> content = to_bytes({"weights": SavedState.of(None, torch.zeros(1000))})
-    >>> content[:56], content.endswith(b"}}\\n" + bytes(4000))
+    >>> content[:57], content.endswith(b"}}\\n" + bytes(4000))
     (b'{"format": "stateful_gpu_loader checkpoint", "version": 2', True)
     """
     raw = bytearray()

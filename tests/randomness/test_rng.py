@@ -543,3 +543,11 @@ def test_a_default_device_changes_nothing() -> None:
         found = RNG(1).uniform(size=3, dtype=torch.float32)
     assert found.device.type == "cpu"
     assert torch.equal(found, expected)
+
+
+def test_draws_are_accepted_up_to_the_greatest_multiple_of_the_span() -> None:
+    """2**64 is 1 more than a multiple of 3, so that of all draws the last one alone is rejected."""
+    rng = RNG(0)
+    draws = iter([2**64 - 1, 2**64 - 2])
+    rng._draw = lambda num_draws: np.array([next(draws) for _ in range(num_draws)], np.uint64)
+    assert rng.integers(3) == 2

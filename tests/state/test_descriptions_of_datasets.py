@@ -345,3 +345,10 @@ def test_real_hugging_face_datasets_are_known() -> None:
 
 def _with_noise(generator: np.random.Generator, rows: dict[str, Any]) -> dict[str, Any]:
     return {"x": [value + generator.random() for value in rows["x"]]}
+
+
+def test_files_are_known_by_their_paths_below_the_root() -> None:
+    """And not below the deepest folder that they share, which is the class here."""
+    dataset = Files(["/data/photos/cat/1.jpg", "/data/photos/cat/2.jpg"])
+    dataset.root = "/data/photos"
+    assert "'cat/1.jpg', 'cat/2.jpg'" in describe_dataset(dataset).text

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from stateful_gpu_loader import StateMismatch
+from stateful_gpu_loader.samplers.orders import key_offset_of
 from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
 from tests.map_datasets import Indices
 from tests.samplers.dali_epochs import POLICIES, dali_epochs
@@ -433,3 +434,10 @@ def test_whether_chance_is_in_the_order_is_told() -> None:
     assert [make(**shuffle).order.is_shuffled for shuffle in SHUFFLES] == [
         False, False, True, True, True
     ]  # fmt: skip
+
+
+def test_shards_draw_augmentations_of_their_own() -> None:
+    """B2: the same position of two shards has two keys, however long an epoch is."""
+    shards = [ShardSampler(Indices(9), 2, shard_id=i, num_shards=3) for i in range(3)]
+    offsets = [key_offset_of(shard.order.of_epoch(0, 0)) for shard in shards]
+    assert offsets == [0, 2**40, 2**41]

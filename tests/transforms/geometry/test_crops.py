@@ -22,6 +22,7 @@ PADDED = [
     {"size": 64, "padding": [1, 2, 3, 4], "fill": (124, 116, 104)},
     {"size": 64, "padding": 0, "fill": 5},
     {"size": 700, "pad_if_needed": True},
+    {"size": 700, "pad_if_needed": True, "fill": (124, 116, 104)},
     {"size": (700, 40), "padding": 5, "pad_if_needed": True, "padding_mode": "edge"},
     {"size": 64, "padding": 9, "padding_mode": "reflect"},
     {"size": 64, "padding": 9, "padding_mode": "symmetric", "fill": [7]},

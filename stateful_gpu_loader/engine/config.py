@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class LoaderConfig:
         """Number of batches that the workers may be ahead of the user."""
         return self.num_workers * (self.prefetch_factor or 2)
 
-    @property
+    @cached_property
     def keeps_order(self) -> bool:
         """Whether batches come in the order of their requests.
 
@@ -118,13 +119,13 @@ class LoaderConfig:
         """
         return self.in_order or isinstance(self.dataset, (ShardedDataset, CallableSource))
 
-    @property
+    @cached_property
     def calls(self) -> CallableSource | None:
         """The dataset, if it is a function that is called for every sample or batch."""
         dataset = self.dataset
         return dataset if isinstance(dataset, CallableSource) and not dataset.is_iterated else None
 
-    @property
+    @cached_property
     def own_sampler(self) -> Any:
         """The sampler that is iterated when the loader has no order of its own.
 
@@ -136,7 +137,7 @@ class LoaderConfig:
             return self.batch_sampler.sampler
         return self.sampler
 
-    @property
+    @cached_property
     def yields_batches(self) -> bool:
         """Whether :attr:`own_sampler` yields whole batches of indices."""
         given = self.batch_sampler
@@ -158,7 +159,7 @@ class LoaderConfig:
         given = self.batch_sampler
         return given if self.batch_size is None and type(given) is BatchSampler else self
 
-    @property
+    @cached_property
     def collation(self) -> tuple[Callable[[Any], Any], bool]:
         """The function that makes a batch, and whether it gets a list of samples or only one."""
         calls = self.calls

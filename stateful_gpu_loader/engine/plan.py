@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -133,22 +134,22 @@ class Plan:
             _ = plan.division
         return plan
 
-    @property
+    @cached_property
     def recipes(self) -> Compose | None:
         """The transform of a source's images, if it consists of recipes alone."""
         return recipes_of(self.transform)
 
-    @property
+    @cached_property
     def is_read(self) -> bool:
         """Whether the dataset is map-style or iterable, as torch defines them."""
         return self.lanes is None and self.calls is None
 
-    @property
+    @cached_property
     def is_iterable(self) -> bool:
         """Whether each worker iterates the dataset by itself."""
         return isinstance(self.config.dataset, IterableDataset) and self.is_read
 
-    @property
+    @cached_property
     def has_worker_states(self) -> bool:
         """Whether a worker's batches depend on what it made before."""
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))

@@ -24,7 +24,8 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
 from benchmarks.summary import ratio
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
-from stateful_gpu_loader.datasets.storage.open_files import Bytes, OpenFiles
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate
 
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import Decoder
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import (
     ImageMaker,
     decode,
@@ -35,6 +36,7 @@ def image_by_image(source: Source, decoder: Decoder, recipes: Compose) -> Path:
         collate_fn=default_collate,
         batched=True,
         allocate=lambda shape, dtype: torch.empty(shape, dtype=dtype),
+        policy=BadSamplePolicy(mode="raise"),
     )
     return lambda request: maker(request, lambda: None)
 

@@ -23,6 +23,7 @@ from benchmarks.photographs import photograph_folder
 from stateful_gpu_loader.decoders import Decoder, ImageHeader, make_decoder
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.batches.ragged import launch
@@ -93,7 +94,7 @@ def main() -> None:
         decoder=decoder,
         recipes=recipes,
         collate_fn=default_collate,
-        policy=None,
+        policy=BadSamplePolicy(mode="raise"),
         place=place,
     )
     decoding: list[float] = []

@@ -39,7 +39,7 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
         decoder=decoder,
         recipes=recipes,
         collate_fn=default_collate,
-        policy=None,
+        policy=BadSamplePolicy(mode="raise"),
         place=place,
     )
     for _ in range(2):

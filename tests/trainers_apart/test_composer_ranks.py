@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from stateful_gpu_loader import StateMismatch
-from tests import rank_processes
+from tests import prepared_processes
 from tests.rank_processes import on_ranks
 from tests.trainers_apart.composer_runs import Data, Samples, fitted
 
-rank_processes.PRELOADED.append("tests.trainers_apart.composer_runs")
+prepared_processes.PRELOADED.append("tests.trainers_apart.composer_runs")
 
 GLOBAL_BATCH = 8
 """Of 24 samples: three batches an epoch."""

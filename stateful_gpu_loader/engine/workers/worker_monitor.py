@@ -12,6 +12,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -43,6 +44,10 @@ class WorkerMonitor:
         self._state = _State()
         self._owner = os.getpid()
         self._ours, theirs = socket.socketpair()
+        # The thread ends with its other end. Garbage is collected in any order: the socket would
+        # warn, if its turn came before that of the workers, which stop this monitor.
+        self._close = weakref.finalize(self, self._ours.close)
+        self._close.atexit = False
         self._thread = threading.Thread(
             target=_watch,
             args=(self._state, [_Exit(process) for process in processes], theirs, timeout),
@@ -87,7 +92,7 @@ class WorkerMonitor:
         # garbage may be collected in that thread, too
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._ours.close()
+        self._close()
 
 
 def describe_exit(process: BaseProcess) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import select
@@ -14,6 +15,7 @@ import pytest
 
 from stateful_gpu_loader.engine.workers.worker_monitor import WorkerMonitor, have_ended, kill
 from tests.engine.workers.fakes import fds
+from tests.patience import seconds
 
 FORK = multiprocessing.get_context("fork")
 
@@ -93,3 +95,16 @@ def test_stopped_it_lets_them_live_and_end(processes: list[Any]) -> None:
     processes[0].join()
     assert not watch.has_lost()
     assert processes[1].is_alive()
+
+
+def test_collected_in_a_cycle_it_leaves_nothing_open(processes: list[Any]) -> None:
+    """A8: garbage is collected in any order."""
+    before = fds()
+    watch = WorkerMonitor(processes, 0)
+    thread, cycle = watch._thread, [watch._ours, watch]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    del watch, cycle
+    gc.collect()
+    thread.join(seconds(10))
+    assert not thread.is_alive()
+    assert fds() == before

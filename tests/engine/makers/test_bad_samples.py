@@ -123,6 +123,25 @@ def test_a_batch_depends_on_nothing_but_its_request(photos: Path, name: str, mod
         assert_same([run(resumed, request) for request in requests], alone)
 
 
+@modes
+@pytest.mark.parametrize("name", ["plain", "native batches", "images", "callable"])
+def test_a_bad_sample_is_read_once_in_a_workers_life(photos: Path, name: str, mode: str) -> None:
+    """And not again in the place of another one, or in a later epoch."""
+    if name in ("images", "callable"):
+        source = Redirected(FolderSource(photos))
+        maker: Any = {"images": image_maker, "callable": callable_maker}[name](source, mode)
+        reads = source.reads
+    else:
+        dataset = {"plain": Damaged, "native batches": DamagedBatches}[name](N, OF_BYTES)
+        maker, reads = sample_maker(dataset, mode), dataset.reads
+    record = BadSamples()
+    for request in requests_of(N, 5) + requests_of(N, 5, epoch=EPOCH + 1):
+        record.add(run(maker, request)[1])
+    alone = 1 if name == "native batches" else 0  # met first in a whole batch
+    assert {reads[index] for index in BAD} <= {1, 1 + alone}
+    assert set(record.known) == set(BAD)
+
+
 def test_threads_share_a_maker(photos: Path) -> None:
     """Whose recipes touch no global generator."""
     before = generators()

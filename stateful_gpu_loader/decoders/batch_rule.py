@@ -1,6 +1,6 @@
 """The rule of this room, around operators that decode whole batches of JPEGs.
 
-Law 1 asks that the same bytes always get the same answer, whatever batch they are in. So an image
+The same bytes always get the same answer, whatever batch they are in. So an image
 that does not come out of a batch is tried again by itself, on the same backend, and only that
 verdict counts.
 """
@@ -67,7 +67,7 @@ def wait_for_the_stream(device: torch.device) -> None:
     """Blocks the host until all that is queued on the current stream of ``device`` is done.
 
     nvJPEG's engines write when they are called, ahead of what the stream still has to do with
-    memory that was freed for the new pixels; no event holds them back, only this does (FACTS.md).
+    memory that was freed for the new pixels; no event holds them back, only this does.
     Errors that earlier work left on the device are raised here, before a decoder is blamed.
     """
     torch.cuda.current_stream(device).synchronize()

@@ -19,7 +19,7 @@ class SharedOut:
     """Decodes as another decoder does, but for a share of the images.
 
     The bytes of an image decide whether it is one of them, never how busy CPU or GPU are, since the
-    two give different pixels (law 1). For the same reason the share is part of the family.
+    two give different pixels. For the same reason the share is part of the family.
 
     Args:
         decoder: of the GPU.

@@ -44,9 +44,9 @@ def build(max_batch_size: int, *, device_id: int | None, num_threads: int) -> Pi
         device_id: of the GPU that decodes; None for the CPU.
         num_threads: of DALI's own, for the part of the work that is done on the CPU.
 
-    Law 1 decides its options. With any other ``hw_decoder_load`` than 0 DALI would share a batch
-    out between the GPU's JPEG engines and CUDA by its length, even with 1.0 (the length of the
-    first batch is the limit), and these differ in pixels.
+    Its options let pixels depend on an image's bytes alone. With any other ``hw_decoder_load`` than
+    0 DALI would share a batch out between the GPU's JPEG engines and CUDA by its length, even with
+    1.0 (the length of the first batch is the limit), and these differ in pixels.
     """
     dali = require_dali()
     pipeline = dali.Pipeline(

@@ -59,7 +59,7 @@ class BatchDecoder(Protocol):
         ...
 
     def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
-        """Whether the GPU decodes an image: a pure function of its header and bytes (law 1)."""
+        """Whether the GPU decodes an image: a pure function of its header and bytes."""
         ...
 
     def decode_batch(

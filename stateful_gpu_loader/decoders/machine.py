@@ -29,7 +29,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 def gpu_models() -> list[str]:
     """The models of the GPUs of this machine, sorted, each once; empty where no driver tells.
 
-    Read from the driver's files: asking CUDA would start it (law 7), and a version that says more
+    Read from the driver's files: asking CUDA would start it, and a version that says more
     after the first batch than before would look like a change.
     """
     found = set()

@@ -88,7 +88,7 @@ class NvimgcodecBatchDecoder:
 
 
 class _Stages:
-    """nvImageCodec's objects, made at the first batch (law 7)."""
+    """nvImageCodec's objects, made at the first batch."""
 
     def __init__(self, device: torch.device) -> None:
         kinds = _library().BackendKind

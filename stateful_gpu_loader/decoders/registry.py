@@ -86,7 +86,7 @@ def make_decoder(name: str, prefer: str | None = None) -> Decoder:
 
 
 def make_batch_decoder(name: str, device: torch.device, prefer: str | None = None) -> BatchDecoder:
-    """The GPU's decoder of this name; CUDA is not touched before it decodes (law 7).
+    """The GPU's decoder of this name; CUDA is not touched before it decodes.
 
     Args:
         name: ``"torchcodec"``, ``"torchvision"``, ``"nvimgcodec"``, ``"dali"``, or ``"auto"`` for

@@ -1,4 +1,4 @@
-"""Which images a GPU (or DALI) decodes: a pure function of the header (law 1)."""
+"""Which images a GPU (or DALI) decodes: a pure function of the header."""
 
 from __future__ import annotations
 

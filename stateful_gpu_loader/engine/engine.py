@@ -19,6 +19,7 @@ from stateful_gpu_loader.engine.fingerprint import (
     report_unverified,
     unsaid,
 )
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import drawn_for, policy_of
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
@@ -141,8 +142,7 @@ class Engine:
                 current.start, self.dataset_memory, resumed=current.resumed
             )
             self.passes.note_start(current, current.start)
-        policy = policy_of(plan, self.bad_samples.known)
-        pipeline, has_new_workers = self.workers.take(plan, policy, seed, current.start)
+        pipeline, has_new_workers = self.workers.take(plan, self._policy(plan), seed, current.start)
         schedule = plan.schedule(
             current,
             seed=seed,
@@ -153,8 +153,8 @@ class Engine:
 
     def rebuild(self, begun: Begun) -> Pipeline:
         """Return a pipeline with new workers, not started, for a pass that has lost its own."""
-        policy = policy_of(begun.plan, self.bad_samples.known)
-        return begun.workers.renew(begun.plan, policy, self.seed.value, begun.current.place)
+        plan, place = begun.plan, begun.current.place
+        return begun.workers.renew(plan, self._policy(plan), self.seed.value, place)
 
     def release(self, begun: Begun) -> None:
         """Keep persistent workers for the next pass, unless they are outdated or dismissed.
@@ -202,8 +202,11 @@ class Engine:
         Raises:
             WorkerLost: they died while they started.
         """
-        policy = policy_of(self.plan, self.bad_samples.known)
-        self.workers.launch(self.plan, policy, self.seed.value, self.passes.address())
+        plan, place = self.plan, self.passes.address()
+        self.workers.launch(plan, self._policy(plan), self.seed.value, place)
+
+    def _policy(self, plan: Plan) -> BadSamplePolicy:
+        return policy_of(plan, self.bad_samples.known)
 
     def take_requested_epoch(self) -> None:
         """Treat an epoch set on a sampler of this package as given to the loader."""
@@ -265,11 +268,12 @@ class Engine:
             StateMismatch: the state is damaged or of another loader; nothing was changed.
         """
         state = self._decoded(state_dict)
-        plan, identity = self._checked(state, accept=accept, strict=strict)
+        saved = Fingerprint.from_text(state.fingerprint)
+        plan, identity = self._checked(state, saved, accept=accept, strict=strict)
         place = place_of(plan, state, self.dataset_memory, accept=accept)
         place = lane_place(plan, state, place)
         bad_samples = BadSamples.from_text(state.bad_samples)
-        report_changes(Fingerprint.from_text(state.fingerprint), identity.fingerprint)
+        report_changes(saved, identity.fingerprint)
         report_unverified(identity.unverified)
         report_batch_size(state, plan.global_batch_size)
         self._apply(plan, state, place, bad_samples, takes_seed="seed" not in accept)
@@ -281,10 +285,9 @@ class Engine:
         return from_torchdata(self.plan, state_dict, seed=self.seed.value, fingerprint=fingerprint)
 
     def _checked(
-        self, state: LoaderState, *, accept: Collection[str], strict: bool
+        self, state: LoaderState, saved: Fingerprint, *, accept: Collection[str], strict: bool
     ) -> tuple[Plan, Identity]:
         """Return the plan to resume with, which decodes like the state's, and its identity."""
-        saved = Fingerprint.from_text(state.fingerprint)
         decoder = self.plan.decoder_like(saved.decoder)
         is_same = decoder is self.plan.decoder
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)

@@ -1,7 +1,7 @@
 """A batch recipe: it draws numbers for one whole batch, and makes of it another batch.
 
 As with recipes, drawing is apart from pixels: the numbers are plain Python floats that are made on
-the CPU from uniforms of the batch's key, so that CPU and GPU mix the same samples (law 1).
+the CPU from uniforms of the batch's key, so that CPU and GPU mix the same samples.
 """
 
 from __future__ import annotations

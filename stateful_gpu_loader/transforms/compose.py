@@ -83,7 +83,7 @@ class Compose:
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
 
     def draw(self, seed: int, epoch: int, positions: IndexArray, sizes: IndexArray) -> PipelineDraw:
-        """Decide for a whole batch; row i depends on position i and size i alone (law 1).
+        """Decide for a whole batch; row i depends on position i and size i alone.
 
         Args:
             seed: 64 bits.

@@ -1,6 +1,6 @@
 """A recipe: it draws numbers for a whole batch at once, and applies one row of them to one image.
 
-The numbers come from uniforms that are a function of the samples' keys (law 1), so that the CPU
+The numbers come from uniforms that are a function of the samples' keys, so that the CPU
 and the GPU turn the same numbers into pixels.
 """
 

@@ -3,7 +3,7 @@
 Recipes that fold (:meth:`Recipe.place`, :meth:`Recipe.pointwise`) cost nothing until one comes
 that does not; then a single resampling carries them out. Which code makes a sample's pixels
 depends on the recipes and on its own numbers, or, where padding decides it, changes no pixel: a
-crop is exact either way (law 1).
+crop is exact either way.
 """
 
 from __future__ import annotations

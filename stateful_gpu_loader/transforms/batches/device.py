@@ -107,7 +107,7 @@ def kernels_that_run(try_out: Callable[[], ModuleType], instead: str) -> ModuleT
         instead: what is done without them, for the warning.
 
     Raises:
-        torch.OutOfMemoryError: which code runs depends on the machine, never on its load (law 1).
+        torch.OutOfMemoryError: which code runs depends on the machine, never on its load.
     """
     try:
         return try_out()

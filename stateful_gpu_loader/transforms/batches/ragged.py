@@ -4,7 +4,7 @@ On a GPU one Triton launch does it; elsewhere, and where triton does not run, ba
 operations do. Both compute what ``torch.nn.functional.interpolate(mode="bilinear",
 align_corners=False)`` defines, in float32: along the rows first, then along the columns, each
 value a sum in the order of the pixels, rounded half to even to a byte, as torchvision has it for
-uint8 images on a GPU. No operation on a sample depends on the batch around it (law 1).
+uint8 images on a GPU. No operation on a sample depends on the batch around it.
 
 Before rounding a value is less than 1e-3 of a level, of 255, from aten's (measured on
 photographs, on the CPU: at most 1e-4, on average 4e-6, most of them bit for bit); so at most 3 of

@@ -3,8 +3,8 @@
 torch computes ``a.add(b, alpha=w)`` with one rounding where it has whole vectors of pixels and
 with two at the ends of each thread's share, and sums an image in as many parts as there are
 threads. A level can depend on either: of a grey pixel, a * w + a * (1 - w) is just below or at a.
-Law 1 asks for one result, and here it is that of the whole vectors; for an image alone and in a
-batch, on any device. A batch has a factor, shift or threshold for each image.
+The result must not depend on them, and is that of the whole vectors here; for an image alone and in
+a batch, on any device. A batch has a factor, shift or threshold for each image.
 
 Sources: ``torchvision.transforms.v2.functional``, ``_color.py``; hue is after Pillow's Convert.c.
 """

@@ -2,8 +2,7 @@
 
 The noise is the same on every device. Philox4x32-10 in torch's int64, as ``randomness`` has it in
 NumPy, turns (seed, number of the block) into eight halves of words; each half is the place of a
-value in a table of the normal distribution. Whole numbers and look-ups are exact everywhere
-(law 1).
+value in a table of the normal distribution. Whole numbers and look-ups are exact everywhere.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ The arithmetic is that of ``adjustments``, in its order, to the bit. One thing c
 differ: where that rounds a sum to float64 and then to float32, ``fma`` rounds once. For bytes that
 is the same; of float32 values, about one sum in 2**29 is off by its last bit.
 
-Sums are whole numbers below 2**53 in float64, so they do not depend on the order of additions
-(law 1).
+Sums are whole numbers below 2**53 in float64, so they do not depend on the order of additions.
 """
 
 # ruff: noqa: N803, N806 (constants of a kernel are capitals, as everywhere in Triton)

@@ -13,6 +13,9 @@ PACKAGE = Path(stateful_gpu_loader.__file__).parent
 NAME = "stateful_gpu_loader"
 
 FLOORS = {
+    "__main__": 10,
+    "cli": 9,
+    "tools": 8,
     "integrations": 8,
     "loader": 7,
     "engine": 6,

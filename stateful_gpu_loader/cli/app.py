@@ -1,0 +1,34 @@
+"""The commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.errors import LoaderError
+
+app = typer.Typer(
+    name="stateful-gpu-loader",
+    help="Look into the state of a data loader, prove that it resumes exactly, see its data, and "
+    "find what bounds its speed.",
+    epilog="Exit status: 0 all is well, 1 something differs, 2 it cannot be done.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Without a callback, Typer would make an app of one command that command itself."""
+
+
+def run() -> None:
+    """Run one command; a user's mistake is one sentence on stderr, and status 2."""
+    try:
+        app()
+    except (LoaderError, OSError) as error:
+        complain(str(error))
+        sys.exit(2)

@@ -1,0 +1,144 @@
+"""MODULE:FACTORY: the function of the user's that a command calls to get a loader."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from torch.utils.data import DataLoader
+
+from stateful_gpu_loader.errors import LoaderError
+
+FactoryArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="A function that returns your loader: train:make_loader or path/train.py:make_it.",
+    ),
+]
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg",
+        metavar="KEY=VALUE",
+        help="An argument for the function, once for each; numbers, True, False, None and quoted "
+        "texts are read as Python does, anything else is text.",
+    ),
+]
+
+
+class FactoryError(LoaderError):
+    """MODULE:FACTORY cannot be found or called, or returns no loader."""
+
+
+def factory_of(target: str, arguments: Sequence[str] | None = ()) -> Callable[[], DataLoader[Any]]:
+    """Return a function without arguments that returns a new loader.
+
+    Args:
+        target: ``MODULE:FACTORY``, where the module is a dotted name, importable from the current
+            folder, or the path of a Python file.
+        arguments: ``KEY=VALUE`` each.
+
+    Raises:
+        FactoryError: there is no such module or function, it raises, it does not take the
+            arguments, or what it returns is no DataLoader.
+    """
+    module_name, separator, name = target.rpartition(":")
+    if not (separator and module_name and name):
+        raise FactoryError(
+            f"{target!r} is not MODULE:FACTORY. Remedy: name a function that returns your loader, "
+            "as in train:make_loader"
+        )
+    module = _module_of(module_name)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise FactoryError(f"{module_name} has no {name!r}. {_callables_of(module)}")
+        found = getattr(found, part)
+    if isinstance(found, DataLoader) or not callable(found):
+        raise FactoryError(
+            f"{target} is {type(found).__name__}, not a function. Remedy: name a function that "
+            "returns a new loader each time it is called"
+        )
+    keywords = dict(map(_keyword, arguments or ()))
+    return partial(_called, found, keywords, target)
+
+
+def _called(function: Any, keywords: dict[str, Any], target: str) -> DataLoader[Any]:
+    try:
+        inspect.signature(function).bind(**keywords)
+    except TypeError as error:
+        raise FactoryError(
+            f"{target}{inspect.signature(function)}: {error}. Remedy: pass what is needed with "
+            "--arg KEY=VALUE"
+        ) from None
+    try:
+        loader = function(**keywords)
+    except LoaderError:
+        raise
+    except Exception as error:
+        raise FactoryError(f"{target} raised {_where(error)}") from error
+    if not isinstance(loader, DataLoader):
+        raise FactoryError(
+            f"{target} returned {type(loader).__name__}, which is no DataLoader. Remedy: return a "
+            "StatefulGPULoader, a StatefulDataLoader or a DataLoader"
+        )
+    return loader
+
+
+def _module_of(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return _imported_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.split(".")[0] == error.name.split(".")[0]:
+            raise FactoryError(
+                f"there is no module {name!r} here. Remedy: start the command in the folder from "
+                "which your program imports it, or give the path of its file"
+            ) from None
+        raise FactoryError(f"importing {name} raised {_where(error)}") from error
+    except Exception as error:
+        raise FactoryError(f"importing {name} raised {_where(error)}") from error
+
+
+def _imported_file(path: Path) -> ModuleType:
+    """Import a file under the name that worker processes find it by."""
+    if not path.is_file():
+        raise FactoryError(f"there is no file {str(path)!r}")
+    sys.path.insert(0, str(path.resolve().parent))
+    return importlib.import_module(path.stem)
+
+
+def _callables_of(module: ModuleType) -> str:
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    return f"Its functions: {', '.join(own)}" if own else "It has no functions"
+
+
+def _keyword(text: str) -> tuple[str, Any]:
+    key, separator, value = text.partition("=")
+    if not (separator and key.isidentifier()):
+        raise FactoryError(f"--arg {text!r} is not KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"

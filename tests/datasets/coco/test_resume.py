@@ -1,4 +1,4 @@
-"""COCO through the loader: exact resume, boxes that move with the pixels (A6, B2, C8)."""
+"""COCO through the loader: exact resume, boxes that move with the pixels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
 
 
 def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
-    """B7."""
     root, file = write_coco(tmp_path)
     loader = make_loader(CocoSource(root, file))
     next(iter(loader))
@@ -70,7 +69,7 @@ def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
 
 
 def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
-    """C8: each object lies on the pixels that it lay on before."""
+    """Each object lies on the pixels that it lay on before."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     plain = {
         target["image_id"]: target
@@ -109,7 +108,7 @@ def _pairs(samples: list[Any]) -> list[Any]:
 
 
 def test_what_may_move_pixels_unseen_is_refused(tmp_path: Path) -> None:
-    """C8: never boxes that stay while the pixels move."""
+    """Never boxes that stay while the pixels move."""
     source = CocoSource(*write_coco(tmp_path))
     for transform in (T.RandAugment(), _mirror):
         for dataset in (source, torch.utils.data.Subset(source, [0, 1])):

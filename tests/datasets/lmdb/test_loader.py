@@ -1,4 +1,4 @@
-"""LMDBs through the loader: exact from every batch, on any number and kind of workers (C2, C3)."""
+"""LMDBs through the loader: exact from every batch, on any number and kind of workers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def make_loader(source: Any, **changes: Any) -> StatefulGPULoader[Any]:
 def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     root: Path, make_source: Any
 ) -> None:
-    """C11: the source is read here before each fork, so that a shared handle would show."""
+    """The source is read here before each fork, so that a shared handle would show."""
     source = make_source(root)
     source[0]
     assert_exact_resume(partial(make_loader, source), other=OTHER)
@@ -118,7 +118,7 @@ def test_weighted_labels_come_as_a_matrix(root: Path) -> None:
 
 
 def test_a_state_of_another_database_is_refused(root: Path, tmp_path: Path) -> None:
-    """B7: the same keys with other labels are another data set."""
+    """The same keys with other labels are another data set."""
     loader = make_loader(CaffeLMDBSource(root / "caffe"))
     next(iter(loader))
     files = photo_files(tmp_path / "photos", num_classes=2, per_class=6)

@@ -1,4 +1,4 @@
-"""Parquet files by index through the loader, compared with the uninterrupted run (A6, B2, C7)."""
+"""Parquet files by index through the loader, compared with the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
-    """C11: the source travels without what it has read."""
+    """The source travels without what it has read."""
     source = ParquetSource(write_photos(tmp_path))
     source.read(0)
     apart = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "forkserver"}
@@ -60,7 +60,6 @@ def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
 
 
 def test_a_state_of_other_rows_is_refused(tmp_path: Path) -> None:
-    """B7."""
     paths = write_photos(tmp_path)
     loader = make_loader(ParquetSource(paths))
     next(iter(loader))
@@ -71,7 +70,7 @@ def test_a_state_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_is_replaced_and_a_replaced_file_is_not(tmp_path: Path) -> None:
-    """Law 6."""
+    """A bad sample keeps its position."""
     path = write_photos(tmp_path, (7,))[0]
     table = pyarrow.parquet.read_table(path)
     rows = table.column("image").to_pylist()

@@ -1,4 +1,4 @@
-"""The frames of RecordIO files, and the images and labels in them (C6)."""
+"""The frames of RecordIO files, and the images and labels in them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def part(kind: int, data: bytes) -> bytes:
 
 
 def test_the_bytes_that_dmlc_core_writes_are_read() -> None:
-    """C6: spelled out from dmlc-core's recordio.cc."""
+    """Spelled out from dmlc-core's recordio.cc."""
     assert recordio_frame(b"abcde") == b"\x0a\x23\xd7\xce\x05\0\0\0abcde\0\0\0"
     cut = b"\x0a\x23\xd7\xce\x04\0\0\x20abcd" + b"\x0a\x23\xd7\xce\0\0\0\x40"
     cut += b"\x0a\x23\xd7\xce\x01\0\0\x60e\0\0\0"
@@ -144,7 +144,7 @@ def test_no_bytes_do_anything_but_raise_a_valueerror(file: bytes, framed: bool) 
 
 
 def test_labels_are_read_as_mxnet_packs_them() -> None:
-    """C6: one number, or as many as the flag says."""
+    """One number, or as many as the flag says."""
     single = unpack(array_of(image_record(b"jpeg", 3.5, id=7, id2=2**64 - 1)), START)
     assert single.label == np.float32(3.5)
     assert single.label.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Ranges of files, from many threads and processes, with few descriptors (C4, C11)."""
+"""Ranges of files, from many threads and processes, with few descriptors."""
 
 from __future__ import annotations
 

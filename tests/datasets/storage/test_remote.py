@@ -1,4 +1,4 @@
-"""Files by URL: errors, forks, and packages that are not there (C4, C11)."""
+"""Files by URL: errors, forks, and packages that are not there."""
 
 from __future__ import annotations
 

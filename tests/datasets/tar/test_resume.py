@@ -1,4 +1,4 @@
-"""Tars by index through the loader, compared with the uninterrupted run (A6, B2, C4, C12)."""
+"""Tars by index through the loader, compared with the uninterrupted run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
 
 
 def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
-    """C11: the source travels without what it has open."""
+    """The source travels without what it has open."""
     source = TarSource(write_photo_tars(tmp_path))
     source.read(0)
     expected, states = uninterrupted(make_loader(source), 1)
@@ -65,7 +65,6 @@ def test_the_batches_are_the_samples_of_the_tars(tmp_path: Path) -> None:
 
 
 def test_a_state_of_other_tars_is_refused(tmp_path: Path) -> None:
-    """B7."""
     paths = write_photo_tars(tmp_path)
     loader = make_loader(TarSource(paths))
     next(iter(loader))
@@ -77,7 +76,7 @@ def test_a_state_of_other_tars_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_image_is_replaced_and_a_replaced_tar_is_not(tmp_path: Path) -> None:
-    """Law 6: the bytes of one sample are bad; a file that is another one ends the job."""
+    """The bytes of one sample are bad; a file that is another one ends the job."""
     path = write_photo_tars(tmp_path, (6,))[0]
     source = TarSource(path)
     sizes = source._members.members[source._chosen[2]]

@@ -1,4 +1,4 @@
-"""The frames of TFRecord files, against bytes that TensorFlow wrote (C5)."""
+"""The frames of TFRecord files, against bytes that TensorFlow wrote."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def unframed(framed: bytes, framing: TFRecordFraming = FRAMING) -> bytes:
 
 
 def test_what_tensorflow_wrote_is_read() -> None:
-    """C5: lengths and both checksums are where TensorFlow puts them."""
+    """Lengths and both checksums are where TensorFlow puts them."""
     for event in (EVENT_1, EVENT_2):
         assert unframed(event) == event[12:-4]
         assert tfrecord_frame(event[12:-4]) == event
@@ -92,7 +92,7 @@ def test_a_file_cut_at_every_byte_gives_a_right_prefix_or_says_so() -> None:
 
 
 def test_every_flipped_byte_is_noticed() -> None:
-    """C5: the two checksums cover a record whole."""
+    """The two checksums cover a record whole."""
     ends = [0, *(end for _, end in streamed(FILE))]
     for at in range(len(FILE)):
         damaged = bytearray(FILE)
@@ -150,7 +150,7 @@ def test_a_record_that_is_not_as_long_as_the_index_says_is_named() -> None:
     ],
 )
 def test_compressed_bytes_are_recognised(compress: Callable[[bytes], bytes], text: str) -> None:
-    """C5: TensorFlow's own compression leaves no trace in a file's name."""
+    """TensorFlow's own compression leaves no trace in a file's name."""
     for read in (walked, streamed):
         with pytest.raises(ValueError, match=text):
             read(compress(FILE))

@@ -89,6 +89,16 @@ def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_a_change_that_is_meant_is_accepted() -> None:
+    shuffled = [StatefulGPULoader(range(10), shuffle=True, seed=seed) for seed in (1, 2)]
+    loader, other = [prepare_loader(new_accelerator(), each) for each in shuffled]
+    state = {**loader.state_dict(), "epoch": 4}
+    with pytest.raises(StateMismatch, match="seed"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, accept={"seed"})
+    assert other.state_dict()["epoch"] == 4
+
+
 def test_a_save_that_dies_leaves_no_half_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.integrations.shared import every_rank
 from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from tests.rank_processes import on_ranks
@@ -34,10 +35,13 @@ def of_ranks(*ranks: int, num_ranks: int = 1, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_state_of_each_rank_gives_each_its_own() -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_of_each_rank_gives_each_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it survives JSON."""
+    monkeypatch.setattr(every_rank, "size_and_rank", lambda: (2, rank))
+    other = {f"rank_{1 - rank:05d}": loader_of(epoch=2).state_dict()}
     loader = loader_of()
-    load_own_state(loader, json.loads(json.dumps(of_ranks(0))))
+    load_own_state(loader, json.loads(json.dumps(of_ranks(rank, num_ranks=2, **other))))
     assert loader.state_dict()["epoch"] == 3
 
 

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from tests.conformance import assert_exact_resume, same
+from tests.datasets import image_loaders
 from tests.datasets.coco.coco_files import SIZES, annotations, write_annotations, write_coco
+from tests.datasets.image_loaders import EXECUTIONS
 
-EXECUTIONS: tuple[dict[str, Any], ...] = (
-    {"num_workers": 0},
-    {"num_workers": 2, "worker_type": "thread"},
-    {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"},
+make_loader = partial(
+    image_loaders.make_loader,
+    batch_size=2,
+    transform=[T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
+    collate_fn=ragged_collate,
 )
-
-
-def make_loader(source: Any, **arguments: Any) -> StatefulGPULoader[Any]:
-    options: dict[str, Any] = {
-        "batch_size": 2,
-        "shuffle": True,
-        "seed": 11,
-        "transform": [T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
-        "collate_fn": ragged_collate,
-        **arguments,
-    }
-    return StatefulGPULoader(source, **options)
 
 
 @pytest.mark.parametrize("masks", [False, True])

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from stateful_gpu_loader import BadSample, StatefulGPULoader, StateMismatch
-from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader import BadSample, StateMismatch
 from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
 from tests.conformance import assert_exact_resume, flat, same, uninterrupted
+from tests.datasets.image_loaders import make_loader
 from tests.datasets.record_files import photos, write_recordio, write_tfrecords
 
 THREADS = {"num_workers": 2, "worker_type": "thread"}
@@ -48,17 +47,6 @@ def recordio(root: Path) -> Source:
 
 
 SOURCES = pytest.mark.parametrize("make_source", [tfrecord, recordio])
-
-
-def make_loader(source: Source, **changes: Any) -> StatefulGPULoader[Any]:
-    arguments: dict[str, Any] = {
-        "batch_size": 3,
-        "shuffle": True,
-        "seed": 5,
-        "transform": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()],
-        **changes,
-    }
-    return StatefulGPULoader(source, **arguments)
 
 
 @pytest.mark.processes

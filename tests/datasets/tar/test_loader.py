@@ -1,61 +1,17 @@
-"""Tars by index through the loader, compared with the uninterrupted run."""
+"""Tars by index through the loader: batches, whose state is refused, and what may be bad."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.tar.source import TarSource
-from tests.conformance import assert_exact_resume, assert_same_rest, flat, uninterrupted
+from tests.conformance import flat
+from tests.datasets.image_loaders import make_loader
 from tests.datasets.tar.tar_files import photo_entries, write_photo_tars, write_tar
-
-EXECUTIONS: tuple[dict[str, Any], ...] = (
-    {"num_workers": 0},
-    {"num_workers": 2, "worker_type": "thread"},
-    {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"},
-)
-
-
-def make_loader(source: TarSource, **arguments: Any) -> StatefulGPULoader[Any]:
-    options: dict[str, Any] = {
-        "batch_size": 3,
-        "shuffle": True,
-        "seed": 11,
-        "transform": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()],
-        **arguments,
-    }
-    return StatefulGPULoader(source, **options)
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("target", ["cls", None, ("cls", "txt"), {"y": "cls", "key": "__key__"}])
-def test_inline_resume_at_every_batch(tmp_path: Path, target: Any) -> None:
-    source = TarSource(write_photo_tars(tmp_path), target=target)
-    assert_exact_resume(lambda **changes: make_loader(source, **changes))
-
-
-@pytest.mark.processes
-def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
-    source = TarSource(write_photo_tars(tmp_path))
-    assert_exact_resume(
-        lambda **changes: make_loader(source, **{"num_workers": 2, **changes}), other=EXECUTIONS
-    )
-
-
-def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
-    """The source travels without what it has open."""
-    source = TarSource(write_photo_tars(tmp_path))
-    source.read(0)
-    expected, states = uninterrupted(make_loader(source), 1)
-    resumed = make_loader(
-        source, num_workers=1, worker_type="process", multiprocessing_context="forkserver"
-    )
-    resumed.load_state_dict(states[0, 2])
-    assert_same_rest(resumed, expected, (0, 2), 1)
 
 
 def test_the_batches_are_the_samples_of_the_tars(tmp_path: Path) -> None:

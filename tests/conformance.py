@@ -1,6 +1,6 @@
 """The one helper that every source, transform and kind of loader goes through.
 
-It compares with an uninterrupted run, sample by sample and pixel by pixel (A6, B2, B4).
+It compares with an uninterrupted run, sample by sample and pixel by pixel.
 """
 
 from __future__ import annotations

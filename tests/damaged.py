@@ -1,4 +1,4 @@
-"""Datasets and files with bad samples, and what the tests of law 6 share."""
+"""Datasets and files with bad samples, and what the tests of bad samples share."""
 
 from __future__ import annotations
 

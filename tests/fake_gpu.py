@@ -183,7 +183,7 @@ class FakeDecoder:
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
-        assert self.place is None or self.place.is_settled, "memory may still be in use (D8)"
+        assert self.place is None or self.place.is_settled, "memory may still be in use"
         self.num_calls += 1
         if self.failures:
             raise self.failures.pop(0)

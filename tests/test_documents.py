@@ -1,4 +1,4 @@
-"""The README's example prints what it shows, and the documents' links lead somewhere (I3)."""
+"""The README's example prints what it shows, and the documents' links lead somewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ def test_the_example_prints_what_the_readme_shows(
 def test_what_was_drawn_is_what_the_document_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A17."""
     text = (ROOT / "docs" / "augmentation.md").read_text()
     found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
     assert found is not None

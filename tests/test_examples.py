@@ -1,7 +1,7 @@
 """The examples run as scripts, print what they promise, and say what is safer.
 
-Those of user objects with state run also with torchdata's own classes, by their shape (A2: with 0
-and 2 workers, after load_state_dict the rest equals the rest).
+Those of user objects with state run also with torchdata's own classes, by their shape: with 0
+and 2 workers, after load_state_dict the rest equals the rest.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def test_a_script_prints_what_it_promises(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A2, C2, C3, C9, E1, E2, E4: what is resumed is what the uninterrupted run delivered."""
+    """What is resumed is what the uninterrupted run delivered."""
     example, output = EXAMPLES[name], tmp_path
     if example.own_process:
         output = tmp_path / "new" / "folder"
@@ -263,7 +263,6 @@ def test_the_table_of_examples_names_every_file() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
-    """A2."""
     assert_rest_equals_rest(imported(name).build, num_workers)
 
 
@@ -271,7 +270,7 @@ def test_examples_resume_from_every_batch(name: str, num_workers: int) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_workers: int) -> None:
-    """A2: classes as torchdata's tutorial has them."""
+    """Classes as torchdata's tutorial has them."""
     assert_rest_equals_rest(build, num_workers)
 
 
@@ -279,7 +278,7 @@ def test_objects_of_the_tutorial_resume_from_every_batch(build: Build, num_worke
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("build", [tutorial_map, tutorial_iterable])
 def test_the_tutorial_runs_as_it_is_written(build: Build, num_workers: int) -> None:
-    """A2: the state of the third batch is loaded into the same loader, after its pass."""
+    """The state of the third batch is loaded into the same loader, after its pass."""
     loader = build(num_workers)
     batches, state = [], {}
     for i, batch in enumerate(loader):
@@ -330,7 +329,7 @@ def assert_rest_equals_rest(build: Build, num_workers: int) -> None:
 
 
 def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
-    """Through a file that holds no code (A9)."""
+    """Through a file that holds no code."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

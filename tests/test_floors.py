@@ -78,7 +78,7 @@ def test_optional_packages_are_imported_in_one_file_each() -> None:
 
 
 def test_private_names_of_torch_are_touched_in_one_file() -> None:
-    """DESIGN.md: the torch_workers of worker processes."""
+    """The torch_workers of worker processes."""
     files = {
         path.name
         for path in PACKAGE.rglob("*.py")

@@ -19,7 +19,7 @@ def test_marked_places_exist() -> None:
 
 
 def test_make_runs_every_mark() -> None:
-    """I4: ``make test-all`` would leave out the tests of a mark that the Makefile does not know."""
+    """``make test-all`` would leave out the tests of a mark that the Makefile does not know."""
     listed = re.search(r"^MARKS := (.+)$", _text("Makefile"), re.MULTILINE)
     block = re.search(r"^markers = \[\n(.*?)^\]", _text("pyproject.toml"), re.MULTILINE | re.DOTALL)
     assert listed is not None

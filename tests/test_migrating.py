@@ -1,4 +1,4 @@
-"""docs/migrating.md: its code runs, and prints what it says it prints (A17, I3)."""
+"""docs/migrating.md: its code runs, and prints what it says it prints."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_public_names_are_locked() -> None:
 
 
 def test_signature_extends_that_of_the_parents() -> None:
-    """A1: every argument of theirs, in their order, with their defaults; explicit, all of it."""
+    """Every argument of theirs, in their order, with their defaults; explicit, all of it."""
     own = inspect.signature(StatefulGPULoader).parameters
     for parent in (StatefulDataLoader, DataLoader):
         theirs = inspect.signature(parent).parameters
@@ -81,7 +81,7 @@ def test_signature_extends_that_of_the_parents() -> None:
 
 
 def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
-    """Law 8: trainers rebuild loaders by reflection."""
+    """Trainers rebuild loaders by reflection."""
     loader = StatefulGPULoader([1, 2, 3], batch_size=2, shuffle=True, seed=5)
     for name in inspect.signature(StatefulGPULoader).parameters:
         assert hasattr(loader, name), name

@@ -29,7 +29,6 @@ StatefulGPULoader.load_state_dict = lambda self, state_dict, accept=(): None
     [pytest.param(name, marks=pytest.mark.ranks) if name == ELASTIC else name for name in EXAMPLES],
 )
 def test_an_example_finds_the_resumed_run_the_same(name: str, tmp_path: Path) -> None:
-    """F1 to F5."""
     done = run_script(FOLDER / f"{name}.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -51,7 +51,7 @@ def test_every_trainer_has_its_table(trainer: str) -> None:
 
 
 def test_every_cell_is_backed_by_a_test() -> None:
-    """F1 to F7: and what is not exact says why."""
+    """What is not exact says why."""
     faults = []
     for heading, cells in rows():
         if len(cells) != 3:

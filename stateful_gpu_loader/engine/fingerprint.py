@@ -209,6 +209,6 @@ def report_unverified(unverified: Mapping[str, str]) -> None:
 
 
 def report_batch_size(state: LoaderState, present: int | None) -> None:
-    """Log a changed batch size, which is allowed (B4)."""
+    """Log a changed batch size, which is allowed."""
     if state.global_batch_size != present:
         logger.info("global batch size changed from %s to %s", state.global_batch_size, present)

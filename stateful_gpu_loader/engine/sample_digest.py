@@ -1,4 +1,4 @@
-"""A cheap digest of samples, to verify that an iterable repeats what it yielded before (A14)."""
+"""A cheap digest of samples, to verify that an iterable repeats what it yielded before."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class DatasetMemory:
     """Remembers the dataset's state before the passes of a loader without workers.
 
     Workers have copies of the dataset. Without them one object serves all passes, so that a state
-    from before a first batch must be restored in it (A15).
+    from before a first batch must be restored in it.
 
     Args:
         dataset: with or without state.

@@ -1,6 +1,6 @@
 """What torchdata's StatefulDataLoader 0.11 wrote, read into checked fields.
 
-Requirement A4: such a state finishes its epoch. torchdata asserts, or fails somewhere inside,
+Such a state finishes its epoch. torchdata asserts, or fails somewhere inside,
 where a state does not fit; here every field is checked before anything is built, and a field
 that is wrong is named by its path, as ``_snapshot._main_snapshot._num_workers``.
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.benchmarks
 def test_what_a_block_costs_is_read_from_its_machine_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """D6: twice the columns are twice the work of a source column, and no less of a pixel."""
+    """Twice the columns are twice the work of a source column, and no less of a pixel."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from benchmarks.gpu.launch_compiled import compiled
     from stateful_gpu_loader.transforms.batches.kernels import BLOCK

@@ -1,4 +1,4 @@
-"""The benchmarks of sources, lanes and locality run to their end (B9, B10, C10)."""
+"""The benchmarks of sources, lanes and locality run to their end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_every_format_resumes_at_both_places(output: Path) -> None:
 
 
 def test_an_order_by_blocks_reads_fewer_places_than_a_full_shuffle(output: Path) -> None:
-    """B9. These are counts, which no load of the machine changes."""
+    """These are counts, which no load of the machine changes."""
     found = markdown.medians_of(_content(output, "locality"))
     for name in ("tar", "parquet"):
         places = {

@@ -1,4 +1,4 @@
-"""Checkpoint: objects under names, their states taken, put back and set by hand (E1)."""
+"""Checkpoint: objects under names, their states taken, put back and set by hand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def test_new_checkpoint_is_empty() -> None:
 
 
 def test_loaded_state_is_applied_at_registration() -> None:
-    """E1."""
     checkpoint = held(a=3, b=4)
     assert checkpoint.is_loaded
     assert not checkpoint.is_complete
@@ -126,7 +125,7 @@ def test_states_are_copies_whoever_changes_his() -> None:
 
 
 def test_automatic_names_tell_the_order_of_registration() -> None:
-    """E1: named objects among them do not shift them."""
+    """Named objects among them do not shift them."""
     first = Checkpoint()
     counters = [Counter(n) for n in range(3)]
     names = [first.register(counters[0]), first.register(Text("t"), "text")]
@@ -210,7 +209,7 @@ def test_object_without_a_loaded_state_is_refused() -> None:
 
 
 def test_state_of_another_type_is_refused_with_both_types() -> None:
-    """E1: and neither object nor checkpoint is changed."""
+    """And neither object nor checkpoint is changed."""
     checkpoint, other = held(a=1), OtherCounter(5)
     types = r"tests\.checkpoint\.counters\.Counter, .*tests\.checkpoint\.counters\.OtherCounter\."
     with pytest.raises(CheckpointError, match=types):
@@ -337,7 +336,7 @@ def test_clear_forgets_all_and_leaves_the_objects() -> None:
 
 
 def test_torch_objects_go_on_exactly() -> None:
-    """E1: module, optimizer, scheduler and scaler, with dropout, against an uninterrupted run."""
+    """Module, optimizer, scheduler and scaler, with dropout, against an uninterrupted run."""
 
     def build() -> dict[str, Any]:
         torch.manual_seed(1)
@@ -443,7 +442,7 @@ def of_another_thread() -> Checkpoint:
 
 
 def test_a_thread_has_one_for_its_life() -> None:
-    """E1: code that is handed no checkpoint registers in the one that its caller collects."""
+    """Code that is handed no checkpoint registers in the one that its caller collects."""
     mine = Checkpoint.current()
     assert Checkpoint.current() is mine
     others = of_another_thread(), of_another_thread()

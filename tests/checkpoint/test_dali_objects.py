@@ -1,4 +1,4 @@
-"""DALI's dynamic readers and RNGs register in a Checkpoint (E2)."""
+"""DALI's dynamic readers and RNGs register in a Checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.dali
 def test_dynamic_readers_and_rngs_go_on_in_another_object(tmp_path: Path) -> None:
-    """E2: in a process of its own, which may hold DALI's threads."""
+    """In a process of its own, which may hold DALI's threads."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     for label in range(12):
         (tmp_path / "files" / f"{label:02d}").mkdir(parents=True)

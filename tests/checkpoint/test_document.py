@@ -61,7 +61,6 @@ def states_of(content: bytes) -> bytes:
 
 @given(states)
 def test_states_come_back_to_the_last_bit_and_in_order(saved: dict[str, SavedState]) -> None:
-    """E1"""
     text = to_text(saved)
     assert identical(as_dicts(from_text(text)), as_dicts(saved))
     assert identical(as_dicts(from_text(text.encode())), as_dicts(saved))
@@ -121,7 +120,7 @@ def test_each_state_has_a_line() -> None:
 
 @pytest.mark.parametrize("path", [VERSION_1, VERSION_2], ids=["1", "2"])
 def test_every_version_loads_for_ever(path: Path) -> None:
-    """B8: these files were written by version 0.1.0 and are never written again."""
+    """These files were written by version 0.1.0 and are never written again."""
     kept = path.read_bytes()
     saved = from_text(kept)
     assert identical(as_dicts(saved), EXPECTED)
@@ -143,7 +142,7 @@ def test_what_has_no_form_is_refused_when_it_is_written(saved: Any, message: str
 
 
 def test_nothing_that_reads_can_execute() -> None:
-    """E1: never pickle."""
+    """Never pickle."""
     for module in (typed_json, document):
         tree = ast.parse(Path(inspect.getfile(module)).read_text())
         imported = {

@@ -41,7 +41,6 @@ def forged(rest: str, *, version: int = 1, raw: bytes = b"") -> bytes:
 
 @EACH_VERSION
 def test_a_text_cut_at_any_byte_is_truncated(whole: bytes) -> None:
-    """E6"""
     assert "is empty: 0 bytes" in refusal(b"")
     for length in range(1, len(whole)):
         assert "the checkpoint is truncated: " in refusal(whole[:length])
@@ -50,7 +49,7 @@ def test_a_text_cut_at_any_byte_is_truncated(whole: bytes) -> None:
 
 @EACH_VERSION
 def test_every_flipped_bit_is_found(whole: bytes) -> None:
-    """E6: also those that leave JSON, white space, the time or the versions of libraries valid."""
+    """Also those that leave JSON, white space, the time or the versions of libraries valid."""
     length = range(whole.index(b'"length": ') + 10, whole.index(b', "sha256"'))
     for number in range(8 * len(whole)):
         data = bytearray(whole)
@@ -61,7 +60,7 @@ def test_every_flipped_bit_is_found(whole: bytes) -> None:
 
 @given(st.data())
 def test_edits_are_found(data: st.DataObject) -> None:
-    """E6: bytes replaced, inserted, removed, moved."""
+    """Bytes replaced, inserted, removed, moved."""
     content = to_bytes({"a": SavedState.of("t", data.draw(values))})
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
     altered = content[:first] + data.draw(st.binary(max_size=5)) + content[last:]
@@ -71,7 +70,6 @@ def test_edits_are_found(data: st.DataObject) -> None:
 
 @given(st.binary(max_size=50), st.booleans())
 def test_any_bytes_are_refused(data: bytes, begins_well: bool) -> None:
-    """G6"""
     refusal((WHOLE[:56] if begins_well else b"") + data)
 
 
@@ -169,7 +167,7 @@ def test_forged_contents_are_otherwise_right() -> None:
     ids=range(15),
 )
 def test_raw_bytes_are_used_in_order_and_once(data: Any, raw: bytes, reason: str) -> None:
-    """G6: else a few bytes of text could claim the same raw bytes a thousand times."""
+    """Else a few bytes of text could claim the same raw bytes a thousand times."""
     assert reason in refusal(with_raw(data, raw))
 
 
@@ -208,7 +206,7 @@ def test_ranges_of_raw_bytes_are_of_version_2_alone() -> None:
     ids=range(22),
 )
 def test_a_forged_content_is_refused(rest: str) -> None:
-    """G6: the checksum is no signature, so what follows it is trusted no more."""
+    """The checksum is no signature, so what follows it is trusted no more."""
     message = refusal(forged(rest))
     assert "is whole, and holds what cannot be read here: " in message
     assert "Remedy: install the versions" in message
@@ -216,7 +214,6 @@ def test_a_forged_content_is_refused(rest: str) -> None:
 
 
 def test_a_forged_claim_of_a_gigabyte_allocates_nothing() -> None:
-    """E6"""
     claim: Any = {"$tensor": {"dtype": "float32", "shape": [1 << 28], "data": "AAAA"}}
     states = {"a": {"type": None, "state": claim}}
     data = forged(TIME + f'"states": {json.dumps(states)}')
@@ -236,7 +233,7 @@ def test_a_forged_claim_of_a_gigabyte_allocates_nothing() -> None:
     ],
 )
 def test_a_dtype_that_this_torch_lacks_is_no_damage(form: str) -> None:
-    """E6: another copy of the file would not help."""
+    """Another copy of the file would not help."""
     message = refusal(forged(TIME + f'"states": {{"a": {{"type": null, "state": {form}}}}}'))
     assert f"'float4_of_later' is no dtype of torch {torch.__version__}" in message
     assert "altered" not in message

@@ -1,4 +1,4 @@
-"""A run that saves, dies and goes on is the run that was never interrupted (E1)."""
+"""A run that saves, dies and goes on is the run that was never interrupted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
-    """E1: pixels, orders, every generator and the losses, over three epochs."""
+    """Pixels, orders, every generator and the losses, over three epochs."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():
@@ -93,7 +93,7 @@ def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("register_first", [True, False])
 def test_run_goes_on_exactly_on_workers(tmp_path: Path, register_first: bool) -> None:
-    """E1: the checkpoint of a run without workers, loaded before or after registration."""
+    """The checkpoint of a run without workers, loaded before or after registration."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():

@@ -1,4 +1,4 @@
-"""Names of checkpoint files: patterns, and paths of links, folders and pipes (E1, E6)."""
+"""Names of checkpoint files: patterns, and paths of links, folders and pipes."""
 
 from __future__ import annotations
 

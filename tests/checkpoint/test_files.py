@@ -1,4 +1,4 @@
-"""Files are whole or not there at all, whenever the writer dies or fails (E1)."""
+"""Files are whole or not there at all, whenever the writer dies or fails."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def after_bytes(count: int, act: Callable[[], None]) -> None:
 def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
     tmp_path: Path, name: str
 ) -> None:
-    """E1, E6: a real SIGKILL after k bytes of the write."""
+    """A real SIGKILL after k bytes of the write."""
     path = tmp_path / name
     length = os.path.getsize(save(path, 1))
 
@@ -100,7 +100,7 @@ def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
 def test_killed_writer_leaves_a_whole_file_at_any_call(
     tmp_path: Path, name: str, keep: int | None
 ) -> None:
-    """E1: killed before each call of the operating system, until one save is through."""
+    """Killed before each call of the operating system, until one save is through."""
     path = tmp_path / name
     for number in range(100):
         previous, count = 2 * number, 2 * number + 1
@@ -129,7 +129,7 @@ def test_killed_writer_leaves_a_whole_file_at_any_call(
 def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
     tmp_path: Path, name: str, code: int
 ) -> None:
-    """E1: the disk is full, or fails, at each call in turn; the next save goes on."""
+    """The disk is full, or fails, at each call in turn; the next save goes on."""
     path = tmp_path / name
 
     failed_in = []
@@ -166,7 +166,7 @@ def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
 
 @pytest.mark.parametrize("name", PATHS)
 def test_size_limit_leaves_the_previous_file_whole_and_no_other(tmp_path: Path, name: str) -> None:
-    """E1: a write that the operating system itself cuts short."""
+    """A write that the operating system itself cuts short."""
     path = tmp_path / name
     before = os.path.basename(save(path, 1))
 
@@ -193,7 +193,7 @@ def test_write_in_pieces_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_file_is_synced_before_it_has_its_name_and_the_folder_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E1: what has a name outlasts a loss of power; old files go only then."""
+    """What has a name outlasts a loss of power; old files go only then."""
     path = tmp_path / "new" / "folder" / PATHS[0]
     seen: list[str] = []
 

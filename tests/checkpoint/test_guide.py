@@ -16,7 +16,6 @@ GUIDE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 def test_the_guide_runs_and_prints_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I3."""
     blocks = re.findall(r"```(python|text)\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert len(blocks) > 10
     monkeypatch.chdir(tmp_path)

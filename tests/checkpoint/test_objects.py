@@ -1,4 +1,4 @@
-"""What can be registered, and under which type it is kept (E1)."""
+"""What can be registered, and under which type it is kept."""
 
 from __future__ import annotations
 
@@ -45,7 +45,6 @@ TYPES = {
 
 @pytest.mark.parametrize("name", TYPES)
 def test_state_survives_a_text_and_is_kept_under_the_public_name(name: str) -> None:
-    """E1."""
     thing = TYPES[name]()
     saved = Checkpoint()
     saved.register(thing, "it")

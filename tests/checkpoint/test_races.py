@@ -1,4 +1,4 @@
-"""Several processes at one pattern: numbers, parts and removals of others (E1)."""
+"""Several processes at one pattern: numbers, parts and removals of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 
 
 def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: Path) -> None:
-    """E1: nobody's file is replaced by another's."""
+    """Nobody's file is replaced by another's."""
     path = tmp_path / PATTERN
     children = []
     for writer in range(4):
@@ -61,7 +61,7 @@ def test_number_taken_meanwhile_is_left_to_whom_it_belongs(
 def test_number_that_was_taken_and_removed_meanwhile_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_links: bool
 ) -> None:
-    """E1: else two saves had one number, and the later state would lie below the earlier."""
+    """Else two saves had one number, and the later state would lie below the earlier."""
     path = tmp_path / PATTERN
     save(path, 1)
     taken = []

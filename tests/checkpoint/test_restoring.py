@@ -1,4 +1,4 @@
-"""States are put into all objects or into none (E1: nothing is lost or half changed)."""
+"""States are put into all objects or into none: nothing is lost or half changed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_everything_is_checked_before_anything_is_changed() -> None:
 
 
 def test_registration_that_fails_leaves_object_and_state() -> None:
-    """E1: the state is there for another object."""
+    """The state is there for another object."""
     checkpoint, counter = with_states({"a": BAD}, {}), Counter(3)
     with pytest.raises(CheckpointError, match=r"(?s)'a' .*refused.*back in \['a'\]"):
         checkpoint.register(counter, "a")

@@ -1,4 +1,4 @@
-"""save, load and keep: which file is taken, which are passed over, and which go (E1, E6)."""
+"""save, load and keep: which file is taken, which are passed over, and which go."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ EACH_DAMAGE = pytest.mark.parametrize(
 
 
 def test_files_are_numbered_from_zero_and_the_newest_is_loaded(tmp_path: Path) -> None:
-    """E1."""
     files = fill(tmp_path / "new" / "folder", 5, 6, 7)
     assert [file.name for file in files] == ["run_0000.json", "run_0001.json", "run_0002.json"]
     checkpoint = Checkpoint()
@@ -109,7 +108,7 @@ def test_path_relative_to_the_working_folder(
 def test_damaged_file_is_refused_by_name(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """E6: and nothing is changed."""
+    """And nothing is changed."""
     file = fill(tmp_path, 1)[0]
     damage(file)
     checkpoint = collected(counter=3)
@@ -126,7 +125,7 @@ def test_damaged_file_is_refused_by_name(
 def test_damaged_file_is_passed_over_for_the_one_before(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """E6: with a warning that names it and says why; the next number is higher all the same."""
+    """With a warning that names it and says why; the next number is higher all the same."""
     files = fill(tmp_path, 1, 2, 3)
     damage(files[2])
     checkpoint = Checkpoint()
@@ -140,7 +139,6 @@ def test_damaged_file_is_passed_over_for_the_one_before(
 
 
 def test_all_damaged_files_are_listed_where_none_is_whole(tmp_path: Path) -> None:
-    """E6."""
     files = fill(tmp_path, *range(len(DAMAGES)))
     for file, (damage, _) in zip(files, DAMAGES, strict=True):
         damage(file)
@@ -181,7 +179,6 @@ def test_unreadable_file_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_keep_removes_what_is_older_than_the_newest(tmp_path: Path) -> None:
-    """E1."""
     checkpoint, counter = Checkpoint(), Counter()
     checkpoint.register(counter, "counter")
     others = [tmp_path / name for name in ("run_9.json", "run_0001.txt", "x_0001.json")]
@@ -200,7 +197,7 @@ def test_keep_removes_what_is_older_than_the_newest(tmp_path: Path) -> None:
 def test_keep_does_not_count_what_is_damaged(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """E6: the newest n whole ones stay."""
+    """The newest n whole ones stay."""
     files = fill(tmp_path, 0, 1, 2, 3)
     damage(files[3])
     written = collected(counter=4).save(tmp_path / PATTERN, keep=2)

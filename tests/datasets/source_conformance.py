@@ -1,4 +1,4 @@
-"""What every source and every sharded dataset promises, in one helper each (C12).
+"""What every source and every sharded dataset promises, in one helper each.
 
 The stream is compared with an uninterrupted run, pixels included, by :mod:`tests.conformance`.
 """
@@ -184,7 +184,7 @@ def _assert_resumes_apart(make: Callable[..., StatefulGPULoader[Any]]) -> None:
 
 
 def _assert_survives_kills(make: Callable[..., StatefulGPULoader[Any]]) -> None:
-    """G1: workers are killed behind two batches of each epoch, and nothing changes."""
+    """Workers are killed behind two batches of each epoch, and nothing changes."""
     expected, _ = uninterrupted(make(), 2)
     loader = make(**FORKED, prefetch_factor=1)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""docs/adding-a-source.md: its examples run, and its source keeps every promise (C12)."""
+"""docs/adding-a-source.md: its examples run, and its source keeps every promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefixes of a mixture, counted exactly (B10)."""
+"""Prefixes of a mixture, counted exactly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row_of(weights: list[int], length: int) -> list[int]:
 def test_every_prefix_is_in_proportion_within_the_stated_bound(
     weights: list[float], n: int
 ) -> None:
-    """B10: for any real weights, without rounding."""
+    """For any real weights, without rounding."""
     counts = Apportionment(as_integers(weights)).counts(n)
     exact = [Fraction(weight) for weight in weights]
     assert sum(counts) == n

@@ -1,4 +1,4 @@
-"""Every source and every sharded dataset keeps all promises (C2 to C8, C12, B5)."""
+"""Every source and every sharded dataset keeps all promises."""
 
 from __future__ import annotations
 

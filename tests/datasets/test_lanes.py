@@ -1,4 +1,4 @@
-"""How shards are dealt into lanes, and lanes to ranks (B5)."""
+"""How shards are dealt into lanes, and lanes to ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_numbers_of_samples_are_asked_for_once() -> None:
 
 
 def test_ranks_divide_the_lanes() -> None:
-    """B5: each lane is one rank's."""
+    """Each lane is one rank's."""
     for ranks in (1, 2, 3, 4, 6, 12):
         LanePlan(Numbers(lanes=12), shuffle=False).check_ranks(ranks)
         served = [

@@ -1,4 +1,4 @@
-"""MixedDataset as a dataset: its parts, weights and the length of an epoch (B10)."""
+"""MixedDataset as a dataset: its parts, weights and the length of an epoch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_no_mixture_is_refused_by_name(
 
 
 def test_the_fingerprint_is_that_of_all_parts() -> None:
-    """B7: a part without a content id is known by class and length."""
+    """A part without a content id is known by class and length."""
     texts = {
         MixedDataset(parts).fingerprint()
         for parts in (

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers: any bytes are read, or refused with their place (C2)."""
+"""The wire format of protocol buffers: any bytes are read, or refused with their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that takes another's place after it was indexed is noticed, whoever reads (law 6)."""
+"""A file that takes another's place after it was indexed is noticed, whoever reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_database(path: Path, label: int) -> Path:
 
 
 def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path) -> None:
-    """C2: even while one over the database before it is still held."""
+    """Even while one over the database before it is still held."""
     path = write_database(tmp_path / "lmdb", 1)
     first = CaffeLMDBSource(path)
     assert first[0][1] == 1
@@ -42,7 +42,7 @@ def test_a_source_made_anew_reads_the_database_that_is_there_now(tmp_path: Path)
 def test_a_replaced_file_of_records_is_no_bad_sample(
     tmp_path: Path, kind: Kind, make: Any, on_bad_sample: str
 ) -> None:
-    """C5, C6: nor does it give other images of as many bytes, read by a worker that opens it."""
+    """Nor does it give other images of as many bytes, read by a worker that opens it."""
     path, images = tmp_path / "a.records", photos(tmp_path / "photos", 6)
     kind.write(path, images)
     source = make(path)

@@ -1,4 +1,4 @@
-"""Splits and concatenations of sources (C1)."""
+"""Splits and concatenations of sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches by the rule: each image judged by itself, the machine's faults never its own (D7, G6)."""
+"""Batches by the rule: each image judged by itself, the machine's faults never its own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: se
 
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
 def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing]) -> None:
-    """Law 1: with others or alone, with good ones or bad ones."""
+    """With others or alone, with good ones or bad ones."""
     files = [damaged(data) if i == 4 else data for i, data in enumerate(FILES)]
     together = decode_batch_by_rule(backend(), files, HEADERS)
     for image, data, header in zip(together, files, HEADERS, strict=True):
@@ -126,7 +126,7 @@ def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
 
 @pytest.mark.parametrize("message", WITHOUT_CAUSE)
 def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
-    """Law 6: torch 2.11 says no more than this where nothing could be allocated."""
+    """torch 2.11 says no more than this where nothing could be allocated."""
     with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h"):
         decode_batch_by_rule(AllOrNothing(message), [*FILES, damaged(FILES[0])], [*HEADERS] * 2)
 
@@ -184,7 +184,7 @@ def test_grey_that_stays_one_channel_is_refused() -> None:
 def test_a_refusal_on_a_full_gpu_is_want_of_memory(
     backend: type[AllOrNothing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 6: whatever the backend says of it; the limit may be the GPU's or torch's own."""
+    """Whatever the backend says of it; the limit may be the GPU's or torch's own."""
     stub = CudaStub(monkeypatch)
     bad = [*FILES[:3], damaged(FILES[3])]
     assert isinstance(decode_batch_by_rule(backend(), bad, HEADERS[:4])[3], ValueError)

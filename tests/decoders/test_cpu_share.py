@@ -1,4 +1,4 @@
-"""What of the images is left to the CPUs: by their bytes, evenly (law 1)."""
+"""What of the images is left to the CPUs: by their bytes, evenly."""
 
 from __future__ import annotations
 

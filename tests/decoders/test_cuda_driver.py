@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver, played; and none where it is missing (C9, D8)."""
+"""Calls of CUDA's driver, played; and none where it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DALI's decoder on the CPU, for real (D1, I1)."""
+"""DALI's decoder on the CPU, for real."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_what_dali_is_not_given_is_decoded_by_torchvision(
 def test_the_machines_faults_are_not_the_files(
     decoder: DaliDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 6: DALI tells both in one long report."""
+    """DALI tells both in one long report."""
     report = "Critical error in pipeline:\nError in CPU operator\nstd::bad_alloc\n"
 
     class Exhausted:

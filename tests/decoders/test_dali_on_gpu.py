@@ -99,7 +99,7 @@ def test_pipelines_are_made_at_the_first_batch_for_the_device(
 
 
 def test_a_gpus_pipeline_leaves_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 1: with any other hw_decoder_load the length of a batch would decide pixels."""
+    """With any other hw_decoder_load the length of a batch would decide pixels."""
     asked: dict[str, Any] = {}
     dali = module.require_dali()
 

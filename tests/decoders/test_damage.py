@@ -1,4 +1,4 @@
-"""Damaged and hostile files: the right pixels or ValueError with a reason, never a crash (G6)."""
+"""Damaged and hostile files: the right pixels or ValueError with a reason, never a crash."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def failing(*messages: str) -> Any:
 
 @pytest.mark.parametrize("message", NO_MEMORY)
 def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
-    """Law 6: a sample must not be replaced because the machine was short of memory."""
+    """A sample must not be replaced because the machine was short of memory."""
     data = encode(photo())
     with pytest.raises(RuntimeError, match=re.escape(message[:20])) as raised:
         rule.decode_by_rule(failing(message), data, probe(data))
@@ -219,7 +219,7 @@ def test_want_of_memory_is_no_fault_of_the_bytes(message: str) -> None:
 
 @pytest.mark.parametrize("message", WITHOUT_CAUSE)
 def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> None:
-    """Law 6: torch 2.11 says no more than this where nothing could be allocated."""
+    """torch 2.11 says no more than this where nothing could be allocated."""
     data = encode(photo())
     with pytest.raises(LoaderError, match=r"does not say why: .*ops\.h.*torch >= 2\.13"):
         rule.decode_by_rule(failing(message), data, probe(data))
@@ -228,7 +228,7 @@ def test_a_failure_without_a_cause_is_no_fault_of_the_bytes(message: str) -> Non
 def test_memory_is_asked_for_before_an_image_is_called_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Law 6: libwebp and torchvision's PNG reader refuse in the same words for want of memory."""
+    """Libwebp and torchvision's PNG reader refuse in the same words for want of memory."""
     sizes: list[int] = []
 
     def full(size: int, **arguments: Any) -> torch.Tensor:
@@ -247,7 +247,7 @@ def test_memory_is_asked_for_before_an_image_is_called_bad(
 def test_no_sample_is_replaced_for_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 6: the pixels would depend on how much memory others use."""
+    """The pixels would depend on how much memory others use."""
     (tmp_path / "a").mkdir()
     for i in range(4):
         (tmp_path / "a" / f"{i}.jpg").write_bytes(bytes(encode(photo()).numpy()))

@@ -1,4 +1,4 @@
-"""Every GPU decoder that is installed, on a GPU, against torchvision on the CPU (D7, D8, D11)."""
+"""Every GPU decoder that is installed, on a GPU, against torchvision on the CPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_variant_that_is_taken_is_decoded(decoder: BatchDecoder) -> None:
 
 
 def test_the_length_of_a_batch_decides_no_pixel(decoder: BatchDecoder) -> None:
-    """Law 1: alone, in small batches, in large ones, by a decoder of any past."""
+    """Alone, in small batches, in large ones, by a decoder of any past."""
     files = list(VARIANTS.values()) * 4
     alone = [decode(decoder, [data])[0] for data in VARIANTS.values()] * 4
     for size in (2, len(files), 7):
@@ -111,7 +111,7 @@ def test_damaged_entropy_data_gives_the_same_answer_each_time(decoder: BatchDeco
 
 
 def test_decoding_waits_for_work_that_still_reads_freed_memory(decoder: BatchDecoder) -> None:
-    """D8: nvJPEG's engines write at once, into memory that torch's allocator has just got back."""
+    """nvJPEG's engines write at once, into memory that torch's allocator has just got back."""
     files = list(PHOTOS.values())
     expected = decode(decoder, files)
     stream = torch.cuda.Stream()

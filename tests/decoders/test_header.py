@@ -1,4 +1,4 @@
-"""What the bytes say of an image before it is decoded (D1, D11, G6)."""
+"""What the bytes say of an image before it is decoded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def huge_canvas() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_format_and_size_are_those_of_the_decoded_image(name: str) -> None:
-    """D11: the transforms are told these sizes before anything is decoded."""
+    """The transforms are told these sizes before anything is decoded."""
     found = probe(VARIANTS[name])
     assert found.format == name.split()[0]
     assert (found.height, found.width) == by_pillow(VARIANTS[name]).shape[:2]
@@ -54,7 +54,6 @@ def test_format_and_size_are_those_of_the_decoded_image(name: str) -> None:
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("name", ["jpeg", "png", "webp"])
 def test_orientation_is_read_from_every_format(name: str, orientation: int) -> None:
-    """D11."""
     found = probe(encode(photo(20, 30), name, exif=exif(orientation)))
     assert found.orientation == orientation
     assert (found.height, found.width) == ((30, 20) if orientation >= 5 else (20, 30))
@@ -68,7 +67,7 @@ def test_an_orientation_that_does_not_exist_is_none(value: int) -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_is_read_in_both_byte_orders(order: str) -> None:
-    """D11: a SHORT and a LONG, little and big endian; other types are no orientation."""
+    """A SHORT and a LONG, little and big endian; other types are no orientation."""
     from struct import pack
 
     from stateful_gpu_loader.decoders.orientation import read_orientation
@@ -82,7 +81,7 @@ def test_orientation_is_read_in_both_byte_orders(order: str) -> None:
 
 
 def test_jpeg_fields_tell_what_a_gpu_decoder_must_know() -> None:
-    """D1: baseline or progressive, subsampling, and the meaning of the components."""
+    """Baseline or progressive, subsampling, and the meaning of the components."""
     image = photo()
     baseline = jpeg(encode(image, subsampling=2))
     assert (baseline.process, baseline.progressive, baseline.precision) == (0xC0, False, 8)
@@ -144,14 +143,13 @@ def test_bytes_that_lie_in_a_larger_tensor_are_read() -> None:
     ],
 )
 def test_what_is_no_image_of_ours_is_named(start: bytes, reason: str) -> None:
-    """G6."""
     with pytest.raises(ValueError, match=reason):
         probe(as_tensor(start) if start else torch.empty(0, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["jpeg 4:2:0", "jpeg progressive", "webp lossy", "webp animated"])
 def test_every_truncation_is_refused_before_decoding(name: str) -> None:
-    """G6: JPEG and WebP say where they end; nvJPEG would decode half of one in silence."""
+    """JPEG and WebP say where they end; nvJPEG would decode half of one in silence."""
     data = VARIANTS[name]
     for length in range(data.numel()):
         with pytest.raises(ValueError, match=r"truncated|empty|no JPEG|text|ends before"):
@@ -181,7 +179,7 @@ def test_every_truncation_is_refused_before_decoding(name: str) -> None:
     ],
 )
 def test_impossible_headers_are_refused(data: torch.Tensor, reason: str) -> None:
-    """G6: no memory is taken for a claim that cannot be true, and the time is bounded."""
+    """No memory is taken for a claim that cannot be true, and the time is bounded."""
     with pytest.raises(ValueError, match=reason):
         probe(data)
 

@@ -1,4 +1,4 @@
-"""nvImageCodec behind the protocol: engines, then CUDA, by the bytes and never by load (D7)."""
+"""nvImageCodec behind the protocol: engines, then CUDA, by the bytes and never by load."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_an_engine_refuses_goes_to_cuda(library: FakeNvimgcodec) -> None:
 
 
 def test_a_batch_that_the_engines_lose_is_not_given_to_cuda(library: FakeNvimgcodec) -> None:
-    """Law 1: the neighbours of one bad image keep the pixels that they have without it."""
+    """The neighbours of one bad image keep the pixels that they have without it."""
     files = [data for name, data in FILES.items() if name not in PROGRESSIVE][:4]
     library.lose_batches_with = [files[2]]
     images = decode(NvimgcodecBatchDecoder(DEVICE), files)

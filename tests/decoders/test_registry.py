@@ -1,4 +1,4 @@
-"""Decoders by name, and what happens where one is missing (D1, D2)."""
+"""Decoders by name, and what happens where one is missing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def _forget_operators() -> Any:
 
 
 def test_every_available_decoder_can_be_made_by_name() -> None:
-    """D1, D2."""
     for name in available():
         decoder = make_decoder(name)
         assert isinstance(decoder, Decoder)
@@ -84,7 +83,7 @@ def test_an_unknown_name_lists_the_choices() -> None:
 
 @pytest.mark.usefixtures("without_torchcodec")
 def test_without_torchcodec_auto_is_torchvision() -> None:
-    """D2: optional; asked for by name, it says how to get it."""
+    """Optional; asked for by name, it says how to get it."""
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto", prefer="torchcodec").family == "torchvision"
@@ -94,7 +93,7 @@ def test_without_torchcodec_auto_is_torchvision() -> None:
 
 @pytest.mark.usefixtures("with_broken_torchcodec")
 def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why() -> None:
-    """D2: it is installed, but its libraries do not fit; that is no ImportError of Python's."""
+    """It is installed, but its libraries do not fit; that is no ImportError of Python's."""
     pytest.importorskip("torchcodec")
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()

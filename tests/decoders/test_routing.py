@@ -1,4 +1,4 @@
-"""Routing is a pure function of the header (law 1, D7)."""
+"""Routing is a pure function of the header."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rule, the same pixels from every backend (D1, D2, D11)."""
+"""One rule, the same pixels from every backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def as_array(decoder: Decoder, data: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_format_gives_the_pixels_of_the_rule(decoder: Decoder, name: str) -> None:
-    """D11: the whole grid, against Pillow (and against arithmetic for 16 bits)."""
+    """The whole grid, against Pillow (and against arithmetic for 16 bits)."""
     data, expected = VARIANTS[name]
     shown = as_array(decoder, data)
     assert shown.dtype == np.uint8
@@ -38,7 +38,7 @@ def test_every_format_gives_the_pixels_of_the_rule(decoder: Decoder, name: str) 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_backends_agree_to_the_pixel(name: str) -> None:
-    """D11: with the wheels that are installed here even JPEGs are equal."""
+    """With the wheels that are installed here even JPEGs are equal."""
     data, _ = VARIANTS[name]
     images = [as_array(make_decoder(backend), data) for backend in available()]
     for image in images[1:]:
@@ -49,7 +49,7 @@ def test_backends_agree_to_the_pixel(name: str) -> None:
 def test_decoding_leaves_no_trace(
     decoder: Decoder, name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """D11: neither the bytes change, nor is anything printed (warnings are errors here)."""
+    """Neither the bytes change, nor is anything printed (warnings are errors here)."""
     data, _ = VARIANTS[name]
     before = data.clone()
     first, second = (decoder.decode(data, probe(data)) for _ in range(2))
@@ -65,7 +65,7 @@ def test_a_plain_jpeg_is_not_copied_after_decoding(decoder: Decoder) -> None:
 
 
 def test_16_bits_become_8_by_the_rule_for_every_value() -> None:
-    """D11: libpng rounds in integers, so does to_8_bits; both equal the formula."""
+    """Libpng rounds in integers, so does to_8_bits; both equal the formula."""
     values = torch.arange(65536, dtype=torch.int32)
     expected = (values.double() * 255 / 65535).round().to(torch.uint8)
     assert torch.equal(to_8_bits(values.to(torch.uint16)), expected)

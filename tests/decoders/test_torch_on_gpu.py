@@ -89,7 +89,7 @@ def test_a_bad_image_costs_none_of_the_others(decoder: BatchDecoder, operator: O
 def test_the_host_waits_for_the_stream_before_nvjpeg_writes(
     decoder: BatchDecoder, operator: Operator
 ) -> None:
-    """D8: the engines ignore the stream's order."""
+    """The engines ignore the stream's order."""
     decode(decoder, [*COMMON.values()][:2])
     assert operator.events == ["wait", "decode"]
 

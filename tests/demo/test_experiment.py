@@ -1,4 +1,4 @@
-"""G5: a real process, killed with SIGKILL and resumed on other workers, is the same run."""
+"""A real process, killed with SIGKILL and resumed on other workers, is the same run."""
 
 from __future__ import annotations
 

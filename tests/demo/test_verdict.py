@@ -1,4 +1,4 @@
-"""The demo's judgement, from what processes told: exact, another run, or not shown at all (H6)."""
+"""The demo's judgement, from what processes told: exact, another run, or not shown at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One intra-op thread where a request runs, and nowhere else (law 1)."""
+"""One intra-op thread where a request runs, and nowhere else."""
 
 from __future__ import annotations
 

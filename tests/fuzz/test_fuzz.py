@@ -1,4 +1,4 @@
-"""Random lives of random loaders (A6, B2 to B4, G1, G4, law 4); docs/robustness.md."""
+"""Random lives of random loaders; docs/robustness.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU and GPU: the same draws, nearly the same pixels, and a state that tells them apart (D5)."""
+"""CPU and GPU: the same draws, nearly the same pixels, and a state that tells them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's CUDA graphs beside a loader that works ahead (D8)."""
+"""A model's CUDA graphs beside a loader that works ahead."""
 
 from __future__ import annotations
 

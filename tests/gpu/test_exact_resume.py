@@ -1,4 +1,4 @@
-"""Resuming on a GPU, bit for bit, from every batch (A6, B2, D9)."""
+"""Resuming on a GPU, bit for bit, from every batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_recipes_beside_the_one_launch_resume_exactly(mixed: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["replace", "drop"])
 def test_a_bad_image_costs_its_own_place_alone(tmp_path: Path, backend: str, policy: str) -> None:
-    """Law 6: the same batches on every run, and its neighbours in them."""
+    """The same batches on every run, and its neighbours in them."""
     write_mixed_folder(tmp_path)
     damaged = sorted(tmp_path.glob("*/photo_*.jpg"))[3]
     content = damaged.read_bytes()

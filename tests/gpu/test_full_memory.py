@@ -1,4 +1,4 @@
-"""A GPU whose memory is full: said with the sizes, and nothing is lost (law 2)."""
+"""A GPU whose memory is full: said with the sizes, and nothing is lost."""
 
 from __future__ import annotations
 

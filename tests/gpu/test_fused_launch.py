@@ -1,4 +1,4 @@
-"""The one launch: equal to the torch path on the same GPU, and to torchvision's floats (D7)."""
+"""The one launch: equal to the torch path on the same GPU, and to torchvision's floats."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_launch_is_used_where_there_is_triton() -> None:
 
 
 def test_errors_against_torchvision_stay_under_a_level(device: torch.device) -> None:
-    """D7: at most 1/255 of full range before normalising, against unrounded float32."""
+    """At most 1/255 of full range before normalising, against unrounded float32."""
     recipes = T.Compose([T.RandomResizedCrop(96), T.RandomHorizontalFlip()])
     images = _images(device)
     drawn = _drawn(recipes, images)

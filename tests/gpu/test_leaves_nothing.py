@@ -1,4 +1,4 @@
-"""However a loop ends, neither memory nor threads nor a hanging process stay behind (D8, D9)."""
+"""However a loop ends, neither memory nor threads nor a hanging process stay behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``device="cuda"`` moves the batches of any dataset, whatever their structure (D9)."""
+"""``device="cuda"`` moves the batches of any dataset, whatever their structure."""
 
 from __future__ import annotations
 

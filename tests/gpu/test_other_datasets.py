@@ -1,4 +1,4 @@
-"""Shards, functions and moving targets on a GPU, resumed from every batch (B5, C8, C9)."""
+"""Shards, functions and moving targets on a GPU, resumed from every batch."""
 
 from __future__ import annotations
 

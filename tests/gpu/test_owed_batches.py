@@ -1,4 +1,4 @@
-"""The yardstick of the other tests here: a loader delivers the batches it owes (law 1, D5)."""
+"""The yardstick of the other tests here: a loader delivers the batches it owes."""
 
 from __future__ import annotations
 

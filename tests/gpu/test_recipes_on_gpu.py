@@ -1,4 +1,4 @@
-"""Every recipe on a batch, on the GPU: the CPU's pixels, no wait, no launch a sample (D5, D6)."""
+"""Every recipe on a batch, on the GPU: the CPU's pixels, no wait, no launch a sample."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _settings_restored() -> Iterator[None]:
 def test_the_users_settings_change_no_pixel(
     case: Case, change: Callable[[], None], device: torch.device
 ) -> None:
-    """Law 1: a batch is a function of the configuration, of which these are no part."""
+    """A batch is a function of the configuration, of which these are no part."""
     for dtype in (torch.uint8, torch.float32):
         images, numbers = _images(8, dtype).to(device), _numbers(case.recipe, 8)
         if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:

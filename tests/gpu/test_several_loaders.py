@@ -1,4 +1,4 @@
-"""Several loaders, streams, threads and GPUs at once: none notices the others (law 1, D8)."""
+"""Several loaders, streams, threads and GPUs at once: none notices the others."""
 
 from __future__ import annotations
 

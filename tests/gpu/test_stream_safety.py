@@ -1,4 +1,4 @@
-"""Memory on a GPU is safe whatever the consumer's stream does with it (D8, law 2).
+"""Memory on a GPU is safe whatever the consumer's stream does with it.
 
 The consumer's stream is kept busy, so that what it reads lies long in the past of the host: the
 batch was freed there, and the loader has gone on decoding.

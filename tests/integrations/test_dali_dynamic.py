@@ -1,4 +1,4 @@
-"""Runs in_dynamic_mode/ in a process of its own and reports its tests one by one (E2).
+"""Runs in_dynamic_mode/ in a process of its own and reports its tests one by one.
 
 The threads that dynamic mode starts stay for the rest of a process, and other tests fork theirs.
 """
@@ -39,7 +39,7 @@ def report() -> list[str]:
 
 @pytest.mark.parametrize("test", TESTS)
 def test_in_dynamic_mode(test: str, report: list[str]) -> None:
-    """E2: see the test of that name."""
+    """See the test of that name."""
     summary = [line.split(" - ")[0] for line in report if line.startswith(("PASSED", "FAILED"))]
     own = [line for line in summary if line.partition("[")[0].endswith(f"/{test}")]
     assert own, f"{test} gave no outcome:\n" + "\n".join(report[-60:])

@@ -1,4 +1,4 @@
-"""DALI's own checkpoints, the bytes and the file, go on in a DALILoader (E4)."""
+"""DALI's own checkpoints, the bytes and the file, go on in a DALILoader."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def endless(loaded: DALILoader) -> Iterator[Any]:
 def test_the_loader_goes_on_where_dali_was(
     reader: str, tmp_path: Path, datasets: dict[str, Arguments]
 ) -> None:
-    """E4: what DALI itself gives next, from its bytes and from its file, at any batch.
+    """What DALI itself gives next, from its bytes and from its file, at any batch.
 
     Under FILL without padding, every batch of a pipeline is one of the loader's.
     """
@@ -155,7 +155,7 @@ def test_another_pipeline_is_refused(change: str, datasets: dict[str, Arguments]
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
-    """E6: and an altered one neither waits for ever nor goes on elsewhere."""
+    """And an altered one neither waits for ever nor goes on elsewhere."""
     loaded = loader(numbers(), "numpy", datasets["numpy"])
     pipeline, _ = of_dali_alone("numpy", datasets["numpy"], 3)
     for damaged in (b"", b"{}", json.dumps(loaded.state_dict()).encode(), b"\x0a\x00"):
@@ -169,7 +169,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, datasets: dict[str, Ar
 
 
 def test_an_altered_reader_is_refused(datasets: dict[str, Arguments]) -> None:
-    """E6: of some such states DALI never comes back, as it has no checksum."""
+    """Of some such states DALI never comes back, as it has no checksum."""
     arguments = {**datasets["numpy"], **READING}
     pipeline, _ = of_dali_alone("numpy", arguments, 3)
     checkpoint = pipeline.checkpoint()
@@ -205,7 +205,7 @@ def pool_of(loaded: DALILoader) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("state_of", ["nothing", "a batch", "DALI"])
 def test_workers_that_wait_serve_the_pipeline_that_is_built(state_of: str) -> None:
-    """C9, E4: they are forked before the GPU is touched, and a state is loaded after."""
+    """They are forked before the GPU is touched, and a state is loaded after."""
     waiting = make_parallel()
     start_workers(waiting)  # before DALI has threads, which are not to be forked
     whole = make_parallel()
@@ -241,7 +241,7 @@ def test_a_refused_state_leaves_the_workers_waiting() -> None:
 
 
 def test_no_worker_is_forked_behind_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C9: only those that would be."""
+    """Only those that would be."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(LoaderError, match="CUDA has been initialised"):
         start_workers(make_parallel())
@@ -274,7 +274,7 @@ class Inherited:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["iter", "start_workers"])
 def test_workers_do_not_take_apart_the_garbage_that_they_inherit(how: str, tmp_path: Path) -> None:
-    """C9: a pipeline in it ended them with a segmentation fault."""
+    """A pipeline in it ended them with a segmentation fault."""
 
     def of_place_with_collection(info: Any) -> Any:
         if info.idx_in_epoch == 0:

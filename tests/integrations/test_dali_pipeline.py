@@ -1,4 +1,4 @@
-"""A DALI pipeline as a loader: after any batch, the rest is what it would have been (E4)."""
+"""A DALI pipeline as a loader: after any batch, the rest is what it would have been."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHUFFLED = {"random_shuffle": True, "initial_fill": 4}
 def test_every_reader_resumes_after_every_batch(
     datasets: dict[str, Arguments], reader: str
 ) -> None:
-    """E4: three epochs of shuffled and augmented images, pixels included."""
+    """Three epochs of shuffled and augmented images, pixels included."""
     make = partial(loader, augmented(), reader, {**datasets[reader], **SHUFFLED})
     assert_exact_resume(make, epochs=3)
 
@@ -61,7 +61,7 @@ def test_the_images_of_these_tests_are_augmented_and_shuffled(
 def test_a_pipeline_that_draws_its_seed_resumes(
     datasets: dict[str, Arguments], shuffle_after_epoch: bool
 ) -> None:
-    """E4: the generators' states are in the state, whatever seeds they had."""
+    """The generators' states are in the state, whatever seeds they had."""
     arguments = (
         {**datasets["file"], "shuffle_after_epoch": True}
         if shuffle_after_epoch
@@ -96,7 +96,7 @@ def test_a_pipeline_that_draws_its_seed_resumes(
 def test_batches_computed_ahead_never_count(
     datasets: dict[str, Arguments], executor: Arguments, prefetch_queue_depth: int
 ) -> None:
-    """E4: with every executor and queue, and from each to another."""
+    """With every executor and queue, and from each to another."""
     arguments = {**datasets["caffe"], **SHUFFLED, "prefetch_queue_depth": prefetch_queue_depth}
     made = {**executor, "prefetch_queue_depth": prefetch_queue_depth}
     make = partial(loader, numbers(), "caffe", arguments)
@@ -119,7 +119,7 @@ def test_batches_keep_their_values(datasets: dict[str, Arguments]) -> None:
 
 
 def test_a_state_survives_files(datasets: dict[str, Arguments]) -> None:
-    """A9: JSON, and a file that torch reads without running code; small and flat."""
+    """JSON, and a file that torch reads without running code; small and flat."""
     loaded = loader(augmented(), "tfrecord", {**datasets["tfrecord"], **SHUFFLED})
     batches = iter(loaded)
     next(batches)
@@ -135,7 +135,7 @@ def test_a_state_survives_files(datasets: dict[str, Arguments]) -> None:
 
 
 def test_it_registers_in_a_checkpoint(tmp_path: Path, datasets: dict[str, Arguments]) -> None:
-    """E4, E1: beside anything else; a pipeline that differs is refused, and nothing is changed."""
+    """Beside anything else; a pipeline that differs is refused, and nothing is changed."""
     make = partial(loader, augmented(), "file", datasets["file"])
     loaded, rng = make(), random.Random(3)
     checkpoint = Checkpoint()
@@ -155,7 +155,7 @@ def test_it_registers_in_a_checkpoint(tmp_path: Path, datasets: dict[str, Argume
 
 
 def test_its_state_is_a_text_too(datasets: dict[str, Arguments]) -> None:
-    """E2: what DALI's own Checkpoint asks objects for."""
+    """What DALI's own Checkpoint asks objects for."""
     loaded = loader(numbers(), "file", datasets["file"])
     batches = iter(loaded)
     next(batches)
@@ -231,7 +231,7 @@ def test_a_failure_loses_no_batch(tmp_path: Path) -> None:
 
 
 def test_nothing_is_built_before_it_is_needed(datasets: dict[str, Arguments]) -> None:
-    """Law 7: a state starts nothing, and a fresh one begins at the beginning."""
+    """A state starts nothing, and a fresh one begins at the beginning."""
     made: list[Any] = []
     plain = loader(numbers(), "file", datasets["file"])
     expected = [copy_of(batch) for batch in plain]

@@ -1,4 +1,4 @@
-"""Which data a state of a DALI pipeline belongs to: moved data is the same, other data not (E4)."""
+"""Which data a state of a DALI pipeline belongs to: moved data is the same, other data not."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_other_data_of_the_same_length_may_be_accepted(
     datasets: dict[str, Arguments],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Law 4: by name, and it is said. Not more of them, where a position is another sample."""
+    """By name, and it is said. Not more of them, where a position is another sample."""
     root = _photographs(tmp_path, datasets)
     reading = {"file_root": str(root)}
     run = loader(numbers(), "file", reading)

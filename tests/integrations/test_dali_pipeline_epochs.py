@@ -1,4 +1,4 @@
-"""Epochs of a DALI pipeline: those of DALI's own iterator, and exact after any batch (E4)."""
+"""Epochs of a DALI pipeline: those of DALI's own iterator, and exact after any batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_epochs_are_those_of_dalis_iterator(
     stick_to_shard: bool,
     policy: str,
 ) -> None:
-    """E4: batch by batch over six epochs, and the length of each."""
+    """Batch by batch over six epochs, and the length of each."""
     arguments: Arguments = {
         "shard_id": num_shards - 1,
         "num_shards": num_shards,
@@ -78,7 +78,7 @@ def test_epochs_are_those_of_dalis_iterator(
 def test_every_policy_resumes_after_every_batch(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """E4: over the epochs in which a shard goes round, and into the next."""
+    """Over the epochs in which a shard goes round, and into the next."""
     arguments: Arguments = {
         "shard_id": 1,
         "num_shards": 3,

@@ -1,4 +1,4 @@
-"""What tells DALI pipelines apart: every field by itself, and what may be accepted (E4, law 4)."""
+"""What tells DALI pipelines apart: every field by itself, and what may be accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States that do not fit a DALI pipeline, and pipelines that cannot be resumed (E4)."""
+"""States that do not fit a DALI pipeline, and pipelines that cannot be resumed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Arguments, Arguments, str]] = {
 def test_another_pipeline_is_refused_by_the_field(
     datasets: dict[str, Arguments], change: str
 ) -> None:
-    """E4: DALI goes on in most of these without a word."""
+    """DALI goes on in most of these without a word."""
     reading, made, field = CHANGES[change]
     assert_refused(make(datasets, reading, **made), after_two_batches(make(datasets)), field)
 
@@ -148,7 +148,7 @@ def test_what_changes_no_batch_is_not_compared(datasets: dict[str, Arguments]) -
 
 
 def test_a_large_pipeline_has_a_small_state(datasets: dict[str, Arguments]) -> None:
-    """Law 3: operators by their digests, readers as ever; a change is still found."""
+    """Operators by their digests, readers as ever; a change is still found."""
     from nvidia.dali import fn, pipeline_def
 
     def build(highest: float, reading: Arguments) -> DALILoader:
@@ -195,7 +195,7 @@ def test_another_line_of_source_is_the_same_pipeline(datasets: dict[str, Argumen
 def test_a_built_pipeline_is_iterated_and_saved_but_not_resumed(
     datasets: dict[str, Arguments],
 ) -> None:
-    """E4: DALI restores a pipeline only while it is built."""
+    """DALI restores a pipeline only while it is built."""
     built = numbers()("file", datasets["file"], batch_size=3, seed=5, enable_checkpointing=True)
     built.build()
     given = DALILoader(built, ["images", "labels"])
@@ -288,7 +288,6 @@ def test_operators_of_python_are_refused_with_a_remedy(datasets: dict[str, Argum
 
 
 def test_damaged_states_are_refused(datasets: dict[str, Arguments]) -> None:
-    """G6."""
     loaded = loader(numbers(), "caffe", datasets["caffe"])
     state = after_two_batches(loaded)
     checkpoint = base64.b64decode(state["checkpoint"])

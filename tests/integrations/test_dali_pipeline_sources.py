@@ -1,4 +1,4 @@
-"""External sources of a DALI pipeline: exact where DALI can resume them, refused elsewhere (E4)."""
+"""External sources of a DALI pipeline: exact where DALI can resume them, refused elsewhere."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make(source: Any, /, *, seed: int = 5, pipeline: Arguments | None = None, **
 def test_sources_of_one_argument_resume(
     source: Source, given: Arguments, prefetch_queue_depth: int
 ) -> None:
-    """E4: after every batch of three epochs."""
+    """After every batch of three epochs."""
     pipeline = {"prefetch_queue_depth": prefetch_queue_depth}
     other = ({"pipeline": {"exec_dynamic": False}},)
     assert_exact_resume(partial(make, source, pipeline=pipeline, **given), epochs=3, other=other)
@@ -130,7 +130,7 @@ def generated() -> Iterator[Any]:
     ids=["no argument", "generator", "iterable", "iterator"],
 )
 def test_sources_with_a_hidden_state_are_refused_by_name(source: Any) -> None:
-    """E4: DALI warns, and resumes them from their beginning."""
+    """DALI warns, and resumes them from their beginning."""
     with pytest.raises(LoaderError, match=r"external source numbers, an? .*CallableSource"):
         next(iter(make(source)))
 

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint with a loader as a value, on 1, 2, 4 and 1 processes (B5, E5)."""
+"""torch.distributed.checkpoint with a loader as a value, on 1, 2, 4 and 1 processes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def flat(runs: list[Run]) -> list[tuple[int, str]]:
 
 @pytest.mark.ranks
 def test_a_loader_is_a_stateful_of_torch() -> None:
-    """E5: DCP calls its two methods by itself."""
+    """DCP calls its two methods by itself."""
     loader = StatefulGPULoader(range(4))
     assert isinstance(loader, Stateful)
     assert isinstance(RankedState(loader), Stateful)
@@ -96,7 +96,7 @@ def test_a_loader_is_a_stateful_of_torch() -> None:
 def test_map_style_keeps_its_global_batches(
     way: str, chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:
-    """B3, E5: numbers and pixels, on 1, 2, 4 and 1 processes, and in the next epoch."""
+    """Numbers and pixels, on 1, 2, 4 and 1 processes, and in the next epoch."""
     found = [batch for run in chains["map", way] for batch in global_batches(run)]
     assert found == [sorted(batch) for batch in undisturbed["map"]]
     assert [len(run) for run in chains["map", way]] == list(SIZES)
@@ -107,7 +107,7 @@ def test_map_style_keeps_its_global_batches(
 def test_lanes_deliver_every_sample_once(
     way: str, chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:
-    """B5, E5: with the pixels of one process; and the next epoch is the same."""
+    """With the pixels of one process; and the next epoch is the same."""
     *runs, last = chains["lanes", way]
     (rest,) = last
     one_epoch = len(undisturbed["lanes"]) // 2
@@ -122,7 +122,7 @@ def test_lanes_deliver_every_sample_once(
 def test_lanes_of_known_length_deliver_every_sample(
     chains: Chains, undisturbed: dict[str, Samples]
 ) -> None:
-    """B5: ranks that deliver as many batches need the states of all to go on."""
+    """Ranks that deliver as many batches need the states of all to go on."""
     *runs, last = chains["counted lanes", "ranked"]
     (rest,) = last
     one_epoch = len(undisturbed["counted lanes"]) // 2
@@ -133,7 +133,7 @@ def test_lanes_of_known_length_deliver_every_sample(
 def test_ranks_of_as_many_processes_go_on_each_by_itself(
     data: dict[str, Any], tmp_path: Path
 ) -> None:
-    """B5, G4: lanes that end before others, records of bad samples, states of objects of mine."""
+    """Lanes that end before others, records of bad samples, states of objects of mine."""
     names = ("lanes that end alone", "bad samples", "states")
     jobs = [Job(data=name, dataset=data[name]) for name in names]
     whole = on_ranks(run_all, 2, jobs)

@@ -1,4 +1,4 @@
-"""States of distributed checkpoints that do not fit: refused with the numbers (B7, E5)."""
+"""States of distributed checkpoints that do not fit: refused with the numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.trainer_data import image_loader
 
 
 def test_on_another_number_of_ranks_and_with_a_rank_missing(tmp_path: Path) -> None:
-    """B7, E5: states of own objects by both numbers, lanes by the name of the missing one."""
+    """States of own objects by both numbers, lanes by the name of the missing one."""
     data = datasets(tmp_path / "data")
 
     def job(name: str, way: str = "ranked", **arguments: Any) -> Job:
@@ -74,7 +74,7 @@ GOOD = value_of(ranks_of(2))
 
 
 def test_another_batch_size_needs_the_states_of_all() -> None:
-    """B5: a rank's own state cannot tell how many batches the largest rank has left."""
+    """A rank's own state cannot tell how many batches the largest rank has left."""
     wrapped = ranked(batch_size=1)
     wrapped.load_state_dict(GOOD)
     own = ranked()
@@ -84,7 +84,7 @@ def test_another_batch_size_needs_the_states_of_all() -> None:
 
 
 def test_the_records_of_bad_samples_become_one() -> None:
-    """G4: each rank keeps its own on as many ranks, and has all on another number."""
+    """Each rank keeps its own on as many ranks, and has all on another number."""
     states = ranks_of(2)
     for rank, state in enumerate(states):
         row = f'[{rank}, {rank}, 0, "ValueError: x", true]'
@@ -96,7 +96,7 @@ def test_the_records_of_bad_samples_become_one() -> None:
 
 
 def test_another_batch_size_where_states_cannot_be_merged() -> None:
-    """B7: what the rank's own state was refused for is said."""
+    """What the rank's own state was refused for is said."""
     first, second = ranks_of(2)
     with pytest.raises(StateMismatch) as error:
         ranked(batch_size=1).load_state_dict(value_of([first, {**second, "position": 1}]))
@@ -104,7 +104,7 @@ def test_another_batch_size_where_states_cannot_be_merged() -> None:
 
 
 def test_states_of_different_steps_are_refused_on_another_number() -> None:
-    """B7: both numbers, and why."""
+    """Both numbers, and why."""
     wrapped = ranked(size=1)
     before = wrapped.loader.state_dict()
     with pytest.raises(StateMismatch, match="the state has 2, expected was 1") as error:
@@ -134,7 +134,6 @@ def test_states_of_different_steps_are_refused_on_another_number() -> None:
     ],
 )
 def test_what_is_no_such_state_changes_nothing(state: Any, field: str) -> None:
-    """B7."""
     wrapped = ranked()
     before = wrapped.loader.state_dict()
     with pytest.raises(StateMismatch) as error:

@@ -58,7 +58,7 @@ def saved(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 def test_ranks_of_one_group_get_the_same_batches(
     shared: str, kind: str, ranks: list[dict[str, Any]]
 ) -> None:
-    """B6: numbers and pixels, of the stages of a pipeline, too; together each sample once."""
+    """Numbers and pixels, of the stages of a pipeline, too; together each sample once."""
     of_group: dict[int, list[list[Step]]] = {0: [], 1: []}
     for rank in ranks:
         of_group[rank[shared, kind]["dp rank"]].append(rank[shared, kind]["steps"])
@@ -75,7 +75,7 @@ def test_ranks_of_one_group_get_the_same_batches(
 def test_state_is_the_same_on_all_ranks(
     shared: str, kind: str, ranks: list[dict[str, Any]]
 ) -> None:
-    """B6, E5: of lanes, once it is gathered over the data-parallel dimension."""
+    """Of lanes, once it is gathered over the data-parallel dimension."""
     which = "state" if kind == "map-style" else "gathered"
     states = [rank[shared, kind][which] for rank in ranks]
     assert all(state == states[0] for state in states)
@@ -83,7 +83,7 @@ def test_state_is_the_same_on_all_ranks(
 
 
 def test_lanes_gathered_over_all_ranks_are_refused(ranks: list[dict[str, Any]]) -> None:
-    """B6, E5: each lane would be there twice; the numbers are named on every rank."""
+    """Each lane would be there twice; the numbers are named on every rank."""
     for rank in ranks:
         assert "8 cursors in all, expected was 4 different lanes" in rank["over all"].replace(
             "'", ""
@@ -100,7 +100,7 @@ def test_other_meshes_go_on(
     ranks: list[dict[str, Any]],
     request: pytest.FixtureRequest,
 ) -> None:
-    """B3, B6: from (2, 2) on (4, 1), (1, 4) and (1, 2), with the global batches that were left."""
+    """From (2, 2) on (4, 1), (1, 4) and (1, 2), with the global batches that were left."""
     resumed = request.getfixturevalue(f"resumed_on_{num_ranks}")
     undisturbed = _global_steps([rank["tp", kind] for rank in ranks])[SAVED_AFTER:]
     for shape in SHAPES[num_ranks]:
@@ -114,7 +114,7 @@ def test_other_meshes_go_on(
 
 
 def test_torchs_sampler_of_the_mesh_gives_one_group_the_same(ranks: list[dict[str, Any]]) -> None:
-    """B6: augmentations are keyed by the ranks that a DistributedSampler was given."""
+    """Augmentations are keyed by the ranks that a DistributedSampler was given."""
     of_rank = [rank["torch's sampler"] for rank in ranks]
     assert of_rank[0] == of_rank[1]
     assert of_rank[2] == of_rank[3]
@@ -125,7 +125,7 @@ def test_torchs_sampler_of_the_mesh_gives_one_group_the_same(ranks: list[dict[st
 def test_objects_that_do_not_tell_their_ranks_draw_by_the_worlds(
     owner: str, ranks: list[dict[str, Any]]
 ) -> None:
-    """B6 is not promised for these: the samples are the same, the augmentations are not."""
+    """The samples are the same, the augmentations are not."""
     first, second = ranks[0][owner], ranks[1][owner]
     assert _numbers(first) == _numbers(second)
     assert first != second
@@ -135,7 +135,7 @@ def test_objects_that_do_not_tell_their_ranks_draw_by_the_worlds(
 def test_objects_that_tell_their_ranks_give_one_group_the_same(
     owner: str, ranks: list[dict[str, Any]]
 ) -> None:
-    """B6: by ``num_replicas`` and ``rank``; data-parallel groups still draw others."""
+    """By ``num_replicas`` and ``rank``; data-parallel groups still draw others."""
     of_rank = [rank[f"{owner}, told"] for rank in ranks]
     assert of_rank[0] == of_rank[1]
     assert of_rank[2] == of_rank[3]

@@ -1,4 +1,4 @@
-"""torch.save of model, optimizer and loader together, loaded with weights_only=True (E5, F5)."""
+"""torch.save of model, optimizer and loader together, loaded with weights_only=True."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def build(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Loader
 
 @pytest.mark.trainers
 def test_a_job_goes_on_exactly(build: Callable[[], Loader], tmp_path: Path) -> None:
-    """E5, F5: in the first epoch, behind its last batch, and in the second: samples and weights."""
+    """In the first epoch, behind its last batch, and in the second: samples and weights."""
     undisturbed = Job(build())
     number = undisturbed.train(tmp_path)
     of_first = sum(epoch == 0 for epoch, _ in undisturbed.seen)
@@ -178,7 +178,7 @@ def test_a_job_goes_on_exactly(build: Callable[[], Loader], tmp_path: Path) -> N
 
 @pytest.mark.trainers
 def test_saved_between_two_epochs(build: Callable[[], Loader], tmp_path: Path) -> None:
-    """F5: the next epoch comes, whole."""
+    """The next epoch comes, whole."""
     loader = build()
     epochs = [[copy_of(batch) for batch in loader] for _ in range(2)]
     ended = build()

@@ -1,4 +1,4 @@
-"""Loaders that frameworks rebuild from public attributes, by their own functions (A1, law 8)."""
+"""Loaders that frameworks rebuild from public attributes, by their own functions."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def assert_behaves_as(rebuilt: Any, original: Any) -> None:
 def test_rebuilt_by_lightning(
     data: FolderSource, rebuild: Callable[[Any], Any], is_recorded: bool, kind: str
 ) -> None:
-    """A1: as when it replaces the sampler of a loader, of this class or one derived from it."""
+    """As when it replaces the sampler of a loader, of this class or one derived from it."""
     original = KINDS[kind](data)
     with recorded() if is_recorded else nullcontext():
         another = KINDS[kind](data)
@@ -163,7 +163,7 @@ def test_rebuilt_by_lightning(
 
 
 def test_rebuilt_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A1: an iterable dataset keeps its own order."""
+    """An iterable dataset keeps its own order."""
     shards = tars(tmp_path_factory.mktemp("shards"))
     for rebuild in (by_fabric, by_lightning, for_predictions):
         assert_behaves_as(rebuild(image_loader(shards)), image_loader(shards))
@@ -174,7 +174,7 @@ def test_rebuilt_with_lanes(tmp_path_factory: pytest.TempPathFactory) -> None:
     ["plain", "in order", *DERIVED],
 )
 def test_rebuilt_for_predictions(data: FolderSource, kind: str) -> None:
-    """A1: the batch sampler is wrapped, to note the indices; the batches stay, their state is that
+    """The batch sampler is wrapped, to note the indices; the batches stay, their state is that
     of a user's batch sampler."""
     rebuilt = for_predictions(KINDS[kind](data))
     batches = two_epochs(KINDS[kind](data))
@@ -188,7 +188,7 @@ def test_rebuilt_for_predictions(data: FolderSource, kind: str) -> None:
 
 
 def test_a_divided_loader_is_refused_for_predictions(data: FolderSource) -> None:
-    """A1: the wrapped sampler would not be divided, and nothing is ignored; Lightning divides an
+    """The wrapped sampler would not be divided, and nothing is ignored; Lightning divides an
     undivided loader itself."""
     with pytest.raises(ValueError, match=r"Remedy: leave out num_replicas and rank"):
         for_predictions(KINDS["divided"](data))
@@ -198,13 +198,13 @@ def test_a_divided_loader_is_refused_for_predictions(data: FolderSource) -> None
 def test_a_class_without_the_loaders_arguments_is_refused(
     data: FolderSource, rebuild: Callable[[Any], Any]
 ) -> None:
-    """A1: Lightning says so itself, of any DataLoader."""
+    """Lightning says so itself, of any DataLoader."""
     with pytest.raises(Exception, match="doesn't expose all its attributes"):
         rebuild(Closed(data))
 
 
 def test_seeds_that_are_not_given(data: FolderSource) -> None:
-    """A1: what ``seed=None`` is to become is not drawn by rebuilding."""
+    """What ``seed=None`` is to become is not drawn by rebuilding."""
     unseeded = {**GIVEN, "seed": None}
     torch.manual_seed(5)
     expected = two_epochs(StatefulGPULoader(data, **unseeded))
@@ -224,12 +224,12 @@ class _Mixed(_Named, StatefulGPULoader[Any]):
 
 
 def test_a_subclass_with_a_mixin_names_the_loaders_arguments(data: FolderSource) -> None:
-    """A1: its seed and its transform are not lost."""
+    """Its seed and its transform are not lost."""
     assert {"seed", "transform"} <= set(inspect.signature(_Mixed).parameters)
     expected = two_epochs(_Mixed(data, **GIVEN))
     assert two_epochs(by_lightning(_Mixed(data, **GIVEN))) == expected
 
 
 def test_looking_at_all_attributes_is_harmless(data: FolderSource) -> None:
-    """A1: debuggers and mocks do."""
+    """Debuggers and mocks do."""
     assert dict(inspect.getmembers(StatefulGPULoader(data)))["dataset"] is data

@@ -1,4 +1,4 @@
-"""An elastic job of torchrun that is killed with SIGKILL and goes on in another size (B3, B6)."""
+"""An elastic job of torchrun that is killed with SIGKILL and goes on in another size."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def test_killed_jobs_go_on_in_another_size(tmp_path: Path) -> None:
-    """B3, B6, A1: 4 processes, of which one is killed; 2, of which one is killed and torchrun
+    """4 processes, of which one is killed; 2, of which one is killed and torchrun
     starts both again, then both are; 3: the batches of one process, each sample of the lanes."""
     paths = write_photo_folder(tmp_path / "photos", num_classes=1, per_class=NUM_PHOTOS)
     shards = tars(tmp_path / "tars", (5,) * 12)

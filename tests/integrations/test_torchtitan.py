@@ -1,4 +1,4 @@
-"""torchtitan's contract of a dataloader, on a mesh of data and tensor parallelism (B5, B6, E5)."""
+"""torchtitan's contract of a dataloader, on a mesh of data and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def train(
 
 
 def test_degrees_of_parallelism_change(tmp_path: Path) -> None:
-    """B3, B5, B6, E5: 2 x 2, 1 x 2, 4 x 1 processes of data and tensor parallelism: the batches
+    """2 x 2, 1 x 2, 4 x 1 processes of data and tensor parallelism: the batches
     of one process, and the same one in each group of tensor parallelism."""
     data = [photos(tmp_path / "photos"), tars(tmp_path / "tars")]
     ((undisturbed,),) = [on_ranks(train, 1, data, 1, None, None, None)]
@@ -106,7 +106,7 @@ def test_the_contract() -> None:
 
 
 def test_the_state_of_torchtitan_s_own_dataloader_is_refused() -> None:
-    """A9, B7: it is a pickle, which nothing here reads."""
+    """It is a pickle, which nothing here reads."""
     with pytest.raises(StateMismatch) as error:
         build_dataloader_of_numbers().load_state_dict({"dp_rank_0": b"", "world_size": 1})
     assert error.value.field == "keys"

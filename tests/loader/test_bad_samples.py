@@ -1,4 +1,4 @@
-"""Bad samples of every kind of dataset, against an undisturbed run (G3, G4, laws 1, 2, 5 and 6)."""
+"""Bad samples of every kind of dataset, against an undisturbed run."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def met_by(loader: Loader) -> set[tuple[Any, int, int]]:
 def test_raise_raises_each_and_the_loader_goes_on(
     name: str, wrong: Wrong, num_workers: int, photos: Photos
 ) -> None:
-    """G3: a Source's is a BadSample, others are their own; the rest is undisturbed, no record."""
+    """A Source's is a BadSample, others are their own; the rest is undisturbed, no record."""
     kind = KINDS[name]
     given = {"batch_size": 1, "num_workers": num_workers}
     if not kind.is_map and num_workers:
@@ -241,7 +241,7 @@ def test_raise_raises_each_and_the_loader_goes_on(
 def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
     name: str, wrong: Wrong, photos: Photos
 ) -> None:
-    """Law 6: as if the bad index held the other's content; nothing else in the batch changes."""
+    """As if the bad index held the other's content; nothing else in the batch changes."""
     kind = KINDS[name]
     loader = kind.make(photos, wrong, on_bad_sample="replace")
     found = [copy_of(batch) for batch in loader]
@@ -265,7 +265,7 @@ def test_a_replaced_sample_is_that_of_another_position_under_its_own_key(
 def test_dropped_samples_leave_the_others_as_they_are(
     name: str, wrong: Wrong, photos: Photos
 ) -> None:
-    """G4: a smaller batch, and positions and length stay; an iterable's next sample moves up."""
+    """A smaller batch, and positions and length stay; an iterable's next sample moves up."""
     kind = KINDS[name]
     loader = kind.make(photos, wrong, on_bad_sample="drop")
     sound = sound_batches(kind, photos)
@@ -350,7 +350,7 @@ def test_where_all_are_bad_it_says_how_many_were_tried(
 def test_a_failure_of_the_system_that_passes_changes_nothing(
     name: str, mode: str, photos: Photos
 ) -> None:
-    """Law 6: tried again under the same draws, and no sample's fault; raised under "raise"."""
+    """Tried again under the same draws, and no sample's fault; raised under "raise"."""
     kind = KINDS[name]
     wrong = Wrong({6: SYSTEM_ERROR}, times=2)
     loader = kind.make(photos, wrong, on_bad_sample=mode)
@@ -377,7 +377,7 @@ def test_a_failure_of_the_system_that_passes_changes_nothing(
 def test_what_the_content_does_not_decide_is_raised(
     name: str, mode: str, error: Callable[[], Exception], photos: Photos
 ) -> None:
-    """G3: as it is, and the other batches come undisturbed; it is in no record."""
+    """As it is, and the other batches come undisturbed; it is in no record."""
     kind = KINDS[name]
     loader = kind.make(photos, Wrong({6: error}, ALWAYS), on_bad_sample=mode)
     found, (raised,) = delivered_with_errors(loader)
@@ -403,7 +403,7 @@ RESUMED = [
 
 @pytest.mark.parametrize(("name", "mode"), RESUMED)
 def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> None:
-    """B2, G4: with its record."""
+    """With its record."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     other = ({"num_workers": 2},) if name in SLOW else ()
     assert_exact_resume(build, other=other)
@@ -412,7 +412,7 @@ def test_every_state_resumes_exactly(name: str, mode: str, photos: Photos) -> No
 
 @modes
 def test_what_fails_by_draw_resumes_exactly(mode: str) -> None:
-    """Law 1: it is read again in each epoch, whose draws may spare it."""
+    """It is read again in each epoch, whose draws may spare it."""
     build = partial(make, FailsByDraw(N), on_bad_sample=mode)
     loader = build()
     kept = [sorted(torch.cat([batch["index"] for batch in loader]).tolist()) for _ in range(2)]
@@ -452,7 +452,6 @@ EXECUTIONS = {
     ],
 )
 def test_any_workers_make_the_same_batches_and_record(name: str, mode: str, photos: Photos) -> None:
-    """B2, G4."""
     build = partial(KINDS[name].make, photos, DAMAGED, on_bad_sample=mode)
     assert_same_run(build, EXECUTIONS[name])
 
@@ -469,7 +468,7 @@ def test_a_resume_on_other_workers_keeps_stream_and_record(mode: str) -> None:
 @modes
 @pytest.mark.parametrize("kind", [Damaged, FailsByDraw])
 def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> None:
-    """B3: at the same global batch size; drop_last leaves no padding to compare."""
+    """At the same global batch size; drop_last leaves no padding to compare."""
     dataset = kind(36, ERRORS) if kind is Damaged else kind(36)
     build = partial(make, dataset, on_bad_sample=mode, drop_last=True)
     alone = build(batch_size=6)
@@ -485,7 +484,7 @@ def test_two_ranks_together_meet_what_one_does(mode: str, kind: type[Any]) -> No
 
 @modes
 def test_batches_that_overtake_each_other(mode: str) -> None:
-    """A11: the record names the same, in the order of delivery."""
+    """The record names the same, in the order of delivery."""
     ordered, free = (
         make(on_bad_sample=mode, **of) for of in ({}, {"num_workers": 2, "in_order": False})
     )
@@ -498,7 +497,7 @@ def test_batches_that_overtake_each_other(mode: str) -> None:
 @pytest.mark.processes
 @modes
 def test_a_killed_worker_counts_nothing_twice(mode: str) -> None:
-    """Law 5."""
+    """Recovery is resume."""
     build = partial(make, batch_size=1, on_bad_sample=mode)  # more batches than are in flight
     expected, states = uninterrupted(build(), 1)
     loader = build(num_workers=2)
@@ -530,7 +529,7 @@ class Telling(Indices):
 
 @modes
 def test_what_was_prefetched_and_not_delivered_is_not_recorded(mode: str) -> None:
-    """Law 2."""
+    """The state speaks of delivered batches."""
     dataset = Telling(12)
     loader = make(dataset, shuffle=False, on_bad_sample=mode, num_workers=1, prefetch_factor=8)
     batches = iter(loader)
@@ -563,7 +562,7 @@ def test_without_batches_a_bad_sample_is_replaced_in_any_case(mode: str) -> None
 @modes
 @pytest.mark.parametrize("kind", [list, StatefulSampler])
 def test_a_users_sampler_gets_another_sample_of_its_batch(mode: str, kind: type[Any]) -> None:
-    """Law 6: none from outside the sampler's order."""
+    """None from outside the sampler's order."""
 
     def build(**other: Any) -> Loader:
         sampler = kind(range(3, 15)) if kind is list else kind(15)
@@ -607,7 +606,6 @@ def test_a_dataset_with_state(mode: str, num_workers: int) -> None:
 
 @modes
 def test_a_state_survives_json_and_torch(mode: str) -> None:
-    """A9."""
     loader = make(on_bad_sample=mode)
     list(itertools.islice(loader, 3))
     state = loader.state_dict()
@@ -643,7 +641,7 @@ GARBAGE: list[Any] = [7, ["a list"], b"{}", "no JSON", _record(1, ROW[:-1]), _re
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=lambda garbage: repr(garbage)[:30])
 def test_garbage_is_refused_and_nothing_changes(garbage: Any) -> None:
-    """Law 4."""
+    """Identity is compared, position is adopted."""
     loader = make()
     batches = iter(loader)
     first = [next(batches), next(batches)]

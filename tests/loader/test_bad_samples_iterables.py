@@ -1,4 +1,4 @@
-"""Bad samples of iterable datasets: dropped, recorded, and dropped again after a resume (G4)."""
+"""Bad samples of iterable datasets: dropped, recorded, and dropped again after a resume."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Surviving(IterableDataset[int]):
 
 
 def test_a_raised_sample_does_not_stop_a_resume() -> None:
-    """A7: it was raised when it was met first, and reading it again raises no more."""
+    """It was raised when it was met first, and reading it again raises no more."""
     build = partial(make, Surviving({5: ValueError("no label")}), on_bad_sample="raise")
     loader = build()
     batches = iter(loader)
@@ -219,14 +219,14 @@ def test_an_iterator_that_only_raises_is_given_up() -> None:
 
 
 def test_what_was_prefetched_is_not_recorded() -> None:
-    """Law 2."""
+    """The state speaks of delivered batches."""
     loader = make(WithStatefulIterator, num_workers=2, prefetch_factor=4)
     next(iter(loader))
     assert [bad.index for bad in loader.bad_samples.samples] == ["sample 2 of worker 0"]
 
 
 def test_a_replacement_is_refused() -> None:
-    """Law 6: an iterable has no other position to take one from."""
+    """An iterable has no other position to take one from."""
     with pytest.raises(ValueError, match="on_bad_sample = 'replace' takes another sample by its"):
         make(PlainIterable, on_bad_sample="replace")
     check_bad_sample_mode("replace", is_iterable=False)

@@ -1,4 +1,4 @@
-"""batch_transform: any callable on the batch, exactly; the generators stay the caller's (D10)."""
+"""batch_transform: any callable on the batch, exactly; the generators stay the caller's."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_generator_of_the_device_is_keyed_and_put_back(fake_gpu: FakeGpu) ->
 
 
 def test_batches_of_one_address_draw_alike_and_others_do_not() -> None:
-    """Law 1: keyed by seed, epoch and the first position alone."""
+    """Keyed by seed, epoch and the first position alone."""
     expected, _ = uninterrupted(make(), 2)
     again, _ = uninterrupted(make(num_workers=2), 2)
     assert same(again, expected)
@@ -133,7 +133,6 @@ def test_it_sees_the_batch_that_would_be_delivered_and_may_return_anything() -> 
 
 
 def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> None:
-    """G3."""
     calls: list[int] = []
 
     def fails_once(batch: Any) -> Any:
@@ -154,7 +153,7 @@ def test_an_exception_costs_its_batch_alone_and_the_state_stays_before_it() -> N
 
 
 def test_out_of_order_an_exception_does_not_hold_the_state_back() -> None:
-    """A11: the batch is given up once a later one is delivered, and not missed for ever."""
+    """The batch is given up once a later one is delivered, and not missed for ever."""
     calls: list[int] = []
 
     def fails_once(batch: Any) -> Any:
@@ -207,7 +206,7 @@ def test_an_interrupt_and_full_memory_lose_nothing(error: BaseException, workers
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["dataset with state", "sampler and dataset with state"])
 def test_an_interrupt_loses_nothing_of_objects_that_have_state(kind: str, workers: int) -> None:
-    """Law 5: their states are those of the delivered place again."""
+    """Their states are those of the delivered place again."""
     calls: list[int] = []
 
     def fails_twice(batch: Any) -> Any:
@@ -249,7 +248,6 @@ def test_over_an_iterable_it_is_keyed_by_the_batches_before() -> None:
 
 
 def test_another_batch_transform_is_a_mismatch() -> None:
-    """B7."""
     state = make(T.MixUp(num_classes=5)).state_dict()
     for other in (T.MixUp(num_classes=6), noise, None):
         with pytest.raises(StateMismatch, match=r"batch_transform differs.*MixUp"):
@@ -259,7 +257,6 @@ def test_another_batch_transform_is_a_mismatch() -> None:
 
 
 def test_a_state_from_before_there_were_batch_transforms_loads() -> None:
-    """B8."""
 
     state = make(None).state_dict()
     fields = json.loads(state["fingerprint"])

@@ -1,4 +1,4 @@
-"""What a drop-in must do besides resuming: laws 7 and 8, A1, A8, A10, G3."""
+"""What a drop-in must do besides resuming."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ def _unchanged(samples: Any) -> Any:
 
 
 def test_it_is_a_stateful_data_loader() -> None:
-    """A1."""
     assert isinstance(StatefulGPULoader([1]), StatefulDataLoader)
 
 
 def test_construction_and_state_have_no_side_effects() -> None:
-    """A10: no worker, no draw, no order, no call to the dataset but its length."""
+    """No worker, no draw, no order, no call to the dataset but its length."""
 
     class Untouchable(Indices):
         def __getitem__(self, index: int) -> int:
@@ -68,7 +67,6 @@ def test_the_callers_generators_are_restored_when_a_sample_fails() -> None:
 def test_unshuffled_batches_equal_those_of_data_loader(
     num_workers: int, batch_size: int | None, drop_last: bool
 ) -> None:
-    """A1."""
     arguments: dict[str, Any] = {
         "batch_size": batch_size,
         "drop_last": drop_last,
@@ -88,7 +86,7 @@ def test_length_is_a_whole_epoch_and_is_the_iterators_too() -> None:
 
 
 def test_worker_info_shows_the_users_dataset() -> None:
-    """A1: nothing of the engine shows."""
+    """Nothing of the engine shows."""
 
     class Informed(Indices):
         def __getitem__(self, index: int) -> tuple[str, int, int]:
@@ -105,7 +103,6 @@ def test_worker_info_shows_the_users_dataset() -> None:
 
 
 def test_worker_init_fn_runs_in_every_worker_and_sees_the_users_dataset() -> None:
-    """A1."""
 
     class Initialised(Indices):
         prepared = -1
@@ -132,7 +129,7 @@ def test_an_exception_of_worker_init_fn_reaches_the_user() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) -> None:
-    """G3: the state stays before the failed batch until a later one is delivered."""
+    """The state stays before the failed batch until a later one is delivered."""
     loader = StatefulGPULoader(Failing(16, {5}), batch_size=4, num_workers=num_workers)
     batches = iter(loader)
     assert next(batches).tolist() == [0, 1, 2, 3]
@@ -148,7 +145,7 @@ def test_an_exception_keeps_its_type_and_the_loader_goes_on(num_workers: int) ->
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_tells_its_sample_and_the_code_that_raised(num_workers: int) -> None:
-    """G3: dataset index, position, epoch, and the worker's traceback."""
+    """Dataset index, position, epoch, and the worker's traceback."""
     loader = StatefulGPULoader(
         Failing(16, {5}), batch_size=4, shuffle=True, seed=3, num_workers=num_workers
     )
@@ -174,7 +171,6 @@ def test_a_first_batch_that_fails_loses_no_resumed_position() -> None:
 
 
 def test_an_early_break_leaves_no_worker_behind() -> None:
-    """A8."""
     before = set(multiprocessing.active_children())
     for _ in StatefulGPULoader(Indices(100), num_workers=2):
         break
@@ -192,7 +188,7 @@ def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
 
 @pytest.mark.parametrize("length", [10, 10**9])
 def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
-    """A9: law 3."""
+    """The state is small, flat and plain."""
     loader = StatefulGPULoader(Indices(length), batch_size=2, shuffle=True, seed=2**63)
     keys = list(loader.state_dict())
     batches = iter(loader)
@@ -204,7 +200,7 @@ def test_the_state_is_small_and_of_one_set_of_keys(length: int) -> None:
 
 
 def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> None:
-    """Law 1: inline as in a worker."""
+    """Inline as in a worker."""
 
     class Multiplying(Indices):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -222,7 +218,7 @@ def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> Non
 
 
 def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
-    """Law 1: the global generators are one process's, so inline requests take turns."""
+    """The global generators are one process's, so inline requests take turns."""
     wanted = list(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
     found: list[list[Any]] = [[], []]
 
@@ -259,7 +255,7 @@ def test_an_interrupted_sample_is_read_again() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> None:
-    """A1: torch passes it on, a dictionary too."""
+    """torch passes it on, a dictionary too."""
 
     class Columns(Indices):
         def __getitems__(self, indices: list[int]) -> dict[str, list[int]]:
@@ -272,7 +268,7 @@ def test_what_getitems_returns_reaches_collate_fn_as_it_is(num_workers: int) -> 
 
 
 def test_an_exception_leaves_no_worker_alive_without_the_garbage_collector() -> None:
-    """A8: no cycle of frames and tracebacks keeps them."""
+    """No cycle of frames and tracebacks keeps them."""
 
     def fail() -> None:
         batches = iter(StatefulGPULoader(Failing(8, {1}), num_workers=1))
@@ -381,7 +377,7 @@ def stop_at_five(value: Any) -> Any:
 def test_a_stop_iteration_of_the_users_ends_no_epoch(
     arguments: dict[str, Any], num_workers: int
 ) -> None:
-    """G3: in silence the rest of the epoch would be missing."""
+    """In silence the rest of the epoch would be missing."""
     given = {"dataset": Indices(8), "batch_size": 2, "num_workers": num_workers, **arguments}
     batches = iter(StatefulGPULoader(**given))
     assert indices([next(batches), next(batches)]) == [0, 1, 2, 3]

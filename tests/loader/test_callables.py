@@ -1,4 +1,4 @@
-"""CallableSource, sample by sample: exact from every batch, wherever an epoch ends (C9, A6, B2)."""
+"""CallableSource, sample by sample: exact from every batch, wherever an epoch ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def told(lengths: tuple[int, ...], epochs: int, drop_last: bool) -> list[list[An
 def test_an_epoch_ends_at_the_same_place_on_all_workers(
     lengths: tuple[int, ...], drop_last: bool
 ) -> None:
-    """C9: what workers made ahead of the end is not delivered; the function is told its place."""
+    """What workers made ahead of the end is not delivered; the function is told its place."""
     epochs = len(lengths) + 1
     wanted = told(lengths, epochs, drop_last)
     for workers in WORKERS:
@@ -67,13 +67,13 @@ def test_an_epoch_ends_at_the_same_place_on_all_workers(
 
 
 def test_every_batch_resumes_exactly_on_any_number_of_workers() -> None:
-    """A5, A6, B2: the function draws from all global generators."""
+    """The function draws from all global generators."""
     other = (*WORKERS[:2], WORKERS[3])
     assert_exact_resume(partial(make, NoisyPlaces(10)), other=other)
 
 
 def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
-    """A5: exact, and random."""
+    """Exact, and random."""
     drawn = [
         draw
         for seed in (1, 2)
@@ -89,7 +89,7 @@ def test_every_sample_draws_anew_in_every_epoch_under_every_seed() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("lengths", [(8,), (0, 5, 0), (9, 1, 4)])
 def test_epochs_of_any_length_resume_exactly(lengths: tuple[int, ...], drop_last: bool) -> None:
-    """A6: the state before, between, at and behind the last batch."""
+    """The state before, between, at and behind the last batch."""
     build = partial(make, NoisyPlaces(*lengths), drop_last=drop_last)
     assert_exact_resume(build, epochs=len(lengths), other=({"num_workers": 2},))
 
@@ -106,7 +106,7 @@ class Ending(Places):
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [8, 10])
 def test_errors_behind_the_end_are_nobodys(length: int) -> None:
-    """C9: workers that are ahead meet them, and the epoch ends before they count."""
+    """Workers that are ahead meet them, and the epoch ends before they count."""
     for workers in WORKERS:
         loader = make(Ending(length), **workers)
         assert [places_of(list(loader)) for _ in range(2)] == [[*range(length)]] * 2
@@ -149,7 +149,7 @@ def test_the_state_of_earlier_batches_is_kept() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", WORKERS[1:])
 def test_loaders_with_workers_resume_exactly(workers: dict[str, Any]) -> None:
-    """A6: their states are those of one that has none."""
+    """Their states are those of one that has none."""
     expected, states = uninterrupted(make(NoisyPlaces(10)), 2)
     found, of_found = uninterrupted(make(NoisyPlaces(10), **workers), 2)
     assert same(found, expected)
@@ -162,7 +162,7 @@ def test_loaders_with_workers_resume_exactly(workers: dict[str, Any]) -> None:
 
 
 def test_workers_of_a_forkserver_resume_exactly() -> None:
-    """C9, B2; spawned ones resume batches of images, in the file of these."""
+    """Spawned ones resume batches of images, in the file of these."""
     expected, states = uninterrupted(make(NoisyPlaces(10)), 1)
     loader = make(NoisyPlaces(10), num_workers=1, multiprocessing_context="forkserver")
     loader.load_state_dict(through_json(states[0, 1]))
@@ -170,7 +170,7 @@ def test_workers_of_a_forkserver_resume_exactly() -> None:
 
 
 def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
-    """A9, law 3."""
+    """The state is small, flat and plain."""
     loader = make(Places(400))
     first = loader.state_dict()
     for _ in loader:
@@ -181,7 +181,7 @@ def test_the_state_is_small_plain_and_the_same_after_many_samples() -> None:
 
 
 def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
-    """A10, law 7."""
+    """Nothing starts before the first batch, and state_dict() changes nothing."""
     calls: list[SampleInfo] = []
 
     def function(info: SampleInfo) -> int:
@@ -201,7 +201,7 @@ def test_constructing_and_asking_for_the_state_calls_nothing() -> None:
 
 
 def test_another_batch_size_goes_on_with_the_same_samples() -> None:
-    """B4: places and draws; the iteration counts batches of the new size."""
+    """Places and draws; the iteration counts batches of the new size."""
     expected, states = uninterrupted(make(NoisyPlaces(22)), 1)
     whole = _by_sample(expected[0])
     for delivered in (1, 3, 5):
@@ -228,7 +228,7 @@ def _by_sample(batches: list[Any]) -> list[Any]:
 
 @pytest.mark.processes
 def test_a_declared_length_ends_the_epoch_and_is_the_loaders() -> None:
-    """C9: no StopIteration is needed, and none is asked for."""
+    """No StopIteration is needed, and none is asked for."""
 
     def function(info: SampleInfo) -> int:
         assert info.idx_in_epoch < 10
@@ -257,7 +257,7 @@ def test_an_end_before_the_declared_length_is_an_error(num_workers: int) -> None
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
-    """A11: an end that one worker meets early ends the others' batches nowhere else."""
+    """An end that one worker meets early ends the others' batches nowhere else."""
     arguments = {"num_workers": num_workers, "in_order": False}
     loader = make(Places(22), **arguments)
     delivered, states = [], [loader.state_dict()]
@@ -275,7 +275,7 @@ def test_out_of_order_every_sample_comes_once(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int) -> None:
-    """A6, A8, C9: start_workers before; break; another epoch; set_epoch."""
+    """start_workers before; break; another epoch; set_epoch."""
     loader = make(NoisyPlaces(10, 6), num_workers=num_workers)
     expected = [[copy_of(b) for b in make(NoisyPlaces(10, 6))]]
     other = make(NoisyPlaces(10, 6))
@@ -293,7 +293,7 @@ def test_waiting_workers_and_broken_passes_leave_nothing_stale(num_workers: int)
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [24, 22])
 def test_ranks_together_make_the_batches_of_one(length: int) -> None:
-    """B3, B6: and go on from the state of one rank, and of one alone."""
+    """And go on from the state of one rank, and of one alone."""
     source = {"length": length}
     build = partial(make, NoisyPlaces(length), source=source)
     expected, states = uninterrupted(build(batch_size=8), 1)

@@ -1,4 +1,4 @@
-"""CallableSource of whole batches, and of encoded images: decoded as a Source's (C9, D5)."""
+"""CallableSource of whole batches, and of encoded images: decoded as a Source's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def files_of(root: Path) -> list[Path]:
 @pytest.mark.processes
 @pytest.mark.parametrize("lengths", [(7,), (0,), (0, 3, 1)])
 def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) -> None:
-    """C9: and come as the function returned them, arrays as tensors."""
+    """And come as the function returned them, arrays as tensors."""
     wanted = [[(i, epoch) for i in range((lengths * 4)[epoch])] for epoch in range(4)]
     expected = None
     for workers in WORKERS:
@@ -70,20 +70,18 @@ def test_batches_end_at_the_same_place_on_all_workers(lengths: tuple[int, ...]) 
 
 
 def test_batches_resume_exactly() -> None:
-    """A5, A6, B2."""
     build = partial(batches_of, NoisyBatches(4, 0, 1))
     assert_exact_resume(build, epochs=3, other=({"num_workers": 2},))
 
 
 def test_every_batch_draws_anew_in_every_epoch() -> None:
-    """A5."""
     loader = batches_of(NoisyBatches(7))
     noise = torch.cat([batch["noise"] for _ in range(2) for batch in loader])
     assert len(set(noise.tolist())) == 2 * 7 * 3
 
 
 def test_a_batch_is_converted_as_without_batching() -> None:
-    """A1: default_convert, or the user's collate_fn on the whole batch."""
+    """default_convert, or the user's collate_fn on the whole batch."""
     batch = {"a": np.arange(3), "b": (np.float32(2), [torch.zeros(2), b"x"]), "c": "text"}
 
     def function(info: BatchInfo) -> Any:
@@ -96,7 +94,7 @@ def test_a_batch_is_converted_as_without_batching() -> None:
 
 
 def test_batches_of_a_declared_length() -> None:
-    """C9: the length counts batches."""
+    """The length counts batches."""
     loader = batches_of(NoisyBatches(99), {"length": 5}, num_workers=2)
     assert len(loader) == 5
     assert len([*loader]) == 5
@@ -108,7 +106,7 @@ def test_a_batch_of_batches_is_refused() -> None:
 
 
 def test_ranks_take_turns_at_whole_batches() -> None:
-    """B3, C9: iterations r, r + R, ... of one order."""
+    """Iterations r, r + R, ... of one order."""
     build = partial(batches_of, NoisyBatches(6), {"length": 6})
     expected, states = uninterrupted(build(), 1)
     for delivered in (0, 2):
@@ -129,7 +127,7 @@ def test_ranks_take_turns_at_whole_batches() -> None:
 def test_images_are_those_of_a_source_pixel_by_pixel(
     photos: Path, form: str, image: int | str
 ) -> None:
-    """D5: decoded and augmented alike; the target is the other output, or all others."""
+    """Decoded and augmented alike; the target is the other output, or all others."""
     folder = StatefulGPULoader(FolderSource(photos), batch_size=5, seed=3, transform=RECIPES)
     wanted = [copy_of(batch) for batch in folder]
     files = files_of(photos)
@@ -163,7 +161,7 @@ def make_image_batches(root: Path, **arguments: Any) -> Loader:
 @pytest.mark.processes
 @pytest.mark.parametrize("build", [make_images, make_image_batches])
 def test_images_resume_exactly_on_any_workers(build: Any, photos: Path) -> None:
-    """A6, B2, D5: pixels included, also with another callable as transform."""
+    """Pixels included, also with another callable as transform."""
     assert_exact_resume(partial(build, photos), other=({"num_workers": 2},))
 
 
@@ -175,7 +173,7 @@ class OneFile(FileBatches):
 
 
 def test_every_image_of_every_batch_is_augmented_anew(photos: Path) -> None:
-    """Law 1: by its own place in its own batch and epoch."""
+    """By its own place in its own batch and epoch."""
     function = OneFile(files_of(photos))
     loader = batches_of(function, {"image": 0}, transform=[T.RandomResizedCrop(8, (0.1, 1))])
     images = torch.cat([images for _ in range(2) for images, _ in loader])
@@ -189,7 +187,6 @@ def _darker(image: torch.Tensor) -> torch.Tensor:
 @pytest.mark.processes
 @pytest.mark.parametrize("build", [make_images, make_image_batches])
 def test_a_callable_as_transform_sees_the_decoded_image(build: Any, photos: Path) -> None:
-    """D10."""
     make_darker = partial(build, photos, transform=_darker)
     images, labels = next(iter(make_darker()))
     assert images.shape == (5, 3, 32, 32)
@@ -218,7 +215,7 @@ def test_batches_of_images_are_decoded_as_single_ones(photos: Path) -> None:
 def test_the_device_decodes_them_as_it_does_a_sources(
     photos: Path, fake_gpu: FakeGpu, num_workers: int
 ) -> None:
-    """D9: with device="cuda" the workers read alone; exact from every batch."""
+    """With device="cuda" the workers read alone; exact from every batch."""
     arguments = {"batch_size": 5, "seed": 3, "transform": RECIPES, "device": "cuda"}
     wanted = [copy_of(b) for b in StatefulGPULoader(FolderSource(photos), **arguments)]
     build = partial(make_images, photos, device="cuda", num_workers=num_workers)
@@ -236,7 +233,6 @@ def test_the_device_decodes_them_as_it_does_a_sources(
 def test_batches_of_images_and_other_samples_reach_the_device(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
-    """D9, D10."""
     build = partial(make_image_batches, photos, device="cuda")
     expected, states = uninterrupted(build(), 2)
     assert fake_gpu.decoder.num_calls > 0
@@ -252,7 +248,7 @@ def test_batches_of_images_and_other_samples_reach_the_device(
 
 
 def test_ranks_share_the_images_of_one_order(photos: Path) -> None:
-    """B3: with the pixels that one rank would have made."""
+    """With the pixels that one rank would have made."""
     source = {"image": 0, "length": 12}
     build = partial(make, Files(files_of(photos)), source=source, transform=RECIPES)
     wanted = [copy_of(batch) for batch in build(batch_size=6)]

@@ -44,7 +44,7 @@ from tests.lost_workers import deliver_quietly, lives, undisturbed, with_kills
 @pytest.mark.processes
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
-    """G1: behind the first batch, a later one and, where its end is met ahead, the last."""
+    """Behind the first batch, a later one and, where its end is met ahead, the last."""
     arguments = {"num_workers": 2, "prefetch_factor": 1, "persistent_workers": persistent}
     build = partial(make, NoisyPlaces(22, 30))
     expected = undisturbed(build, 3)
@@ -57,7 +57,7 @@ def test_killed_workers_leave_the_stream_unchanged(persistent: bool) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_kill_behind_every_batch(number: int) -> None:
-    """G1: workers are ahead of the end of the epoch, and may have met it."""
+    """Workers are ahead of the end of the epoch, and may have met it."""
     expected = undisturbed(make, 2, function=NoisyPlaces(22))
     loader = make(NoisyPlaces(22), num_workers=2)
     with warnings.catch_warnings():
@@ -68,7 +68,7 @@ def test_a_kill_behind_every_batch(number: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("place", [0, 9, 21])
 def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) -> None:
-    """G1: and called again, for which it is a function of its argument."""
+    """And called again, for which it is a function of its argument."""
     expected = undisturbed(make, 1, function=NoisyPlaces(22))
     loader = make(DyingPlaces(22, place, lives(tmp_path / "lives", 1)), num_workers=2)
     with pytest.warns(RuntimeWarning, match="is killed by signal"):
@@ -77,7 +77,7 @@ def test_a_worker_that_dies_at_a_sample_is_replaced(tmp_path: Path, place: int) 
 
 
 def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path) -> None:
-    """G1, law 5: what came before it is delivered."""
+    """What came before it is delivered."""
     function = DyingPlaces(22, 9, lives(tmp_path / "lives", 20))
     loader = make(function, num_workers=2, max_worker_restarts=2)
     delivered: list[Any] = []
@@ -87,7 +87,6 @@ def test_a_place_that_always_kills_its_worker_ends_with_its_name(tmp_path: Path)
 
 
 def test_killed_workers_of_batches_leave_the_stream_unchanged() -> None:
-    """G1."""
     build = partial(make, NoisyBatches(7), source={"batch": True}, batch_size=None)
     expected = undisturbed(build, 2)
     loader = build(num_workers=2)
@@ -110,7 +109,7 @@ class Unusual(Exception):
 def test_an_exception_keeps_its_type_and_names_its_place(
     error: type[Exception], num_workers: int
 ) -> None:
-    """G3: the loader stays usable; the state stays before the failed batch."""
+    """The loader stays usable; the state stays before the failed batch."""
     function = FailingPlaces(22, {9: partial(error, "no such page")})
     loader = make(function, num_workers=num_workers)
     expected = [copy_of(batch) for batch in make(NoisyPlaces(22))]
@@ -133,7 +132,7 @@ def test_an_exception_keeps_its_type_and_names_its_place(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_in_each_epoch_ends_no_epoch(num_workers: int) -> None:
-    """G3: at the first sample, and at the last."""
+    """At the first sample, and at the last."""
     function = FailingPlaces(10, {0: Unusual, 9: Unusual})
     loader = make(function, num_workers=num_workers)
     for epoch in range(2):
@@ -166,7 +165,6 @@ def test_a_generator_that_ends_inside_the_function_is_no_end_of_the_epoch() -> N
 
 
 def test_a_batch_of_bad_samples_alone_ends_nothing() -> None:
-    """G4."""
     errors = {place: partial(ValueError, "no label") for place in range(4, 12)}
     for num_workers in (0, 2):
         function = FailingPlaces(22, errors)
@@ -186,7 +184,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int) -> None:
-    """G3, G4."""
     build = partial(
         make,
         Files(files),
@@ -205,7 +202,6 @@ def test_a_damaged_image_is_named_or_dropped(files: list[Path], num_workers: int
 
 
 def test_a_damaged_image_of_a_batch_is_dropped_alone(files: list[Path]) -> None:
-    """G4."""
     source = {"image": 0, "batch": True}
     arguments = {"source": source, "batch_size": None, "transform": [T.Resize([8, 8])]}
     build = partial(make, FileBatches(files), **arguments, on_bad_sample="drop")
@@ -218,7 +214,7 @@ def _torn(info: BatchInfo) -> Any:
 
 
 def test_a_batch_of_more_targets_than_images_is_named() -> None:
-    """C9: nothing is cut to the shorter."""
+    """Nothing is cut to the shorter."""
     with pytest.raises(ValueError, match=r"BatchInfo\(iteration=0.*\[2, 3\] samples.*Remedy"):
         next(iter(make(_torn, source={"image": 0, "batch": True}, batch_size=None)))
 
@@ -238,7 +234,7 @@ def _pairs(info: SampleInfo) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_output_of_another_dtype_is_named(num_workers: int) -> None:
-    """C9: the output, both dtypes and the place; before that, all is well."""
+    """The output, both dtypes and the place; before that, all is well."""
     source = {"dtype": (np.float32, torch.int32), "ndim": (2, None)}
     batches = iter(make(_pairs, source=source, num_workers=num_workers))
     assert len([next(batches), next(batches)]) == 2
@@ -259,13 +255,12 @@ def test_an_output_of_another_dtype_is_named(num_workers: int) -> None:
     ],
 )
 def test_a_violation_at_the_first_sample_is_named(source: dict[str, Any], message: str) -> None:
-    """C9: also where there are other outputs than were declared."""
+    """Also where there are other outputs than were declared."""
     with pytest.raises(TypeError, match=message):
         next(iter(make(_pairs, source=source)))
 
 
 def test_declared_dicts_and_batches_are_checked_by_key() -> None:
-    """C9."""
     source = {"dtype": {"iteration": int, "epoch": torch.int64, "noise": np.float32}, "batch": True}
     with pytest.raises(TypeError, match=r"output 'noise' .*iteration=0.*float64.*float32"):
         next(iter(make(NoisyBatches(3), source=source, batch_size=None)))
@@ -282,7 +277,7 @@ def _growing(info: SampleInfo) -> Any:
 
 
 def test_samples_that_make_no_batch_are_named() -> None:
-    """C9: the output, what it is, and what that of the first sample is."""
+    """The output, what it is, and what that of the first sample is."""
     batches = iter(make(_growing))
     next(batches)
     named = r"output 'x' of sample 6 .*shape \[2\].*sample 4 .*shape \[1\].*Remedy"
@@ -300,7 +295,7 @@ def _to_one_size(sample: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_transform_may_make_samples_alike(num_workers: int) -> None:
-    """C9: samples go to it as they are."""
+    """Samples go to it as they are."""
     batches = iter(make(_growing, transform=_to_one_size, num_workers=num_workers))
     found = [next(batches) for _ in range(3)]
     assert [batch["x"].shape for batch in found] == [(4, 2)] * 3
@@ -314,14 +309,14 @@ def test_what_no_output_can_be_is_refused_at_once(arguments: dict[str, Any]) -> 
 
 
 def test_the_function_may_be_mended_between_states() -> None:
-    """B7: a state is of the function's name, and an object's values do not belong to it."""
+    """A state is of the function's name, and an object's values do not belong to it."""
     _, states = uninterrupted(make(FailingPlaces(22, {})), 1)
     loader = make(FailingPlaces(22, {1: Unusual}))
     loader.load_state_dict(states[0, 2])
     assert places_of(list(loader)) == list(range(8, 22))
 
 
-# At the limits: ends in failing batches, records of bad samples, refusals (C9).
+# At the limits: ends in failing batches, records of bad samples, refusals.
 
 
 # Ends that are not met in the ordinary way.
@@ -363,7 +358,7 @@ def _refuse_short(batch: Any) -> Any:
 
 
 def test_an_end_that_is_told_by_an_index_error_is_reported_under_drop() -> None:
-    """G4: IndexError is a bad sample's, and there would be no end of them."""
+    """IndexError is a bad sample's, and there would be no end of them."""
     batches = iter(make(_within_a_list, on_bad_sample="drop", num_workers=2))
     assert len(next(batches)) == 4
     with pytest.raises(BadSample, match="raise StopIteration there, or declare length="):
@@ -376,7 +371,7 @@ def _within_a_list(info: SampleInfo) -> int:
 
 
 def test_a_bad_sample_is_one_record_in_all_epochs() -> None:
-    """Law 3: the state does not grow with the epochs."""
+    """The state does not grow with the epochs."""
     loader = make(FailingPlaces(8, {3: lambda: ValueError("no label")}), on_bad_sample="drop")
     for _ in range(3):
         for _ in loader:

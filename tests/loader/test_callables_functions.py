@@ -1,4 +1,4 @@
-"""CallableSource's functions: what they may be, return and be told about themselves (C9, D10)."""
+"""CallableSource's functions: what they may be, return and be told about themselves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _outputs(kind: str, info: SampleInfo) -> Any:
 def test_outputs_of_every_kind_come_as_default_collate_makes_them(
     kind: str, num_workers: int
 ) -> None:
-    """C9: one output and several."""
+    """One output and several."""
     function = partial(_outputs, kind)
     wanted = [
         default_collate(
@@ -64,7 +64,6 @@ def _noisier(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_transform_and_collate_fn_of_the_users_are_exact() -> None:
-    """A5, D10."""
     arguments = {"transform": _noisier, "collate_fn": _mixed, "batch_transform": _noisier}
     build = partial(make, NoisyPlaces(10), **arguments)
     assert_exact_resume(build, other=({"num_workers": 2},))
@@ -73,7 +72,7 @@ def test_transform_and_collate_fn_of_the_users_are_exact() -> None:
 
 
 def test_without_batches_each_sample_comes_by_itself() -> None:
-    """A1: batch_size=None."""
+    """batch_size=None."""
     build = partial(make, NoisyPlaces(5), batch_size=None)
     assert [sample["place"] for sample in build()] == [0, 1, 2, 3, 4]
     assert_exact_resume(build, other=({"num_workers": 2},))
@@ -87,7 +86,7 @@ def _who(info: SampleInfo) -> Any:
 
 
 def test_the_function_can_ask_for_its_worker() -> None:
-    """A1: get_worker_info."""
+    """get_worker_info."""
     found = [*make(_who, num_workers=2, collate_fn=list)]
     assert sorted(found) == [[(number, 2, "CallableSource")] * 4 for number in range(2)]
 
@@ -108,7 +107,7 @@ class Method:
     ids=["bound method", "partial", "cached", "lambda"],
 )
 def test_whatever_can_be_called_with_one_argument_is_a_function(function: Any) -> None:
-    """C9: under fork nothing is pickled."""
+    """Under fork nothing is pickled."""
     alone = [copy_of(batch) for batch in make(function)]
     assert len(alone) >= 2
     forked = make(function, num_workers=2, multiprocessing_context="fork")
@@ -141,7 +140,7 @@ class Reading:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_an_iterator_with_state_is_read_once_and_resumes(num_workers: int) -> None:
-    """C9: whatever the workers; the state of one of them goes into the loader's."""
+    """Whatever the workers; the state of one of them goes into the loader's."""
     wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     states, loader = [], make(Reading(10), num_workers=num_workers)
     for _ in range(2):
@@ -177,7 +176,7 @@ def _generating(info: SampleInfo) -> Any:
     ids=["no argument", "two", "generator function", "generator", "iterator", "list", "int"],
 )
 def test_what_cannot_be_asked_for_a_place_is_refused(function: Any) -> None:
-    """C9: at once, with the remedy."""
+    """At once, with the remedy."""
     with pytest.raises(TypeError, match="Remedy"):
         CallableSource(function)
 
@@ -208,7 +207,7 @@ def test_threads_are_refused_for_encoded_images_too() -> None:
 
 
 def test_a_state_of_another_function_is_refused() -> None:
-    """B7: and nothing is changed."""
+    """And nothing is changed."""
     loader = make(Places(22))
     next(iter(loader))
     other = make(_no_places)

@@ -1,4 +1,4 @@
-"""Shards as DALI has them, through the loader: contents, and exact resumption (C10, B2, B4)."""
+"""Shards as DALI has them, through the loader: contents, and exact resumption."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make(
 def test_epochs_of_the_loader_are_those_of_dalis_iterator(
     tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """C10: batch by batch, over six epochs, also where shards differ in size."""
+    """Batch by batch, over six epochs, also where shards differ in size."""
     pytest.importorskip("nvidia.dali")
     for n, num_shards, batch_size in ((11, 3, 2), (7, 2, 3), (10, 4, 2)):
         arguments: dict[str, Any] = {
@@ -69,7 +69,7 @@ def test_epochs_of_the_loader_are_those_of_dalis_iterator(
 def test_resumption_is_exact_over_epochs_of_all_shards(
     pad_last_batch: bool, policy: LastBatchPolicy, shuffle: dict[str, Any]
 ) -> None:
-    """B2: where an epoch begins in the middle of a shard, too."""
+    """Where an epoch begins in the middle of a shard, too."""
     arguments = {
         "shard_id": 2,
         "num_shards": 3,
@@ -83,7 +83,6 @@ def test_resumption_is_exact_over_epochs_of_all_shards(
 @pytest.mark.dali
 @pytest.mark.parametrize("policy", [LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL])
 def test_resumption_is_exact_on_any_workers(policy: LastBatchPolicy) -> None:
-    """B2, B4."""
     arguments = {"num_shards": 3, "last_batch_policy": policy, "random_shuffle": True}
     workers: tuple[dict[str, Any], ...] = ({"num_workers": 2},)
     make_loader = partial(make, Noisy(14), 2, arguments)
@@ -116,7 +115,7 @@ def test_workers_that_are_not_forked_deliver_the_same_beside_dali(tmp_path: Path
     ids=str,
 )
 def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], shown: str) -> None:
-    """Law 4: each shard's position is its own."""
+    """Each shard's position is its own."""
     loader = make(Indices(12), 2, {"num_shards": 3})
     next(iter(loader))
     other = make(Indices(12), 2, {"num_shards": 3, **changed})
@@ -127,7 +126,7 @@ def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any], sh
 
 
 def test_another_batch_size_of_the_loader_cuts_the_same_epochs() -> None:
-    """B4: the sampler's batch size shapes the epochs, the loader's cuts them."""
+    """The sampler's batch size shapes the epochs, the loader's cuts them."""
     arguments = {"num_shards": 3, "pad_last_batch": True, "random_shuffle": True}
     two, three = (make(Indices(14), 2, arguments, batch_size=size) for size in (2, 3))
     epochs = [

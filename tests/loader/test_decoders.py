@@ -1,4 +1,4 @@
-"""Every decoder of the CPU in a loader: exact in threads and processes (D1, D2, D4)."""
+"""Every decoder of the CPU in a loader: exact in threads and processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_auto_takes_the_decoder_of_the_state(photos: Path, decoder: str) -> None
 
 
 def test_another_decoder_is_a_mismatch(photos: Path) -> None:
-    """B7: families are told apart, though their pixels may agree."""
+    """Families are told apart, though their pixels may agree."""
     state = make(photos, "torchvision").state_dict()
     if "dali" in available():
         with pytest.raises(StateMismatch, match=r"decoder differs.*'torchvision'.*'dali'"):

@@ -1,4 +1,4 @@
-"""``device="cuda"`` on a device that the CPU plays: exact as on the CPU (D5, D8, D9, A8, A10)."""
+"""``device="cuda"`` on a device that the CPU plays: exact as on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["fake_gpu", "photos"]
 
 @pytest.mark.processes
 def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A6, B2, D9: from each execution to each other, state at every batch; another decoder delays,
+    """From each execution to each other, state at every batch; another decoder delays,
     reorders and refuses."""
     assert_exact_on_all(partial(make, photos), EXECUTIONS)
     assert fake_gpu.decoder.num_calls > 0
@@ -41,7 +41,7 @@ def test_the_stage_is_exact_on_any_workers_and_prefetch(photos: Path, fake_gpu: 
 def test_another_batch_size_keeps_every_image(
     photos: Path, fake_gpu: FakeGpu, other_size: int
 ) -> None:
-    """B4, law 1: an image's pixels depend on no other image of its batch."""
+    """An image's pixels depend on no other image of its batch."""
     expected, states = uninterrupted(make(photos), 1)
     resumed = make(photos, batch_size=other_size, num_workers=2)
     resumed.load_state_dict(states[0, 2])
@@ -70,7 +70,7 @@ ALL_RECIPES = [
 
 @pytest.mark.fuzz
 def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None:
-    """D6: folded or not, on whole batches of any size."""
+    """Folded or not, on whole batches of any size."""
     build = partial(make, photos, transform=ALL_RECIPES)
     assert_exact_resume(build, other=EXECUTIONS)
     images = torch.cat([images for images, _ in build()])
@@ -84,7 +84,7 @@ def test_all_recipes_together_are_exact(photos: Path, fake_gpu: FakeGpu) -> None
 def test_every_image_meets_its_own_decoder_and_draws(
     photos: Path, fake_gpu: FakeGpu, cpu_share: float
 ) -> None:
-    """D5, D11, law 1: recomputed one by one; header and bytes route, and what the GPU refuses is
+    """Recomputed one by one; header and bytes route, and what the GPU refuses is
     the CPU's."""
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
     loader = make(photos, num_workers=2, cpu_share=cpu_share)
@@ -114,7 +114,7 @@ def test_every_image_meets_its_own_decoder_and_draws(
 
 
 def test_another_share_of_the_cpus_is_another_decoder(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Law 4: their pixels differ, so no state goes from one to the other unasked."""
+    """Their pixels differ, so no state goes from one to the other unasked."""
     loader = make(photos, cpu_share=0.5)
     next(iter(loader))
     state = loader.state_dict()
@@ -144,7 +144,7 @@ def test_a_share_of_nothing_is_refused(
 
 
 def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> None:
-    """D5: the same crops and flips, and the same order; pixels within the fake's own darkness."""
+    """The same crops and flips, and the same order; pixels within the fake's own darkness."""
     recipes = RECIPES[:2]
     on_gpu = list(make(photos, transform=recipes, num_workers=2))
     on_cpu = list(make(photos, transform=recipes, device=None, decoder="torchvision"))
@@ -156,7 +156,7 @@ def test_the_numbers_are_those_of_the_cpu(photos: Path, fake_gpu: FakeGpu) -> No
 
 
 def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: FakeGpu) -> None:
-    """B7: a state of the CPU on the GPU, and the other way round."""
+    """A state of the CPU on the GPU, and the other way round."""
     cpu, gpu = make(photos, device=None, decoder="torchvision"), make(photos)
     for saved, present in ((cpu, gpu), (gpu, cpu)):
         state = saved.state_dict()
@@ -168,7 +168,7 @@ def test_the_fingerprint_tells_decoder_families_apart(photos: Path, fake_gpu: Fa
 def test_another_version_of_what_decides_pixels_warns(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Law 4: the decoder's, the resampling's, the GPU's model."""
+    """The decoder's, the resampling's, the GPU's model."""
     loader = make(photos)
     state = loader.state_dict()
     next(iter(loader))
@@ -180,7 +180,7 @@ def test_another_version_of_what_decides_pixels_warns(
 
 
 def test_nothing_is_touched_before_the_first_batch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A10, law 7."""
+    """Nothing starts before the first batch, and state_dict() changes nothing."""
     threads = threading.active_count()
     loader = make(photos, num_workers=2)
     loader.state_dict()
@@ -220,7 +220,6 @@ def test_a_missing_gpu_is_said_at_the_first_batch_and_again(
 def test_an_early_break_leaves_nothing_stale_and_nothing_behind(
     photos: Path, fake_gpu: FakeGpu
 ) -> None:
-    """A8."""
     before = set(threading.enumerate())
     loader = make(photos, num_workers=2, prefetch_factor=4)
     expected = list(make(photos))
@@ -264,7 +263,7 @@ def test_memory_that_runs_out_loses_nothing(photos: Path, fake_gpu: FakeGpu, wor
 
 
 def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: FakeGpu) -> None:
-    """G3: an exception keeps its type, and the loader goes on behind it."""
+    """An exception keeps its type, and the loader goes on behind it."""
     expected = list(make(photos))
     loader = make(photos, num_workers=1, prefetch_factor=1)
     batches = iter(loader)
@@ -275,7 +274,7 @@ def test_an_exception_of_a_decoder_is_its_batchs_alone(photos: Path, fake_gpu: F
 
 
 def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeGpu) -> None:
-    """D8: whoever keeps them keeps them."""
+    """Whoever keeps them keeps them."""
     loader = make(photos, num_workers=2, prefetch_factor=4)
     kept = [batch for _ in range(3) for batch in loader]
     again = make(photos)
@@ -283,7 +282,7 @@ def test_delivered_batches_are_never_written_again(photos: Path, fake_gpu: FakeG
 
 
 def test_the_state_is_that_of_the_delivered_batch(photos: Path, fake_gpu: FakeGpu) -> None:
-    """Law 2: whatever the depth."""
+    """Whatever the depth."""
     loader = make(photos, num_workers=3, prefetch_factor=4)
     for delivered, _ in enumerate(loader, 1):
         assert loader.state_dict()["position"] == min(6 * delivered, 20)
@@ -302,7 +301,7 @@ def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeG
 
 
 def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A8: behind a break, with persistent workers."""
+    """Behind a break, with persistent workers."""
     loader = make(photos, num_workers=2, persistent_workers=True)
     batches = iter(loader)
     next(batches)
@@ -313,7 +312,7 @@ def test_workers_that_are_kept_hold_no_batch_on_the_device(photos: Path, fake_gp
 
 
 def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
-    """G2, law 5: the stream goes on with another one."""
+    """The stream goes on with another one."""
     expected = [copy_of(batch) for batch in make(photos)]
     loader = make(photos, num_workers=1, timeout=seconds(0.05))
     decode, go_on, hung = fake_gpu.decoder.decode_batch, threading.Event(), []
@@ -333,7 +332,7 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     assert len(fake_gpu.places) == 3
 
 
-# What ``device=`` only moves: any dataset's batches, and images that the workers make (D9).
+# What ``device=`` only moves: any dataset's batches, and images that the workers make.
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""loader.draws(): what was drawn for the last batch, proven by the batch's own pixels (A17)."""
+"""loader.draws(): what was drawn for the last batch, proven by the batch's own pixels."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def data_of(root: Path) -> DataOf:
 @pytest.mark.processes
 @executions
 def test_the_numbers_make_the_pixels(photos: Path, execution: dict[str, Any]) -> None:
-    """A17: of every batch, the short one and those of another epoch included."""
+    """Of every batch, the short one and those of another epoch included."""
     loader = make(Numbered(photos), **execution)
     found = assert_draws_of_every_batch(loader, data_of(photos))
     assert len(found) == 8
@@ -133,7 +133,7 @@ def test_any_order_has_its_draws(photos: Path, arguments: dict[str, Any]) -> Non
 
 
 def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -> None:
-    """A6, A17: and refuses before it has delivered anything itself."""
+    """And refuses before it has delivered anything itself."""
     loader = make(Numbered(photos))
     batches = iter(loader)
     with pytest.raises(LoaderError, match="has delivered none"):
@@ -156,7 +156,7 @@ def test_a_resumed_loader_reports_what_the_uninterrupted_one_did(photos: Path) -
 def test_bad_samples_are_where_the_batch_has_them(
     damaged: Path, execution: dict[str, Any], mode: str
 ) -> None:
-    """Law 6: a replacement has its own size, and the draws of the place that it takes."""
+    """A replacement has its own size, and the draws of the place that it takes."""
     loader = make(Numbered(damaged), on_bad_sample=mode, **execution)
     assert_draws_of_every_batch(loader, data_of(damaged))
     assert loader.bad_samples.total > 5
@@ -183,7 +183,7 @@ def assert_same_draws(ours: Draws, theirs: Draws) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_function_is_called_again(photos: Path, batch: bool, num_workers: int) -> None:
-    """C9: under generators of its own; the caller's stay where they are."""
+    """Under generators of its own; the caller's stay where they are."""
     paths = sorted(photos.rglob("*.jpg"))
     source = CallableSource(Batches(paths) if batch else Single(paths), image=0, batch=batch)
     size = None if batch else 4
@@ -219,7 +219,7 @@ def read(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_lane_is_read_again(shuffle: bool, mode: str, num_workers: int) -> None:
-    """B5: in the middle of a window, and of the joined rests."""
+    """In the middle of a window, and of the joined rests."""
     bad = {"broken": frozenset({101, 103, 201, 302}), "damaged": frozenset({204})}
     shards = PhotoShards((3, 6, 7, 4), **(bad if mode == "drop" else {}))  # type: ignore[arg-type]
     arguments = {"shuffle": shuffle, "on_bad_sample": mode, "num_workers": num_workers}

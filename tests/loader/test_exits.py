@@ -1,4 +1,4 @@
-"""A script that ends with a live iterator writes nothing, and leaves no process (A8)."""
+"""A script that ends with a live iterator writes nothing, and leaves no process."""
 
 from __future__ import annotations
 
@@ -146,14 +146,13 @@ def assert_exits_quietly(way: str, kind: str, root: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_exit(way: str, photos: Path) -> None:
-    """A8: with worker processes that are kept."""
+    """With worker processes that are kept."""
     assert_exits_quietly(way, "persistent", photos)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("way", ODDER_WAYS)
 def test_odder_ways_to_exit(way: str, photos: Path) -> None:
-    """A8."""
     assert_exits_quietly(way, "persistent", photos)
 
 
@@ -161,14 +160,13 @@ def test_odder_ways_to_exit(way: str, photos: Path) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "persistent"])
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_exit_with_every_kind(way: str, kind: str, photos: Path) -> None:
-    """A8."""
     assert_exits_quietly(way, kind, photos)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("imports", ["import torch", "import stateful_gpu_loader, torch"])
 def test_a_new_interpreter_exits_quietly(imports: str, photos: Path) -> None:
-    """A8: with another order of imports, and nothing but them."""
+    """With another order of imports, and nothing but them."""
     statements = f"""
 {imports}
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
@@ -186,7 +184,7 @@ loader = StatefulGPULoader(FolderSource({str(photos)!r}), num_workers=2, worker_
 
 @pytest.mark.processes
 def test_workers_of_a_forkserver_end_with_a_process_that_is_killed(photos: Path) -> None:
-    """A8: their parent is the server, which lives as long as they do."""
+    """Their parent is the server, which lives as long as they do."""
     statements = f"""
 import os, signal
 from tests.loader.test_exits import make_on_device

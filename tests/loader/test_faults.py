@@ -1,4 +1,4 @@
-"""Workers that die or hang: the stream goes on unchanged (G1, G2, laws 2, 5 and 7)."""
+"""Workers that die or hang: the stream goes on unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.patience import seconds
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) -> None:
-    """G1: any worker, at the first and a later batch, one and all at once, in two epochs."""
+    """Any worker, at the first and a later batch, one and all at once, in two epochs."""
     # Two batches at most are answered before a kill: each kill is met before the next.
     arguments = {"num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 1}
     expected = undisturbed(MAKERS[name], 2, **arguments)
@@ -46,7 +46,7 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 11))
 def test_a_kill_behind_every_batch(number: int) -> None:
-    """G1: the last one included."""
+    """The last one included."""
     expected = undisturbed(make_map, 1, num_workers=2)
     assert len(expected[0]) == 10
     loader = make_map(num_workers=2)
@@ -61,7 +61,6 @@ def test_a_kill_behind_every_batch(number: int) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("name", ["map", "iterable with state"])
 def test_every_start_method(method: str, name: str) -> None:
-    """G1."""
     arguments = {"num_workers": 2, "multiprocessing_context": method}
     expected = undisturbed(MAKERS[name], 1, num_workers=2)
     loader = MAKERS[name](**arguments)
@@ -75,7 +74,7 @@ def test_every_start_method(method: str, name: str) -> None:
 def test_a_worker_that_dies_at_a_sample_while_next_waits(
     tmp_path: Path, how: str, index: int
 ) -> None:
-    """G1: killed, and ended by its own code; at the first batch and at the last."""
+    """Killed, and ended by its own code; at the first batch and at the last."""
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)
     dataset = KillsItself(N, index, lives(tmp_path / "lives", 1), how)
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
@@ -86,7 +85,7 @@ def test_a_worker_that_dies_at_a_sample_while_next_waits(
 
 
 def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> None:
-    """G1: after max_worker_restarts WorkerLost; state_dict() works and a new iterator goes on."""
+    """After max_worker_restarts WorkerLost; state_dict() works and a new iterator goes on."""
     expected = undisturbed(lambda: StatefulGPULoader(Noisy(N), batch_size=4, seed=1), 1)[0]
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, batch_size=4, seed=1, num_workers=2)
@@ -110,7 +109,7 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_max_worker_restarts_is_a_limit_in_a_row(tmp_path: Path, limit: int) -> None:
-    """G1: a batch delivered starts the count anew."""
+    """A batch delivered starts the count anew."""
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, num_workers=1, max_worker_restarts=limit)
     with warnings.catch_warnings(), pytest.raises(WorkerLost):
@@ -119,7 +118,7 @@ def test_max_worker_restarts_is_a_limit_in_a_row(tmp_path: Path, limit: int) -> 
 
 
 def test_the_users_own_step_is_not_interrupted() -> None:
-    """G1: torch's SIGCHLD handler raises there."""
+    """torch's SIGCHLD handler raises there."""
     loader = make_map(num_workers=2)
     batches = iter(loader)
     next(batches)
@@ -131,7 +130,7 @@ def test_the_users_own_step_is_not_interrupted() -> None:
 
 
 def test_recovery_draws_nothing_from_the_callers_generators() -> None:
-    """Law 7: the caller's generators are drawn from once in a loader's life."""
+    """The caller's generators are drawn from once in a loader's life."""
     loader = make_map(num_workers=2, seed=None)
     batches = iter(loader)
     next(batches)
@@ -143,7 +142,6 @@ def test_recovery_draws_nothing_from_the_callers_generators() -> None:
 
 
 def test_persistent_workers_killed_between_two_epochs() -> None:
-    """G1."""
     expected = undisturbed(make_map, 2)
     loader = make_map(num_workers=2, persistent_workers=True)
     first = [copy_of(batch) for batch in loader]
@@ -158,7 +156,7 @@ def test_persistent_workers_killed_between_two_epochs() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["map", "iterable with state"])
 def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
-    """G2: SIGSTOP; it is ended, the stream goes on, and the warning tells where it was."""
+    """SIGSTOP; it is ended, the stream goes on, and the warning tells where it was."""
     expected = undisturbed(MAKERS[name], 1, num_workers=2)
     limit = seconds(0.2)
     loader = MAKERS[name](num_workers=2, timeout=limit)
@@ -175,7 +173,7 @@ def test_a_stopped_worker_is_found_by_the_timeout(name: str) -> None:
 
 @pytest.mark.processes
 def test_a_hanging_sample_is_named_and_ends_in_worker_lost(tmp_path: Path) -> None:
-    """G2: one that always hangs is no fault of the workers."""
+    """One that always hangs is no fault of the workers."""
     dataset = KillsItself(8, 5, lives(tmp_path / "lives", 100), "hang")
     loader = StatefulGPULoader(
         dataset, batch_size=2, num_workers=1, timeout=seconds(0.05), max_worker_restarts=1

@@ -1,4 +1,4 @@
-"""What a loader is known by: what a state refuses, and what it cannot tell (A13, B7, law 4)."""
+"""What a loader is known by: what a state refuses, and what it cannot tell."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ COMPARED: dict[str, tuple[str, Make, Make]] = {
 
 @pytest.mark.parametrize("what", COMPARED)
 def test_another_stream_is_refused_by_name_unless_accepted(what: str) -> None:
-    """A13, B7: each of these loaded in silence once."""
+    """Each of these loaded in silence once."""
     field, make, make_other = COMPARED[what]
     state = state_in_the_middle(make)
     make().load_state_dict(state)
@@ -141,7 +141,7 @@ def test_another_stream_is_refused_by_name_unless_accepted(what: str) -> None:
 
 @pytest.mark.parametrize("batches", [False, True])
 def test_the_length_under_a_users_sampler_is_compared(batches: bool) -> None:
-    """A13: a sampler without state goes through other indices of a longer dataset."""
+    """A sampler without state goes through other indices of a longer dataset."""
 
     def make(length: int) -> StatefulGPULoader[Any]:
         if batches:
@@ -197,7 +197,7 @@ def image_loader(root: Path, crop: int = 24, **arguments: Any) -> StatefulGPULoa
 
 
 def test_a_plain_image_folder_resumes_exactly_where_nothing_is_open(photos: Path) -> None:
-    """A13, A6: under strict, on pixels, from states whose identity is wholly known."""
+    """Under strict, on pixels, from states whose identity is wholly known."""
     assert image_loader(photos).unverified == ()
     assert_exact_resume(partial(image_loader, photos, strict=True), other=({"num_workers": 2},))
 
@@ -205,7 +205,7 @@ def test_a_plain_image_folder_resumes_exactly_where_nothing_is_open(photos: Path
 def test_a_plain_image_folder_that_moved_is_the_same_and_a_renamed_file_is_not(
     photos: Path,
 ) -> None:
-    """A13: the README's contract."""
+    """The README's contract."""
     state = state_in_the_middle(partial(image_loader, photos))
     moved = photos.rename(photos.with_name("moved"))
     image_loader(moved).load_state_dict(state)
@@ -221,7 +221,7 @@ def test_a_plain_image_folder_that_moved_is_the_same_and_a_renamed_file_is_not(
 
 
 def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
-    """B8: but under strict what it does not say is refused."""
+    """But under strict what it does not say is refused."""
     fields = ("dataset", "dataset_transform", "collate_fn", "batched", "on_bad_sample")
     state = state_in_the_middle(lambda: StatefulGPULoader(tensors(), 2))
     said = json.loads(state["fingerprint"])
@@ -237,7 +237,7 @@ def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
 
 
 def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted() -> None:
-    """B8: it had the names of torchvision's transforms without their settings."""
+    """It had the names of torchvision's transforms without their settings."""
 
     def make() -> StatefulGPULoader[Any]:
         flips = v2.Compose([v2.RandomHorizontalFlip(0.25)])
@@ -325,7 +325,7 @@ UNVERIFIED: dict[str, tuple[tuple[str, ...], Callable[..., StatefulGPULoader[Any
 def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A13: in one line of the log for each load, and in no warning."""
+    """In one line of the log for each load, and in no warning."""
     words, make = UNVERIFIED[what]
     assert make().unverified == words
     state = state_in_the_middle(make)
@@ -345,7 +345,7 @@ def test_what_cannot_be_proven_is_named_logged_and_under_strict_refused(
 
 
 def test_a_digest_proves_what_a_sampler_without_state_gives() -> None:
-    """A13, A12: but not before it has given anything."""
+    """But not before it has given anything."""
 
     def make() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(range(12), 2, sampler=Forgetful(), strict=True)
@@ -368,7 +368,7 @@ def test_what_is_wholly_known_says_nothing(photos: Path, caplog: pytest.LogCaptu
 
 
 def test_a_state_of_torchdata_proves_nothing() -> None:
-    """A8: it does not say which dataset it was of."""
+    """It does not say which dataset it was of."""
     theirs = StatefulDataLoader(list(range(12)), batch_size=2)
     next(iter(theirs))
     state = theirs.state_dict()
@@ -378,7 +378,7 @@ def test_a_state_of_torchdata_proves_nothing() -> None:
 
 
 def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
-    """A13: nothing per state; until somebody asks, nothing at all."""
+    """Nothing per state; until somebody asks, nothing at all."""
     calls: list[Any] = []
 
     class Counting(Indices):
@@ -400,7 +400,7 @@ def test_a_dataset_is_described_once_and_not_for_every_state() -> None:
 
 
 def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None:
-    """A13: the loader is known by what its dataset was before the first batch."""
+    """The loader is known by what its dataset was before the first batch."""
 
     class Caching(Indices):
         def __init__(self, length: int) -> None:
@@ -420,7 +420,7 @@ def test_what_a_dataset_fills_while_it_is_read_is_none_of_its_identity() -> None
 
 
 def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
-    """Law 4: neither of two iterables has a length, and they are as long as each other."""
+    """Neither of two iterables has a length, and they are as long as each other."""
 
     class Records(IterableDataset[int]):
         def __init__(self, data: list[int]) -> None:
@@ -441,7 +441,7 @@ def test_an_iterable_that_is_known_otherwise_can_be_accepted() -> None:
 
 
 def test_strict_names_all_that_is_open_and_takes_a_samplers_fingerprint() -> None:
-    """A13: one load tells what to accept."""
+    """One load tells what to accept."""
 
     class Sampler:
         def __iter__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Images from a source: exact in threads and processes, from every place (B2, D1, D2, D5, D10)."""
+"""Images from a source: exact in threads and processes, from every place."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ GRID = tuple(
 
 @pytest.mark.processes
 def test_images_resume_exactly_on_any_number_and_kind_of_workers(photos: Path) -> None:
-    """A6, B2: from each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
+    """From each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
     assert_exact_on_all(partial(make_images, photos), GRID)
 
 
 @pytest.mark.parametrize("other_size", [1, 4, 24])
 def test_another_batch_size_keeps_every_image(photos: Path, other_size: int) -> None:
-    """B4: order, labels, augmentations and pixels."""
+    """Order, labels, augmentations and pixels."""
     expected, states = uninterrupted(make_images(photos), 1)
     resumed = make_images(photos, batch_size=other_size)
     resumed.load_state_dict(states[0, 2])
@@ -98,7 +98,7 @@ def test_another_batch_size_keeps_every_image(photos: Path, other_size: int) -> 
     ids=["v2 pipeline", "lambda", "recipe and lambda"],
 )
 def test_any_callable_on_the_image_is_exact(photos: Path, transform: Any, num_workers: int) -> None:
-    """D10, per sample: keyed generators, in processes and inline."""
+    """Keyed generators, in processes and inline."""
     assert_exact_resume(
         lambda **changes: make_images(
             photos, **{"transform": transform, "num_workers": num_workers, **changes}
@@ -131,7 +131,7 @@ def test_batch_size_none_yields_single_images(photos: Path) -> None:
 
 
 def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
-    """A1: ``[images, targets]``, float32 and int64."""
+    """``[images, targets]``, float32 and int64."""
     source = FolderSource(photos)
     loader = StatefulGPULoader(
         source, batch_size=4, transform=[T.Resize((20, 30)), T.Normalize(MEAN, STD)], num_workers=1
@@ -156,7 +156,7 @@ def test_a_batch_is_what_default_collate_would_make(photos: Path) -> None:
 def test_every_image_is_augmented_by_the_draws_of_its_own_address(
     photos: Path, num_workers: int
 ) -> None:
-    """D5, law 1: recomputed one by one from (seed, epoch, position), in the second epoch too."""
+    """Recomputed one by one from (seed, epoch, position), in the second epoch too."""
     source, recipes = FolderSource(photos), T.Compose(RECIPES)
     loader = make_images(photos, num_workers=num_workers)
     decoder = make_decoder("auto")
@@ -186,7 +186,7 @@ def test_images_of_different_sizes_in_one_batch_are_explained(photos: Path) -> N
 
 @pytest.mark.fuzz
 def test_delivered_batches_are_never_written_again(photos: Path) -> None:
-    """D8, law 1: whoever keeps them keeps them, while the memory of others is taken again."""
+    """Whoever keeps them keeps them, while the memory of others is taken again."""
     for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "process"}):
         loader = make_images(photos, **arguments)
         kept = [batch for _ in range(3) for batch in loader]
@@ -196,14 +196,13 @@ def test_delivered_batches_are_never_written_again(photos: Path) -> None:
 
 
 def test_threads_do_not_touch_the_callers_generators(photos: Path) -> None:
-    """Law 7: the loader draws its seed from the caller, and nothing else."""
+    """The loader draws its seed from the caller, and nothing else."""
     before = torch.get_rng_state()
     for _ in make_images(photos, num_workers=2):
         assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_thread_is_left_after_a_break(photos: Path) -> None:
-    """A8."""
     before = set(threading.enumerate())
     for _ in make_images(photos, num_workers=3):
         break
@@ -211,7 +210,7 @@ def test_no_thread_is_left_after_a_break(photos: Path) -> None:
 
 
 def test_the_decoder_of_the_state_is_taken_where_it_is_available(photos: Path) -> None:
-    """Law 4: decoder="auto" takes a loaded state's family; another explicit one raises."""
+    """decoder="auto" takes a loaded state's family; another explicit one raises."""
     pytest.importorskip("torchcodec")
     saved = make_images(photos, decoder="torchvision")
     expected, states = uninterrupted(saved, 1)
@@ -277,7 +276,7 @@ def test_splits_and_concatenations_of_a_source_are_sources(photos: Path) -> None
 @pytest.mark.fuzz
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_a_source_in_an_order_of_the_users_resumes_exactly(photos: Path, worker_type: str) -> None:
-    """A12: a user's sampler decides the order, the image stage does the rest."""
+    """A user's sampler decides the order, the image stage does the rest."""
 
     def build(**arguments: Any) -> StatefulGPULoader[Any]:
         sampler = RandomSampler(range(20), generator=torch.Generator().manual_seed(1))
@@ -293,7 +292,6 @@ def test_an_unknown_decoder_is_refused_at_once(photos: Path) -> None:
 
 
 def test_another_folder_or_transform_is_refused(photos: Path, tmp_path: Path) -> None:
-    """B7."""
     state = make_images(photos).state_dict()
     write_photo_folder(tmp_path, num_classes=3, per_class=8)
     moved = make_images(tmp_path)
@@ -332,7 +330,7 @@ def test_extreme_sizes_are_right_results(tmp_path: Path, size: tuple[int, int]) 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_is_laid_out_as_the_recipes_say(photos: Path, workers: int) -> None:
-    """D7: channels_last, the same pixels, in workers too."""
+    """channels_last, the same pixels, in workers too."""
     for worker_type in ("thread", "process"):
         plain = make_images(photos, num_workers=workers, worker_type=worker_type)
         last = make_images(

@@ -1,4 +1,4 @@
-"""Iterable datasets, with state and without: A1, A3, A6, A7."""
+"""Iterable datasets, with state and without."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make(kind: type[PlainIterable], **arguments: Any) -> StatefulGPULoader[Any]:
     ids=str,
 )
 def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[str, Any]) -> None:
-    """A3, A6, A7: keyed generators make a shuffle buffer exact, too; uneven workers stay away."""
+    """Keyed generators make a shuffle buffer exact, too; uneven workers stay away."""
     assert_exact_resume(partial(make, kind, **arguments))
 
 
@@ -56,7 +56,7 @@ def test_every_state_resumes_exactly(kind: type[PlainIterable], arguments: dict[
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("interval", [0, 3])
 def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None:
-    """A3: what was delivered behind the last snapshot is made again, and not delivered again."""
+    """What was delivered behind the last snapshot is made again, and not delivered again."""
     arguments = {"num_workers": 2, "snapshot_every_n_steps": interval}
     assert_exact_resume(partial(make, kind, **arguments))
 
@@ -68,7 +68,7 @@ def test_snapshots_may_be_rare(kind: type[PlainIterable], interval: int) -> None
 def test_batches_are_those_of_data_loader(
     num_workers: int, batch_size: int | None, drop_last: bool
 ) -> None:
-    """A1: the samples and their order, workers of different lengths included."""
+    """The samples and their order, workers of different lengths included."""
 
     class Numbers(PlainIterable):
         def __iter__(self) -> Any:
@@ -89,7 +89,7 @@ def test_batches_are_those_of_data_loader(
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: int) -> None:
-    """A7: torchdata's second resume of a stateless iterable skips data."""
+    """torchdata's second resume of a stateless iterable skips data."""
     expected, states = uninterrupted(make(PlainIterable, num_workers=num_workers), 1)
     state = states[0, 2]
     for delivered in (2, 3, 4):
@@ -110,7 +110,7 @@ def test_reading_again_is_said_once_and_is_right_the_second_time(num_workers: in
 def test_another_number_of_workers_is_refused_with_both(
     kind: type[PlainIterable], saved: int, present: int
 ) -> None:
-    """A3: the state of a worker's own objects belongs to one of as many."""
+    """The state of a worker's own objects belongs to one of as many."""
     loader = make(kind, num_workers=saved)
     batches = iter(loader)
     next(batches)
@@ -145,7 +145,6 @@ def test_iterables_of_a_different_kind_are_refused() -> None:
 
 
 def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
-    """A1."""
 
     class Liar(IterableDataset[int]):
         def __len__(self) -> int:
@@ -161,7 +160,7 @@ def test_a_longer_iterable_than_promised_warns_as_torch_does() -> None:
 
 
 def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
-    """G3: the iterator has moved on, and so has the state."""
+    """The iterator has moved on, and so has the state."""
     loader = StatefulGPULoader(Failing(10, 5), batch_size=2)
     batches = iter(loader)
     assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
@@ -178,7 +177,7 @@ def test_an_exception_of_an_iterable_is_raised_and_the_others_go_on() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_caught_exception_loses_no_batch(interval: int) -> None:
-    """A3, G3: torchdata loses batches with snapshot_every_n_steps > 1."""
+    """torchdata loses batches with snapshot_every_n_steps > 1."""
     arguments: dict[str, Any] = {
         "batch_size": 2,
         "num_workers": 2,
@@ -235,7 +234,7 @@ class Failing(IterableDataset[int]):
 
 
 def test_ranks_and_workers_draw_differently() -> None:
-    """A5: the key holds the worker; nobody shares another's draws."""
+    """The key holds the worker; nobody shares another's draws."""
 
     class Drawing(IterableDataset[Any]):
         def __iter__(self) -> Any:

@@ -1,4 +1,4 @@
-"""``loader._iterator``, which trainers and programs set to None to end workers (A1, A8, law 8)."""
+"""``loader._iterator``, which trainers and programs set to None to end workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def all_batches(loader: StatefulGPULoader[Any]) -> list[Any]:
 @pytest.mark.parametrize("make", [make_map, make_stateful])
 @pytest.mark.parametrize("broken_off", [True, False])
 def test_none_ends_workers_that_are_kept(make: Callable[..., Any], broken_off: bool) -> None:
-    """A8: neither processes nor threads are left, and the next pass is what it would have been."""
+    """Neither processes nor threads are left, and the next pass is what it would have been."""
     expected, _ = uninterrupted(make(**KEPT), 3)
     children_before, threads_before = children(), ours()
     loader = make(**KEPT)
@@ -53,7 +53,6 @@ def test_none_ends_workers_that_are_kept(make: Callable[..., Any], broken_off: b
 
 
 def test_none_ends_workers_that_have_not_begun() -> None:
-    """A8."""
     before = children()
     loader = make_map(num_workers=2)
     start_workers(loader)
@@ -62,7 +61,7 @@ def test_none_ends_workers_that_have_not_begun() -> None:
 
 
 def test_none_leaves_a_live_iterator_alone() -> None:
-    """A1: as in torch, where the loader drops its reference. Its workers end with it."""
+    """As in torch, where the loader drops its reference. Its workers end with it."""
     expected, _ = uninterrupted(make_map(), 2)
     before = children()
     loader = make_map(**KEPT)
@@ -75,7 +74,7 @@ def test_none_leaves_a_live_iterator_alone() -> None:
 
 
 def test_none_ends_threads_and_the_stage_of_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
-    """A8: behind a pass that was broken off."""
+    """Behind a pass that was broken off."""
     expected, _ = uninterrupted(make_on_device(photos, batch_size=1), 2)
     before = ours()
     loader = make_on_device(photos, batch_size=1, prefetch_factor=1, **KEPT)
@@ -88,7 +87,7 @@ def test_none_ends_threads_and_the_stage_of_the_device(photos: Path, fake_gpu: F
 
 
 def test_a_live_iterator_and_the_next_share_the_device(photos: Path, fake_gpu: FakeGpu) -> None:
-    """D8: a decoder serves one thread at a time."""
+    """A decoder serves one thread at a time."""
     expected, _ = uninterrupted(make_on_device(photos), 2)
     num_places = len(fake_gpu.places)
     loader = make_on_device(photos, **KEPT)
@@ -106,7 +105,7 @@ def test_a_live_iterator_and_the_next_share_the_device(photos: Path, fake_gpu: F
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [make_map, make_stateful])
 def test_programs_end_kept_workers_by_torchs_method(make: Callable[..., Any]) -> None:
-    """A1: ``if loader._iterator is not None: loader._iterator._shutdown_workers()``."""
+    """``if loader._iterator is not None: loader._iterator._shutdown_workers()``."""
     expected, _ = uninterrupted(make(**KEPT), 2)
     before = children()
     loader = make(**KEPT)
@@ -120,7 +119,7 @@ def test_programs_end_kept_workers_by_torchs_method(make: Callable[..., Any]) ->
 
 
 def test_a_program_keeps_its_own_iterator_there() -> None:
-    """A1: one that asks for a batch at a time, and begins anew at the end."""
+    """One that asks for a batch at a time, and begins anew at the end."""
     expected, _ = uninterrupted(make_map(), 1)
     loader = make_map()
     loader._iterator = iter(loader)
@@ -130,6 +129,6 @@ def test_a_program_keeps_its_own_iterator_there() -> None:
 
 
 def test_an_iterator_by_torchs_private_method() -> None:
-    """A1: it would be torchdata's, of another order, with other draws."""
+    """It would be torchdata's, of another order, with other draws."""
     expected, _ = uninterrupted(make_map(), 1)
     assert same([copy_of(batch) for batch in make_map()._get_iterator()], expected[0])

@@ -1,4 +1,4 @@
-"""Sharded datasets resume exactly, on any workers (A5, A6, B2, B5)."""
+"""Sharded datasets resume exactly, on any workers."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_at_every_batch(kind: str, lanes: int) -> None:
-    """A5, A6, B5: three epochs; also with more lanes than shards."""
+    """Three epochs; also with more lanes than shards."""
     dataset = NoisyShards(SIZES, lanes=lanes, buffer=9)
     assert_exact_resume(partial(make, dataset, **KINDS[kind]), epochs=3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sample_comes_once(kind: str) -> None:
-    """B5: in each epoch, each in another order if it is shuffled."""
+    """In each epoch, each in another order if it is shuffled."""
     loader = make(**KINDS[kind])
     epochs = [indices_of(loader) for _ in range(3)]
     for found in epochs:
@@ -108,13 +108,13 @@ def test_what_is_shuffled() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_worker_processes_deliver_the_same(shuffle: bool) -> None:
-    """B2: from each execution to each other, at every batch; in_order=False keeps the order."""
+    """From each execution to each other, at every batch; in_order=False keeps the order."""
     assert_exact_on_all(partial(make, shuffle=shuffle, batch_size=6), PROCESSES)
 
 
 @pytest.mark.processes
 def test_threads_and_processes_deliver_the_same_images() -> None:
-    """B2: recipes with randomness, pixel by pixel."""
+    """Recipes with randomness, pixel by pixel."""
     assert_exact_on_all(partial(make_photos, batch_size=4), THREADS)
 
 
@@ -122,7 +122,6 @@ def test_threads_and_processes_deliver_the_same_images() -> None:
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.parametrize("build", [make, make_photos])
 def test_start_methods_and_persistent_workers(build: Callable[..., Loader], method: str) -> None:
-    """B2, A6."""
     expected, states = uninterrupted(build(), 3)
     arguments = {
         "num_workers": 2,
@@ -153,12 +152,12 @@ def test_start_methods_and_persistent_workers(build: Callable[..., Loader], meth
     ],
 )
 def test_images(changes: dict[str, Any]) -> None:
-    """A6, B5: real JPEGs."""
+    """Real JPEGs."""
     assert_exact_resume(partial(make_photos, **changes), other=THREADS[:2])
 
 
 def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
-    """B2: decoded and augmented there; the same samples as on the CPU."""
+    """Decoded and augmented there; the same samples as on the CPU."""
     build = partial(make_photos, device="cuda", batch_transform=blend)
     assert_exact_resume(build, other=THREADS[:1])
     assert indices_of(build()) == indices_of(make_photos())
@@ -167,7 +166,7 @@ def test_images_on_a_device(fake_gpu: FakeGpu) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_states_follow_the_uninterrupted_run(num_workers: int) -> None:
-    """A6: whoever resumes goes through the same states, text by text."""
+    """Whoever resumes goes through the same states, text by text."""
     for counted in (False, True):
         build = partial(make, NoisyShards(SIZES, lanes=3, buffer=9, counted=counted))
         _, states = uninterrupted(build(), 2)
@@ -230,7 +229,7 @@ def test_behind_the_last_batch_comes_the_next_epoch(shuffle: bool, counted: bool
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_another_batch_size_in_the_middle(shuffle: bool, counted: bool) -> None:
-    """B4, B5: every sample once."""
+    """Every sample once."""
     dataset = NoisyShards(lanes=4, buffer=12, counted=counted)
     expected, states = uninterrupted(make(dataset, shuffle=shuffle), 1)
     for (epoch, delivered), state in states.items():

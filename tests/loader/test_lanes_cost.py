@@ -1,4 +1,4 @@
-"""What lanes cost: reads at a resume, open shards, the size of the state (A9, B5)."""
+"""What lanes cost: reads at a resume, open shards, the size of the state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_resume_reads_at_most_a_window_of_each_lane_again(tmp_path: Path, shuf
 
 
 def test_shards_are_closed_when_an_epoch_is_broken_off(tmp_path: Path) -> None:
-    """A8: in the user's own thread."""
+    """In the user's own thread."""
     loader = make(tmp_path)
     batches = iter(loader)
     next(batches)

@@ -1,4 +1,4 @@
-"""Shards that are damaged, vanish or cannot be read (G3, G4, law 6)."""
+"""Shards that are damaged, vanish or cannot be read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_photos(**arguments: Any) -> Loader:
 def test_raise_names_the_shard_and_goes_on_behind_it(
     shuffle: bool, batch_size: int, num_workers: int
 ) -> None:
-    """G3: each damage once, with its own type; all other samples come, none twice."""
+    """Each damage once, with its own type; all other samples come, none twice."""
     loader = make(shuffle=shuffle, batch_size=batch_size, num_workers=num_workers)
     found, errors = delivered_with_errors(loader)
     assert sorted(indices_of(found)) == loader.dataset.sound()
@@ -62,7 +62,7 @@ def test_raise_names_the_shard_and_goes_on_behind_it(
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) -> None:
-    """G3: what is met again is raised again; the batches are those of the run that went on."""
+    """What is met again is raised again; the batches are those of the run that went on."""
     build = partial(make, batch_size=batch_size, shuffle=shuffle)
     loader = build()
     batches, found, states = iter(loader), [], []
@@ -85,7 +85,7 @@ def test_a_resume_behind_an_error_loses_nothing(batch_size: int, shuffle: bool) 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool, batch_size: int) -> None:
-    """G4: a record of each, in the state; exact at every batch."""
+    """A record of each, in the state; exact at every batch."""
     build = partial(make, on_bad_sample="drop", shuffle=shuffle, batch_size=batch_size)
     loader = build()
     assert sorted(indices_of(loader)) == loader.dataset.sound()
@@ -98,7 +98,7 @@ def test_drop_leaves_out_the_rest_with_a_record(shuffle: bool, batch_size: int) 
 
 
 def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None:
-    """G4: under drop_last no batch could tell it; in the order of the lanes."""
+    """Under drop_last no batch could tell it; in the order of the lanes."""
     loader = make(on_bad_sample="drop", drop_last=True, batch_size=30)
     assert list(loader) == []
     names = {str(bad.index) for bad in loader.bad_samples.samples}
@@ -106,7 +106,7 @@ def test_what_is_met_on_the_way_to_rests_that_are_left_out_is_recorded() -> None
 
 
 def test_any_number_of_workers_drops_the_same() -> None:
-    """G4, B2: batches, states and records."""
+    """Batches, states and records."""
     build = partial(make, on_bad_sample="drop")
     alone = build()
     wanted = [copy_of(batch) for batch in alone]
@@ -118,7 +118,7 @@ def test_any_number_of_workers_drops_the_same() -> None:
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> None:
-    """B5: where the numbers of samples are known, too."""
+    """Where the numbers of samples are known, too."""
     for batch_size in (1, 2):
         loader = make(on_bad_sample="drop", counted=counted, batch_size=batch_size)
         assert sorted(indices_of(loader)) == loader.dataset.sound()
@@ -130,7 +130,7 @@ def test_a_rank_alone_repeats_nothing_for_what_was_dropped(counted: bool) -> Non
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
-    """Law 6: an OSError is met again, and the draws are the same."""
+    """An OSError is met again, and the draws are the same."""
     flaky = {0: (3, "flaky"), 2: (0, "flaky"), 5: (5, "flaky")}
     loader = make(flaky, on_bad_sample=mode)
     assert same([copy_of(b) for b in loader], [copy_of(b) for b in make({}, on_bad_sample=mode)])
@@ -140,7 +140,7 @@ def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["raise", "drop"])
 def test_storage_that_stays_away_is_raised(mode: str) -> None:
-    """Law 6: it is no bad sample; the samples before it and other lanes come."""
+    """It is no bad sample; the samples before it and other lanes come."""
     loader = make({0: (3, "storage")}, on_bad_sample=mode, shuffle=False)
     batches = iter(loader)
     found = [next(batches), next(batches)]
@@ -156,7 +156,7 @@ def test_storage_that_stays_away_is_raised(mode: str) -> None:
 
 
 def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
-    """Law 6."""
+    """A bad sample keeps its position."""
     loader = make({2: (4, "code")}, on_bad_sample="drop")
     found, errors = delivered_with_errors(loader)
     assert [type(error) for error in errors] == [TypeError]
@@ -166,7 +166,7 @@ def test_a_mistake_in_the_program_is_raised_under_drop() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [1, 2, 30])
 def test_undecodable_images_are_raised_by_name(batch_size: int, num_workers: int) -> None:
-    """G3: the batch is lost, and no other; a rest behind it is what it was."""
+    """The batch is lost, and no other; a rest behind it is what it was."""
     loader = make_photos(batch_size=batch_size, num_workers=num_workers, shuffle=False)
     found, errors = delivered_with_errors(loader)
     assert errors
@@ -182,7 +182,7 @@ def test_undecodable_images_are_raised_by_name(batch_size: int, num_workers: int
 @pytest.mark.fuzz
 @pytest.mark.parametrize("batch_size", [1, 2, 30, None])
 def test_undecodable_images_are_dropped(batch_size: int | None) -> None:
-    """G4: on any workers, and at every resume, batches that are left empty included."""
+    """On any workers, and at every resume, batches that are left empty included."""
     build = partial(make_photos, on_bad_sample="drop", batch_size=batch_size)
     loader = build()
     assert sorted(indices_of(loader)) == sorted(set(loader.dataset.all()) - {101, 103, 201})
@@ -195,7 +195,7 @@ def test_undecodable_images_are_dropped(batch_size: int | None) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("batch_size", [1, 2, 30])
 def test_undecodable_images_are_dropped_on_a_device(batch_size: int, fake_gpu: FakeGpu) -> None:
-    """G4: as on the CPU."""
+    """As on the CPU."""
     build = partial(make_photos, on_bad_sample="drop", batch_size=batch_size)
     for num_workers in (0, 2):
         loader = build(device="cuda", num_workers=num_workers)
@@ -206,7 +206,7 @@ def test_undecodable_images_are_dropped_on_a_device(batch_size: int, fake_gpu: F
 
 
 def test_damaged_records_of_images_are_bad_samples() -> None:
-    """G3: with shard and cursor."""
+    """With shard and cursor."""
     dataset = PhotoShards((3, 6), damaged=frozenset({102}))
     loader = StatefulGPULoader(dataset, batch_size=2, transform=[T.Resize((8, 8))])
     found, errors = delivered_with_errors(loader)
@@ -250,7 +250,7 @@ class WrongCount(Numbers):
 @pytest.mark.fuzz
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_malformed_sample_is_left_out_alone(tmp_path: Path, shuffle: bool) -> None:
-    """G3, G4: a tar where one image has no class, and another's is no number."""
+    """A tar where one image has no class, and another's is no number."""
     entries = dict(photo_entries(0, 9))
     del entries["photos/0003.cls"]
     entries["photos/0006.cls"] = b"seven"

@@ -1,4 +1,4 @@
-"""Killed, hanging and interrupted workers of lanes: the stream goes on unchanged (G1, G2)."""
+"""Killed, hanging and interrupted workers of lanes: the stream goes on unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(dataset: Any = None, **arguments: Any) -> Loader:
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_kill_behind_every_batch(number: int) -> None:
-    """G1: in two epochs, with workers that persist."""
+    """In two epochs, with workers that persist."""
     expected = undisturbed(make, 2)
     assert len(expected[0]) == 6
     loader = make(num_workers=2, prefetch_factor=1, persistent_workers=True)
@@ -42,7 +42,7 @@ def test_a_kill_behind_every_batch(number: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("at", [0, 2002, 3007])
 def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
-    """G1: while ``next()`` waits, twice."""
+    """While ``next()`` waits, twice."""
     dataset = LosesItself(at, lives(tmp_path / "lives", 2), "kill", SIZES, **LANES)
     loader = make(dataset, num_workers=2)
     with pytest.warns(RuntimeWarning, match="is killed by signal"):
@@ -51,7 +51,6 @@ def test_a_worker_that_dies_in_a_shard(tmp_path: Path, at: int) -> None:
 
 @pytest.mark.processes
 def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
-    """G2."""
     dataset = LosesItself(3002, lives(tmp_path / "lives", 1), "hang", SIZES, **LANES)
     limit = seconds(0.3)
     loader = make(dataset, num_workers=2, timeout=limit)
@@ -61,7 +60,7 @@ def test_a_process_that_hangs_in_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_thread_that_hangs_in_a_shard(tmp_path: Path) -> None:
-    """G2: it is abandoned, and the lane is opened anew by another."""
+    """It is abandoned, and the lane is opened anew by another."""
 
     def build(**arguments: Any) -> Loader:
         dataset = PhotoShards(lives=arguments.pop("lives", None))
@@ -89,7 +88,7 @@ class Interrupted(NoisyShards):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("at", [0, 2, 2001, 3005, 3007, 4000])
 def test_an_interrupt_in_the_users_thread_loses_nothing(at: int, shuffle: bool) -> None:
-    """Law 5: the batch is made again, from where its lane stood."""
+    """The batch is made again, from where its lane stood."""
     expected = undisturbed(make, 1, shuffle=shuffle)
     dataset = Interrupted(SIZES, **LANES)
     dataset.at = at
@@ -118,7 +117,7 @@ class Clumsy:
 
 
 def test_an_interrupt_behind_the_reading_loses_nothing() -> None:
-    """Law 5: the lane has moved, and goes back."""
+    """The lane has moved, and goes back."""
     expected = undisturbed(make, 1, collate_fn=list)
     batches, found = iter(make(collate_fn=Clumsy())), []
     while len(found) < len(expected[0]):

@@ -1,4 +1,4 @@
-"""Lanes on several ranks, and on another number of them (B5, E5)."""
+"""Lanes on several ranks, and on another number of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ranks:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counted: bool) -> None:
-    """B5: every sample of the epoch comes; exactly once where nothing has to be wrapped."""
+    """Every sample of the epoch comes; exactly once where nothing has to be wrapped."""
     dataset = Numbers(lanes=4, buffer=12, counted=counted)
     before = Ranks(dataset, ranks, shuffle=shuffle)
     for step in range(before.steps + 1):
@@ -80,7 +80,7 @@ def test_another_number_of_ranks_at_every_step(ranks: int, shuffle: bool, counte
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("lanes", [4, 16])
 def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
-    """B5: each rank from its own state, and from the merged one; more lanes than shards, too."""
+    """Each rank from its own state, and from the merged one; more lanes than shards, too."""
     sizes = UNEVEN if not counted else (9, 5, 8, 7, 2, 6, 9, 3) * 2
     dataset = NoisyShards(sizes, lanes=lanes, buffer=12, counted=counted)
     run = Ranks(dataset, 4)
@@ -98,7 +98,7 @@ def test_the_same_ranks_go_on_exactly(lanes: int, counted: bool) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_deliver_as_many_batches(drop_last: bool) -> None:
-    """B5: where the numbers of samples are known; each epoch has its own length."""
+    """Where the numbers of samples are known; each epoch has its own length."""
     dataset = Numbers((9, 5, 8, 7, 2, 6, 9, 3), lanes=4, counted=True)
     loaders = [make(dataset, 2, rank, drop_last=drop_last) for rank in range(2)]
     for _ in range(4):
@@ -121,7 +121,7 @@ def indices_of_all(loader: Loader) -> list[list[int]]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -> None:
-    """B5: several laps, exact at every step, with other draws in each lap."""
+    """Several laps, exact at every step, with other draws in each lap."""
     dataset = NoisyShards((30, 2, 0, 3), lanes=4, counted=True)
     arguments = {"batch_size": 2, "shuffle": False, "drop_last": drop_last}
     run = Ranks(dataset, 2, num_workers=num_workers, **arguments)
@@ -140,7 +140,7 @@ def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -
 
 
 def test_drops_do_not_change_the_number_of_batches() -> None:
-    """B5, G4: what a rank has lost it makes up for, from a merged state, too."""
+    """What a rank has lost it makes up for, from a merged state, too."""
     dataset = DamagedShards(
         {0: (2, "value"), 3: (1, "missing")}, (9, 9, 9, 9, 9, 9), lanes=2, counted=True
     )
@@ -153,7 +153,7 @@ def test_drops_do_not_change_the_number_of_batches() -> None:
 
 
 def test_ranks_that_do_not_divide_the_lanes_are_refused() -> None:
-    """B5: with the numbers that work."""
+    """With the numbers that work."""
     dataset = Numbers(lanes=12)
     with pytest.raises(ValueError, match="5 ranks cannot share the 12 lanes") as refused:
         make(dataset, 5, 0)
@@ -175,7 +175,7 @@ def test_a_rank_without_a_batch_is_refused_on_every_rank() -> None:
 
 
 def test_a_rank_of_damaged_shards_alone_ends_in_an_error() -> None:
-    """G6: and not in reading them for ever."""
+    """And not in reading them for ever."""
     dataset = DamagedShards({1: (0, "value")}, (9, 9), lanes=2, counted=True)
     loader = make(dataset, 2, 1, shuffle=False, on_bad_sample="drop")
     with pytest.raises(ValueError, match="rank 1 has no batch in its lanes in epoch 0"):
@@ -183,7 +183,7 @@ def test_a_rank_of_damaged_shards_alone_ends_in_an_error() -> None:
 
 
 def test_own_states_of_another_batch_size_are_refused_where_ranks_end_together() -> None:
-    """B5: one rank alone cannot know how many batches the others have left."""
+    """One rank alone cannot know how many batches the others have left."""
     run = Ranks(Numbers(lanes=4, counted=True), 2)
     loader = make(Numbers(lanes=4, counted=True), 2, 0, batch_size=6)
     with pytest.raises(StateMismatch, match="merge_state_dicts") as refused:
@@ -204,7 +204,7 @@ def serve_rank(rank: int) -> tuple[list[int], dict[str, Any]]:
 
 
 def test_gathered_from_real_ranks() -> None:
-    """E5: each rank has the same merged state, and one process goes on from it."""
+    """Each rank has the same merged state, and one process goes on from it."""
     (ours, merged), (theirs, merged_there) = on_ranks(serve_rank, 2)
     assert merged == merged_there
     dataset = Numbers(lanes=4, buffer=12)

@@ -1,4 +1,4 @@
-"""What does not fit a sharded dataset is refused by name, and nothing changes (B7, G6)."""
+"""What does not fit a sharded dataset is refused by name, and nothing changes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_encoded_shards_yield_encoded_samples() -> None:
     ],
 )
 def test_a_cursor_outside_its_lane(key: str, text: str) -> None:
-    """B7: named, and nothing is changed."""
+    """Named, and nothing is changed."""
     loader = make()
     before = loader.state_dict()
     with pytest.raises(StateMismatch) as refused:
@@ -110,7 +110,7 @@ def test_a_cursor_outside_its_lane(key: str, text: str) -> None:
 
 
 def test_lanes_that_are_missing_or_too_many() -> None:
-    """B7: with the numbers."""
+    """With the numbers."""
     state = state_in_the_middle()
     loader = make()
     del state["lane_00001"]
@@ -124,7 +124,6 @@ def test_lanes_that_are_missing_or_too_many() -> None:
 
 
 def test_another_plan_is_refused_by_field() -> None:
-    """B7."""
     loader = make()
     others: dict[str, Loader] = {
         "order": StatefulGPULoader(Numbers(SIZES, lanes=2, buffer=6), shuffle=True),
@@ -139,7 +138,7 @@ def test_another_plan_is_refused_by_field() -> None:
 
 
 def test_states_of_map_style_data_and_of_torchdata() -> None:
-    """B7: in both directions, and nothing is changed."""
+    """In both directions, and nothing is changed."""
     mapped = StatefulGPULoader(Indices(17), batch_size=2, seed=3, shuffle=True)
     lanes = make()
     plain = StatefulDataLoader(Indices(17), batch_size=2)
@@ -166,7 +165,7 @@ _cursor = st.one_of(
 @settings(max_examples=150)
 @given(cursors=st.lists(_cursor, min_size=3, max_size=3), counted=st.booleans())
 def test_fuzzed_cursors_are_refused_or_end(cursors: list[str], counted: bool) -> None:
-    """G6: a named error, or a stream that ends; never a hang or a crash."""
+    """A named error, or a stream that ends; never a hang or a crash."""
     keys = {f"lane_{lane:05d}": text for lane, text in enumerate(cursors)}
     loader = make(counted=counted)
     try:

@@ -1,4 +1,4 @@
-"""Every life of every kind of loader (A6, A8, A10)."""
+"""Every life of every kind of loader."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def copies(batches: Any) -> list[Any]:
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_workers: int) -> None:
-    """A6: torchdata ignores a load behind iter()."""
+    """torchdata ignores a load behind iter()."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 1)
     resumed = make(num_workers=num_workers)
@@ -75,7 +75,7 @@ def test_a_load_reaches_an_iterator_that_delivered_nothing(kind: str, num_worker
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_construction_iteration_and_state_have_no_side_effects(kind: str, num_workers: int) -> None:
-    """A10: torchdata's state_dict() starts workers and draws the order; law 7."""
+    """torchdata's state_dict() starts workers and draws the order, and ours does not."""
     before, children = generators(), multiprocessing.active_children()
     built = KINDS[kind](num_workers=num_workers)
     iterator = iter(built)
@@ -92,7 +92,7 @@ def test_construction_iteration_and_state_have_no_side_effects(kind: str, num_wo
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_state_begins_the_same_loader_anew(kind: str, num_workers: int) -> None:
-    """A6: before the first batch, of a loader that has gone on since."""
+    """Before the first batch, of a loader that has gone on since."""
     built = KINDS[kind](num_workers=num_workers)
     state = built.state_dict()
     expected = [copies(built), copies(built)]
@@ -105,7 +105,7 @@ def test_the_first_state_begins_the_same_loader_anew(kind: str, num_workers: int
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: str) -> None:
-    """A6: each iterator is a pass; workers' objects are each pass's own."""
+    """Each iterator is a pass; workers' objects are each pass's own."""
     if "sampler" in kind:
         pytest.skip("the two passes share the user's one sampler, as in torch")
     make = KINDS[kind]
@@ -127,7 +127,6 @@ def test_another_live_iterator_takes_the_state_and_leaves_the_first_alone(kind: 
 def test_a_break_leaves_nothing_behind_and_a_state_that_goes_on(
     kind: str, num_workers: int
 ) -> None:
-    """A6, A8."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 2)
     before = set(multiprocessing.active_children())
@@ -161,7 +160,7 @@ def test_behind_its_end_an_iterator_stays_ended(kind: str, num_workers: int) -> 
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_rest_can_be_the_next_epoch(kind: str, num_workers: int) -> None:
-    """A6: ``on_epoch_boundary``."""
+    """``on_epoch_boundary``."""
     make = KINDS[kind]
     expected, states = uninterrupted(make(num_workers=num_workers), 2)
     last = states[0, len(expected[0])]

@@ -1,4 +1,4 @@
-"""Mixtures through the loader: proportions, resumption, ranks and images (B10, B2 to B4)."""
+"""Mixtures through the loader: proportions, resumption, ranks and images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def samples(loader: StatefulGPULoader[Any]) -> list[int]:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
-    """B10: without being told of a sampler, and shuffled only if asked."""
+    """Without being told of a sampler, and shuffled only if asked."""
     mixed = numbered([20, 7, 3], weights=[0.6, 0.3, 0.1], num_samples=26)
     loader = make(mixed, shuffle=shuffle)
     assert isinstance(loader.sampler, MixtureSampler)
@@ -63,21 +63,20 @@ def test_the_loader_draws_a_mixture_in_its_order(shuffle: bool) -> None:
 
 
 def test_resumption_is_exact_at_every_batch() -> None:
-    """B2, B4: the parts go on from epoch to epoch, and their augmentations with them."""
+    """The parts go on from epoch to epoch, and their augmentations with them."""
     workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
     assert_exact_resume(partial(make, mixture()), epochs=2, other=workers)
     assert_exact_resume(partial(make, mixture(), shuffle=False), epochs=3)
 
 
 def test_resumption_of_a_mixture_in_a_mixture_is_exact() -> None:
-    """B2."""
     nested = MixedDataset([mixture(), Noisy(9)], [0.7, 0.3], num_samples=21)
     assert_exact_resume(partial(make, nested), epochs=3)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_global_batches_do_not_depend_on_the_ranks(shuffle: bool) -> None:
-    """B3: a mixture is divided among ranks as any order is."""
+    """A mixture is divided among ranks as any order is."""
     mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
     alone = make(mixed, shuffle=shuffle, batch_size=12)
     for _ in range(2):
@@ -103,7 +102,7 @@ def test_global_batches_do_not_depend_on_the_ranks(shuffle: bool) -> None:
 
 
 def test_a_state_goes_on_with_other_batches_and_other_ranks() -> None:
-    """B3, B4: from batches of 4 on one rank to batches of 3 on two."""
+    """From batches of 4 on one rank to batches of 3 on two."""
     mixed = numbered([50, 11], weights=[0.8, 0.2], num_samples=60)
     whole = samples(make(mixed))
     loader = make(mixed)
@@ -134,7 +133,7 @@ def test_a_state_goes_on_with_other_batches_and_other_ranks() -> None:
     ids=str,
 )
 def test_a_state_of_another_mixture_is_refused_by_name(changed: dict[str, Any], field: str) -> None:
-    """Law 4."""
+    """Identity is compared, position is adopted."""
     datasets = {"datasets": [range(20), range(7), range(3)]}
     state = make(mixture(**datasets)).state_dict()
     other = make(mixture(**{**datasets, **changed}))
@@ -145,7 +144,7 @@ def test_a_state_of_another_mixture_is_refused_by_name(changed: dict[str, Any], 
 
 
 def test_bad_samples_are_replaced_by_others_of_the_mixture() -> None:
-    """Law 6."""
+    """A bad sample keeps its position."""
 
     class Damaged(Indices):
         def __getitem__(self, index: int) -> int:
@@ -168,7 +167,7 @@ def folders(tmp_path: Path) -> list[FolderSource]:
 
 
 def test_a_mixture_of_sources_is_decoded_like_a_source(folders: list[FolderSource]) -> None:
-    """B10: image stage, recipes and threads; a part may be a split."""
+    """Image stage, recipes and threads; a part may be a split."""
     whole: list[Any] = [folders[0], Subset(folders[1], range(3, 12))]
     mixed = MixedDataset(whole, [0.5, 0.5], num_samples=14)
     recipes = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()]
@@ -184,7 +183,7 @@ def test_a_mixture_of_sources_is_decoded_like_a_source(folders: list[FolderSourc
 
 
 def test_resumption_of_a_mixture_of_sources_is_exact(folders: list[FolderSource]) -> None:
-    """B2: to the pixel, in threads too."""
+    """To the pixel, in threads too."""
     mixed = MixedDataset(folders, [0.3, 0.7], num_samples=15)
     make_loader = partial(make, mixed, transform=[T.RandomResizedCrop(24)])
     workers: tuple[dict[str, Any], ...] = ({}, {"num_workers": 2})
@@ -192,7 +191,6 @@ def test_resumption_of_a_mixture_of_sources_is_exact(folders: list[FolderSource]
 
 
 def test_sources_in_other_order_are_another_dataset(folders: list[FolderSource]) -> None:
-    """B7."""
     state = make(MixedDataset(folders, [1, 1], num_samples=8)).state_dict()
     other = make(MixedDataset(folders[::-1], [1, 1], num_samples=8))
     with pytest.raises(StateMismatch, match="dataset differs"):
@@ -200,7 +198,7 @@ def test_sources_in_other_order_are_another_dataset(folders: list[FolderSource])
 
 
 def test_torchs_loader_takes_mixture_and_sampler() -> None:
-    """Law 8: they are a dataset and a sampler for any loader."""
+    """They are a dataset and a sampler for any loader."""
     mixed = numbered([20, 7], weights=[0.7, 0.3], num_samples=26)
     batches = DataLoader(mixed, batch_size=4, sampler=MixtureSampler(mixed, seed=2))
     assert list(flat([batch.tolist() for batch in batches])) == samples(make(mixed))

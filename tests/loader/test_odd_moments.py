@@ -1,4 +1,4 @@
-"""What happens at odd moments: failures around snapshots, restarts and resumes (A6, G1, G3, B7)."""
+"""What happens at odd moments: failures around snapshots, restarts and resumes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def indices(batches: Any) -> list[int]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", samplers())
 def test_the_state_of_a_passs_start_is_remembered(name: str, num_workers: int) -> None:
-    """A6: ``batches_ago`` back to a sampler that has moved on since."""
+    """``batches_ago`` back to a sampler that has moved on since."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -59,7 +59,7 @@ def test_the_state_of_a_passs_start_is_remembered(name: str, num_workers: int) -
 
 @pytest.mark.filterwarnings("ignore:.*The workers are replaced:RuntimeWarning")
 def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
-    """G1, G3: the batch whose exception was raised is not made again."""
+    """The batch whose exception was raised is not made again."""
     loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, num_workers=1)
     batches = iter(loader)
     assert indices([next(batches), next(batches)]) == [0, 1, 2, 3]
@@ -78,7 +78,7 @@ def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
 def test_an_iterator_whose_workers_could_not_start_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """G1: never the end of the epoch in silence."""
+    """Never the end of the epoch in silence."""
     fork, failures = os.fork, [OSError(11, "try again")]
 
     def failing() -> int:
@@ -107,7 +107,7 @@ class Stumbling(StatefulDataset):
 
 @pytest.mark.parametrize("interval", [1, 5])
 def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
-    """G3, A6: an exception before the first request touches no request, a replayed one neither."""
+    """An exception before the first request touches no request, a replayed one neither."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -187,7 +187,7 @@ def test_a_batch_that_fails_as_it_is_made_again_begins_no_epoch(
 def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
     name: str, tmp_path: Any
 ) -> None:
-    """G1: the state is intact, and a new iterator goes on from it."""
+    """The state is intact, and a new iterator goes on from it."""
 
     def build(count: int) -> StatefulGPULoader[Any]:
         dataset = KillsItself(N, 4, lives(tmp_path / str(count), count))
@@ -208,7 +208,7 @@ def test_workers_lost_before_the_first_batch_leave_the_sampler_where_it_was(
 
 
 def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
-    """G1: a pass on other workers than the ones before."""
+    """A pass on other workers than the ones before."""
 
     def build() -> StatefulGPULoader[Any]:
         return StatefulGPULoader(
@@ -233,7 +233,7 @@ def test_persistent_workers_that_were_lost_get_their_states_again() -> None:
 
 
 def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() -> None:
-    """A6: it is not the one of which the state speaks."""
+    """It is not the one of which the state speaks."""
     loader = StatefulGPULoader(Indices(40), batch_size=2, num_workers=1, max_worker_restarts=0)
     old = iter(loader)
     next(old)
@@ -250,7 +250,7 @@ def test_an_old_iterator_that_loses_its_workers_leaves_a_loaded_state_alone() ->
 def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
     name: str | None, num_workers: int
 ) -> None:
-    """A6: as one that did nothing does; so does one that raises again, and one that delivers."""
+    """As one that did nothing does; so does one that raises again, and one that delivers."""
     first = 0 if name is None else next(iter(samplers()[name]))
 
     def begun() -> tuple[StatefulGPULoader[Any], Any]:
@@ -273,7 +273,7 @@ def test_an_iterator_that_only_raised_goes_on_from_a_loaded_state(
 
 @pytest.mark.parametrize("length", [1, 4, 5])
 def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(length: int) -> None:
-    """A4, G3: a batch that is not full tells that it is the last, before anybody asks again."""
+    """A batch that is not full tells that it is the last, before anybody asks again."""
 
     def refuse_the_first(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["place"] == 0:
@@ -299,7 +299,7 @@ def test_an_iterator_that_only_raised_goes_on_though_its_function_had_ended(leng
 
 
 def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None:
-    """G1: they are not of the stream that was loaded."""
+    """They are not of the stream that was loaded."""
     loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, on_bad_sample="drop")
     old, state = iter(loader), loader.state_dict()
     next(old)
@@ -315,7 +315,7 @@ def test_an_iterator_from_before_a_load_does_not_enter_its_bad_samples() -> None
     ids=str,
 )
 def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, Any]) -> None:
-    """A11: in order or not; every sample exactly once after two resumes."""
+    """In order or not; every sample exactly once after two resumes."""
     plain = StatefulGPULoader(Indices(30), batch_size=2)
     ahead = [4, 8, 10, 22]
     state = {**plain.state_dict(), "position": 2, "ahead": json.dumps(ahead)}
@@ -331,7 +331,7 @@ def test_what_was_ahead_stays_ahead_when_it_is_saved_again(arguments: dict[str, 
 
 
 def test_torchs_own_batch_sampler_is_compared_by_its_batches() -> None:
-    """B7: its batch size where batches are counted, and its drop_last."""
+    """Its batch size where batches are counted, and its drop_last."""
 
     def build(batch_size: int, *, drop_last: bool = False) -> StatefulGPULoader[Any]:
         batches = BatchSampler(StatefulSampler(N), batch_size, drop_last)
@@ -361,7 +361,7 @@ class Buffered(IterableDataset[int]):
 
 
 def test_a_plain_iterable_is_read_again_in_the_same_batches_only() -> None:
-    """A7: another batch size would read other samples, and is refused."""
+    """Another batch size would read other samples, and is refused."""
     loader = StatefulGPULoader(Buffered(), batch_size=4, seed=1)
     next(iter(loader))
     with pytest.raises(StateMismatch, match="global_batch_size"):
@@ -370,7 +370,7 @@ def test_a_plain_iterable_is_read_again_in_the_same_batches_only() -> None:
 
 @pytest.mark.parametrize("has_sampler", [False, True])
 def test_an_interrupted_batch_has_not_moved_the_state(has_sampler: bool) -> None:
-    """Law 2: Ctrl-C, or a signal that saves, in the middle of a batch made inline."""
+    """Ctrl-C, or a signal that saves, in the middle of a batch made inline."""
 
     class Interrupted(StatefulDataset):
         interrupted = False
@@ -397,7 +397,7 @@ def test_an_interrupted_batch_has_not_moved_the_state(has_sampler: bool) -> None
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
-    """A12: the same iterator does not go on with it."""
+    """The same iterator does not go on with it."""
     loader = StatefulGPULoader(Indices(N), batch_size=2, sampler=list(range(N)))
     next(iter(loader))
     other = StatefulGPULoader(
@@ -411,7 +411,7 @@ def test_a_sampler_that_was_refused_is_refused_again(num_workers: int) -> None:
 
 
 def test_a_state_that_could_not_be_taken_leaves_the_older_one() -> None:
-    """A3: the batch raises, and what is saved then is whole."""
+    """The batch raises, and what is saved then is whole."""
 
     class Forgetful(StatefulDataset):
         asked = 0
@@ -438,7 +438,7 @@ def test_a_state_that_could_not_be_taken_leaves_the_older_one() -> None:
 
 
 def test_a_refused_sampler_state_changes_nothing() -> None:
-    """Law 4, B7: validation is complete before anything is changed."""
+    """Validation is complete before anything is changed."""
     loader = StatefulGPULoader(Indices(N), sampler=samplers()["generator"], seed=1)
     list(loader)
     state = loader.state_dict()
@@ -456,7 +456,7 @@ def test_a_refused_sampler_state_changes_nothing() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("failing", [set(), {19}])
 def test_the_end_of_an_epoch_counts_its_tail(failing: set[int]) -> None:
-    """A12: behind the last snapshot, or of a batch that failed; the sampler is proven by all."""
+    """Behind the last snapshot, or of a batch that failed; the sampler is proven by all."""
 
     class Both(StatefulDataset):
         def __getitem__(self, index: int) -> tuple[int, int, float]:

@@ -1,4 +1,4 @@
-"""Seeds, epochs and samplers: who decides the order, and that all agree (laws 7 and 8)."""
+"""Seeds, epochs and samplers: who decides the order, and that all agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.map_datasets import Indices, Noisy
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) -> None:
-    """Law 7: as much as torch's DataLoader for its first pass, and nothing ever again."""
+    """As much as torch's DataLoader for its first pass, and nothing ever again."""
     torch.manual_seed(11)
     torch.empty((), dtype=torch.int64).random_()
     once = generators()
@@ -37,7 +37,7 @@ def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) 
 
 
 def test_a_resumed_or_seeded_loader_draws_nothing_from_the_caller() -> None:
-    """Law 7: or else a resumed run's dropout would differ from the uninterrupted run's."""
+    """Or else a resumed run's dropout would differ from the uninterrupted run's."""
     state = StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True).state_dict()
     before = generators()
     resumed = StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True)
@@ -65,7 +65,7 @@ def test_seed_none_is_zero_with_several_ranks() -> None:
 
 
 def test_default_samplers_are_what_trainers_ask_for() -> None:
-    """A1: trainers ask with isinstance."""
+    """Trainers ask with isinstance."""
     assert isinstance(StatefulGPULoader(Indices(9), shuffle=True).sampler, RandomSampler)
     ranked = StatefulGPULoader(Indices(9), shuffle=True, num_replicas=2, rank=1).sampler
     assert isinstance(ranked, DistributedSampler)
@@ -73,7 +73,7 @@ def test_default_samplers_are_what_trainers_ask_for() -> None:
 
 
 def test_sampler_and_batch_sampler_yield_plain_indices_of_the_order() -> None:
-    """Law 8."""
+    """A call that is valid for torch's loaders works and means the same."""
     loader = StatefulGPULoader(Indices(9), batch_size=4, shuffle=True, seed=2)
     order = [index for batch in loader for index in batch.tolist()]
     assert list(loader.sampler) == order
@@ -126,7 +126,7 @@ def test_a_subclass_of_our_sampler_yields_what_it_likes() -> None:
 
 
 def test_an_empty_batch_sampler_yields_nothing() -> None:
-    """A1: falsy is not None."""
+    """Falsy is not None."""
     assert list(StatefulGPULoader(Indices(4), batch_sampler=[])) == []
 
 
@@ -140,7 +140,7 @@ def test_the_loaders_sampler_yields_the_order_of_the_current_pass() -> None:
 
 
 def test_a_rebuilt_loader_takes_the_state_of_the_original() -> None:
-    """Law 8: trainers rebuild a loader from its public attributes, its sampler among them."""
+    """Trainers rebuild a loader from its public attributes, its sampler among them."""
     loader = StatefulGPULoader(Indices(9), batch_size=4, shuffle=True, seed=3)
     rebuilt = StatefulGPULoader(
         loader.dataset, batch_size=loader.batch_size, sampler=loader.sampler, seed=loader.seed
@@ -177,7 +177,7 @@ def test_set_epoch_of_the_loader_and_of_its_sampler_mean_the_same() -> None:
 
 
 def test_workers_are_seeded_anew_for_every_pass() -> None:
-    """A1: else what worker_init_fn derives from its seed would repeat in every epoch."""
+    """Else what worker_init_fn derives from its seed would repeat in every epoch."""
 
     class Seeded(Indices):
         def __getitem__(self, index: int) -> int:
@@ -214,7 +214,7 @@ def test_a_dataset_that_grows_keeps_the_order_of_a_pass_that_has_begun() -> None
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_loader_divides_the_order_of_a_given_sampler_among_its_ranks(rank: int) -> None:
-    """B10: a sampler gives the order, and ranks share it as they share the loader's own."""
+    """A sampler gives the order, and ranks share it as they share the loader's own."""
     ranks = {"num_replicas": 3, "rank": rank, "batch_size": 4, "seed": 5}
     own = StatefulGPULoader(Indices(50), shuffle=True, **ranks)
     given = StatefulGPULoader(Indices(50), sampler=ShuffledSampler(Indices(50)), **ranks)

@@ -1,4 +1,4 @@
-"""Batches that overtake each other: all of them once, and every state exact (A11)."""
+"""Batches that overtake each other: all of them once, and every state exact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gated(Indices):
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
-    """A11: all other batches come first, counted; and at every place the state is exact."""
+    """All other batches come first, counted; and at every place the state is exact."""
     gate = closed_gate()
     arguments: dict[str, Any] = {"num_workers": num_workers, "in_order": False}
     loader = StatefulGPULoader(Gated(30, 4, gate), batch_size=1, **arguments)
@@ -73,7 +73,7 @@ def test_out_of_order_a_slow_worker_holds_back_nobody(num_workers: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [make_stateful, make_samplers, make_lazy])
 def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
-    """A11: each sample of the epoch exactly once."""
+    """Each sample of the epoch exactly once."""
     everything = sorted(int(index) for batch in make(num_workers=0) for index in _indices_of(batch))
     loader = make(num_workers=2, in_order=False)
     delivered: list[int] = []
@@ -107,7 +107,7 @@ class SlowPart(IterableDataset[Any]):
 
 
 def test_out_of_order_over_an_iterable() -> None:
-    """A11: the other worker delivers everything meanwhile; the rest comes exactly once."""
+    """The other worker delivers everything meanwhile; the rest comes exactly once."""
     gate = closed_gate()
     loader = StatefulGPULoader(
         SlowPart(gate), batch_size=1, num_workers=2, in_order=False, prefetch_factor=1
@@ -126,7 +126,7 @@ def test_out_of_order_over_an_iterable() -> None:
 
 
 def test_out_of_order_what_is_drawn_for_a_batch_is_the_same_whenever_it_comes() -> None:
-    """Law 1: a batch of an iterable is keyed by its worker and its number there."""
+    """A batch of an iterable is keyed by its worker and its number there."""
 
     def draw(batch: torch.Tensor) -> tuple[int, float]:
         return int(batch), float(torch.rand(()))

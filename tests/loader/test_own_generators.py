@@ -1,4 +1,4 @@
-"""Generators of the user's own: albumentations' are keyed, others are warned of (A5)."""
+"""Generators of the user's own: albumentations' are keyed, others are warned of."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ def make(case: Make, **arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
 def test_albumentations_resumes_exactly(name: str) -> None:
-    """A5: without a line of the user's, on any number of workers."""
+    """Without a line of the user's, on any number of workers."""
     make_it = partial(make, CASES[name])
     assert_exact_resume(make_it, other=({"num_workers": 2},))
 
 
 def test_the_draws_of_several_transforms_are_not_the_same() -> None:
-    """A5: set_random_seed would give each transform the same stream, and the dataset's own
+    """set_random_seed would give each transform the same stream, and the dataset's own
     draws from the global generator must be others, too."""
     data = Augmented(Compose([Flip(), Flip()]), Compose([Flip()]))
     for _, drawn in (sample for batch in make(lambda: {"dataset": data}) for sample in batch):
@@ -115,7 +115,7 @@ def test_the_draws_of_several_transforms_are_not_the_same() -> None:
 
 
 def test_real_albumentations_resume_exactly() -> None:
-    """A5, with the package itself: its flips come independently of each other."""
+    """With the package itself: its flips come independently of each other."""
     import albumentations
 
     image = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -189,7 +189,7 @@ class HoldingWithState(Holding):
 def test_a_generator_that_nobody_keys_is_warned_of_once(
     generator: Any, hold: Callable[[Any], dict[str, Any]], path: str
 ) -> None:
-    """A5: the attribute and the remedies, at the first pass and at no other."""
+    """The attribute and the remedies, at the first pass and at no other."""
     loader = StatefulGPULoader(batch_size=4, **hold(generator))
     batches = iter(loader)
     with pytest.warns(UserWarning, match=rf"^{path}: .* before each item.* set_sample_seed"):
@@ -225,7 +225,7 @@ def test_sources_of_the_package_are_not_warned_of(tmp_path: Any) -> None:
 
 
 def test_a_transform_with_set_sample_seed_is_seeded_by_it() -> None:
-    """A5: the method that silences the warning is the one that is called."""
+    """The method that silences the warning is the one that is called."""
 
     class Drawing:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""``loader.peek()``: the batch that comes next, made without moving anything (A17).
+"""``loader.peek()``: the batch that comes next, made without moving anything.
 
 A run that peeks before every batch is compared with one that never does.
 """
@@ -69,21 +69,21 @@ def assert_peeks(make: Callable[[], Loader], *, epochs: int = 2, every: int = 1)
 
 @pytest.mark.parametrize("name", KINDS)
 def test_it_is_the_batch_that_comes_next(name: str) -> None:
-    """A17: of every kind of dataset, sampler and shards, between passes and in them."""
+    """Of every kind of dataset, sampler and shards, between passes and in them."""
     assert_peeks(KINDS[name], every=3)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", MAKERS)
 def test_worker_processes_have_a_copy(name: str) -> None:
-    """A17: it is made by others than those that work ahead; states belong to as many."""
+    """It is made by others than those that work ahead; states belong to as many."""
     make = partial(MAKERS[name], num_workers=2, persistent_workers=True)
     assert_peeks(make, every=6)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pixels_are_those_of_the_next_batch(num_workers: int, photos: Path) -> None:
-    """A17, A6: of decoded and augmented images, with workers that are threads."""
+    """Of decoded and augmented images, with workers that are threads."""
 
     def make() -> Loader:
         return StatefulGPULoader(
@@ -102,7 +102,7 @@ def test_pixels_are_those_of_the_next_batch(num_workers: int, photos: Path) -> N
 def test_on_a_device_it_has_a_stage_of_its_own(
     photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A17, D9: the one that works ahead is not asked, and the own one ends."""
+    """The one that works ahead is not asked, and the own one ends."""
     decoders: list[FakeDecoder] = []
 
     def make_batch_decoder(*arguments: Any) -> FakeDecoder:
@@ -122,7 +122,7 @@ def test_on_a_device_it_has_a_stage_of_its_own(
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_generator_of_the_callers_moves(name: str) -> None:
-    """A17, A5: the seed is not even settled; what is drawn later is what was due."""
+    """The seed is not even settled; what is drawn later is what was due."""
     loader = KINDS[name](seed=None)
     before = generators()
     loader.peek()
@@ -134,7 +134,7 @@ def test_no_generator_of_the_callers_moves(name: str) -> None:
 
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_a_given_generator_does_not_move(is_shared: bool) -> None:
-    """A17: not where the seed is still to be drawn from it, nor where a sampler has it as well."""
+    """Not where the seed is still to be drawn from it, nor where a sampler has it as well."""
 
     def make(generator: torch.Generator) -> Loader:
         sampler = RandomSampler(range(20), generator=generator) if is_shared else None
@@ -153,7 +153,7 @@ def test_a_given_generator_does_not_move(is_shared: bool) -> None:
 
 
 def test_a_sampler_of_this_package_does_not_move() -> None:
-    """A17: it is not told of the pass that only a copy begins."""
+    """It is not told of the pass that only a copy begins."""
     sampler = ShuffledSampler(range(20))
     loader: Loader = StatefulGPULoader(Noisy(20), batch_size=4, sampler=sampler)
     loader.set_epoch(3)
@@ -164,7 +164,7 @@ def test_a_sampler_of_this_package_does_not_move() -> None:
 
 
 def test_what_a_sampler_is_told_in_the_middle_of_a_pass_is_of_the_next() -> None:
-    """A17, A8: as trainers tell it; without a warning that speaks of a load."""
+    """As trainers tell it; without a warning that speaks of a load."""
     loader, alone = KINDS["a sampler without state"](), KINDS["a sampler without state"]()
     expected, batches = iter(alone), iter(loader)
     assert same(next(batches), next(expected))
@@ -192,14 +192,14 @@ class Opened(Dataset[int]):
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_dataset_of_worker_processes_is_not_touched_here(num_workers: int) -> None:
-    """A17: what it opened here, the workers would inherit by their fork."""
+    """What it opened here, the workers would inherit by their fork."""
     loader: Loader = StatefulGPULoader(Opened(), batch_size=4, num_workers=num_workers)
     assert loader.peek().tolist() == [0, 1, 2, 3]
     assert loader.dataset.file is None
 
 
 def test_the_next_pass_is_that_of_the_epoch_that_is_asked_for() -> None:
-    """A17: and the load's place comes before it."""
+    """And the load's place comes before it."""
     loader, other = KINDS["order"](), KINDS["order"]()
     loader.set_epoch(4)
     other.set_epoch(4)
@@ -214,7 +214,7 @@ def test_the_next_pass_is_that_of_the_epoch_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("boundary", ["empty", "next_epoch"])
 def test_between_the_last_batch_and_the_end(boundary: str) -> None:
-    """A17: the iterator of the pass ends; a resumed one goes over, if that is asked for."""
+    """The iterator of the pass ends; a resumed one goes over, if that is asked for."""
     loader = KINDS["order"](on_epoch_boundary=boundary)
     batches = iter(loader)
     for _ in range(len(loader)):
@@ -230,7 +230,7 @@ def test_between_the_last_batch_and_the_end(boundary: str) -> None:
 
 
 def test_after_a_break_it_is_the_next_pass() -> None:
-    """A17: ``next(iter(loader))`` is a pass, which is broken off; peek() is none."""
+    """``next(iter(loader))`` is a pass, which is broken off; peek() is none."""
     alone, loader = KINDS["order"](), KINDS["order"]()
     epochs = [[copy_of(batch) for batch in alone] for _ in range(2)]
     assert same(loader.peek(), epochs[0][0])
@@ -240,7 +240,7 @@ def test_after_a_break_it_is_the_next_pass() -> None:
 
 
 def test_bad_samples_are_recorded_when_they_are_met() -> None:
-    """A17, G4: and not when they are looked at."""
+    """And not when they are looked at."""
     loader = make_bad()
     while loader.bad_samples.total == 0:
         loader.set_epoch(loader.epoch)
@@ -284,7 +284,7 @@ class SamplerOfAGenerator(Sampler[int]):
 def test_what_cannot_be_copied_is_refused_and_not_moved(
     make: Callable[[], Loader], name: str
 ) -> None:
-    """A17: with its name, and what to do; the stream goes on as if nobody had asked."""
+    """With its name, and what to do; the stream goes on as if nobody had asked."""
     loader = make()
     batches = iter(loader)
     for first in range(0, 20, 4):

@@ -1,4 +1,4 @@
-"""Samplers by position in the loader: exact, elastic, and refused by name (B2, B3, B4, B9, B10)."""
+"""Samplers by position in the loader: exact, elastic, and refused by name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def merged(make: Make, num_replicas: int, state: dict[str, Any] | None = None) -
 @pytest.mark.processes
 @kinds
 def test_it_resumes_exactly_at_every_batch(make: Make) -> None:
-    """B2"""
     executions = ({"num_workers": 2, "worker_type": "process"},)
     assert_exact_resume(partial(loader_of, make), other=executions)
 
@@ -74,7 +73,6 @@ def test_the_loader_delivers_the_samplers_order_with_a_key_for_each_position(mak
 @pytest.mark.fuzz
 @kinds
 def test_another_batch_size_goes_on_with_the_same_samples(make: Make) -> None:
-    """B4"""
     loader = loader_of(make)
     batches = iter(loader)
     states = []
@@ -92,7 +90,7 @@ def test_another_batch_size_goes_on_with_the_same_samples(make: Make) -> None:
 @pytest.mark.fuzz
 @kinds
 def test_ranks_together_deliver_the_same_global_batches(make: Make) -> None:
-    """B3: from the start and from a state of another number of ranks."""
+    """From the start and from a state of another number of ranks."""
     num_positions = make().order.num_positions
     alone = loader_of(make, batch_size=GLOBAL_BATCH)
     whole = [*flat(list(alone))]
@@ -123,7 +121,7 @@ def test_ranks_together_deliver_the_same_global_batches(make: Make) -> None:
     ids=lambda value: value if isinstance(value, str) else " and ".join(value),
 )
 def test_a_state_of_another_order_is_refused(name: str, change: dict[str, Any]) -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     state = loader_of(SAMPLERS[name]).state_dict()
     other = loader_of(partial(SAMPLERS[name], **change))
     before = other.state_dict()
@@ -135,14 +133,14 @@ def test_a_state_of_another_order_is_refused(name: str, change: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", ["weighted", "with replacement", "part", "balanced", "repeated"])
 def test_a_state_of_another_number_of_samples_is_refused(name: str) -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     state = loader_of(SAMPLERS[name]).state_dict()
     with pytest.raises(StateMismatch, match="length differs"):
         loader_of(partial(SAMPLERS[name], num_samples=29)).load_state_dict(state)
 
 
 def test_states_of_different_samplers_are_not_mistaken_for_each_other() -> None:
-    """Law 4: none of them, nor the loader's own order."""
+    """None of them, nor the loader's own order."""
     loaders = {name: loader_of(make) for name, make in SAMPLERS.items()}
     loaders["own"] = StatefulGPULoader(Noisy(N), batch_size=4, shuffle=True, seed=5)
     loaders["in order"] = StatefulGPULoader(Noisy(N), batch_size=4, seed=5)
@@ -164,7 +162,7 @@ def test_states_of_different_samplers_are_not_mistaken_for_each_other() -> None:
     ids=["even blocks", "with replacement", "weighted", "subset"],
 )
 def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
-    """B9: constant time."""
+    """Constant time."""
     loader = StatefulGPULoader(Indices(10**12), batch_size=8, sampler=sampler, seed=1)
     position = 10**10
     loader.load_state_dict({**loader.state_dict(), "position": position})
@@ -176,7 +174,7 @@ def test_a_loader_goes_on_far_inside_an_endless_epoch(sampler: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bad_samples_place_is_taken_by_another_of_the_subset(num_workers: int) -> None:
-    """Law 6: no sample outside the order ever appears."""
+    """No sample outside the order ever appears."""
     bad = {3: partial(ValueError, "no label 3")}
     loader = StatefulGPULoader(
         Damaged(12, bad),

@@ -1,4 +1,4 @@
-"""``epoch``, ``batches_done`` and ``batches_left``: what a training script counts by (A17).
+"""``epoch``, ``batches_done`` and ``batches_left``: what a training script counts by.
 
 They are compared with the count of a run that was never interrupted.
 """
@@ -66,7 +66,7 @@ def assert_knows_its_place(make: Callable[[], Loader], *, is_counted: bool) -> N
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_knows_its_place_as_an_uninterrupted_run_counts_it(name: str) -> None:
-    """A17: exact for each kind of dataset, sampler and shards; None where nobody knows."""
+    """Exact for each kind of dataset, sampler and shards; None where nobody knows."""
     assert_knows_its_place(KINDS[name], is_counted=name in COUNTED)
 
 
@@ -88,13 +88,13 @@ def test_every_kind_knows_its_place_as_an_uninterrupted_run_counts_it(name: str)
     ids=str,
 )
 def test_workers_make_no_difference(name: str, arguments: dict[str, Any]) -> None:
-    """A17: not with batches ahead of a missing one, nor between two snapshots."""
+    """Not with batches ahead of a missing one, nor between two snapshots."""
     make = partial(KINDS[name], num_workers=2, **arguments)
     assert_knows_its_place(make, is_counted=name in COUNTED)
 
 
 def test_batches_ahead_of_a_missing_one_are_done() -> None:
-    """A17, A11: of a state with in_order=False."""
+    """Of a state with in_order=False."""
     loader = COUNTED["order"]()
     next(iter(loader))
     state = loader.state_dict() | {"ahead": "[8, 16]"}
@@ -108,7 +108,7 @@ def test_batches_ahead_of_a_missing_one_are_done() -> None:
 def test_with_another_batch_size_the_two_make_up_a_whole_epoch(
     name: str, before: int, after: int
 ) -> None:
-    """A17, B4: what is left is counted, and the last batch has the number len(loader) - 1."""
+    """What is left is counted, and the last batch has the number len(loader) - 1."""
     loader = COUNTED[name](batch_size=before)
     for _ in loader:
         state = loader.state_dict()
@@ -123,7 +123,7 @@ def test_with_another_batch_size_the_two_make_up_a_whole_epoch(
 
 
 def test_another_number_of_ranks_at_one_global_batch_size() -> None:
-    """A17, B3: the same number on each of them."""
+    """The same number on each of them."""
     loader = COUNTED["one of two ranks"]()
     batches = iter(loader)
     next(batches)
@@ -133,7 +133,7 @@ def test_another_number_of_ranks_at_one_global_batch_size() -> None:
 
 
 def test_shards_on_another_number_of_ranks() -> None:
-    """A17, B5: what is left of the largest rank is counted."""
+    """What is left of the largest rank is counted."""
     ranks = [COUNTED["shards, one of two ranks"](rank=rank) for rank in (0, 1)]
     batches = [iter(loader) for loader in ranks]
     for each in batches:
@@ -150,7 +150,7 @@ def test_shards_on_another_number_of_ranks() -> None:
 @pytest.mark.parametrize("boundary", ["empty", "next_epoch"])
 @pytest.mark.parametrize("name", COUNTED)
 def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
-    """A17: there the pass is under way, and done; what is resumed there is what comes next."""
+    """There the pass is under way, and done; what is resumed there is what comes next."""
     make = partial(COUNTED[name], on_epoch_boundary=boundary)
     loader, first, second = make(), *counted(make())[:2]
     batches = iter(loader)
@@ -171,7 +171,7 @@ def test_between_the_last_batch_and_the_end(name: str, boundary: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*after load_state_dict")
 @pytest.mark.parametrize("name", ["order", "dataset with state", "a sampler without state"])
 def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
-    """A17: set_epoch() behind a load counts for the place as it does for the pass."""
+    """set_epoch() behind a load counts for the place as it does for the pass."""
     loader = COUNTED[name]()
     state = {}
     for _ in loader:
@@ -185,7 +185,7 @@ def test_an_epoch_that_is_asked_for_at_the_end_of_one(name: str) -> None:
 
 
 def test_a_broken_pass_is_not_under_way() -> None:
-    """A17: the next pass begins at 0, and so must its count; the state stays that of the break."""
+    """The next pass begins at 0, and so must its count; the state stays that of the break."""
     loader = COUNTED["order"]()
     for epoch in range(3):
         assert where(loader) == (epoch, 0, 6)
@@ -202,7 +202,7 @@ def test_a_broken_pass_is_not_under_way() -> None:
 
 
 def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
-    """A17: of the loader, or of its own sampler."""
+    """Of the loader, or of its own sampler."""
     loader = COUNTED["order"]()
     loader.set_epoch(7)
     assert where(loader) == (7, 0, 6)
@@ -215,7 +215,7 @@ def test_an_epoch_that_is_asked_for_between_two_passes() -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_asking_changes_nothing(name: str) -> None:
-    """A17, A5: nothing starts, nothing is drawn, no object of the user's is iterated."""
+    """Nothing starts, nothing is drawn, no object of the user's is iterated."""
     asked, other = KINDS[name](seed=None), KINDS[name](seed=None)
     torch.manual_seed(3)
     asked.state_dict()
@@ -231,7 +231,7 @@ def test_asking_changes_nothing(name: str) -> None:
 
 
 def test_bad_samples_that_are_dropped() -> None:
-    """A17, G4: a batch that is left out whole is behind; what shards lack is not left."""
+    """A batch that is left out whole is behind; what shards lack is not left."""
 
     def call(info: SampleInfo) -> int:
         if 4 <= info.idx_in_epoch < 8:
@@ -251,7 +251,6 @@ def test_bad_samples_that_are_dropped() -> None:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_an_iterable_that_drops_bad_samples_counts_batches(name: str) -> None:
-    """A17, G4."""
     assert_knows_its_place(BUILDS[name], is_counted=False)
 
 
@@ -266,7 +265,7 @@ def test_an_iterable_that_drops_bad_samples_counts_batches(name: str) -> None:
     ],
 )
 def test_a_state_of_torchdata(sampling: Callable[[], dict[str, Any]]) -> None:
-    """A17, A4: the epoch that it finishes counts as epoch 0."""
+    """The epoch that it finishes counts as epoch 0."""
     states, batches = torchdata_run(StatefulDataLoader(Indices(22), **sampling()))
     for delivered, state in enumerate(states[:-1]):
         resumed: Loader = StatefulGPULoader(Indices(22), **sampling())
@@ -280,7 +279,7 @@ def test_a_state_of_torchdata(sampling: Callable[[], dict[str, Any]]) -> None:
 
 
 def test_a_state_of_torchdata_of_an_iterable() -> None:
-    """A17, A4: it counts batches."""
+    """It counts batches."""
     theirs = StatefulDataLoader(PlainIterable([9, 9]), batch_size=4)
     batches = iter(theirs)
     next(batches)
@@ -291,7 +290,7 @@ def test_a_state_of_torchdata_of_an_iterable() -> None:
 
 
 def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know() -> None:
-    """A17: as those that were saved before it was counted."""
+    """As those that were saved before it was counted."""
     loader = KINDS["a list of batches"]()
     batches = iter(loader)
     next(batches)
@@ -308,7 +307,7 @@ def test_a_state_without_the_count_of_a_batch_sampler_says_that_it_does_not_know
 
 
 def test_a_sampler_that_yields_more_than_its_length_is_counted_all_the_same() -> None:
-    """A17: its length was wrong, so nobody knows what is left."""
+    """Its length was wrong, so nobody knows what is left."""
 
     class TooShort(RandomSampler):
         def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Samplers of the user's that take one rank's share, resumed from another rank's state (A12)."""
+"""Samplers of the user's that take one rank's share, resumed from another rank's state."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build(case: Any, rank: int) -> StatefulGPULoader[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_ranks_state_restores_every_rank(name: str) -> None:
-    """A12, B5: with its own augmentations, in the middle of an epoch, at its end and behind it."""
+    """With its own augmentations, in the middle of an epoch, at its end and behind it."""
     runs = [uninterrupted(build(CASES[name], rank), 3) for rank in RANKS]
     for rank in RANKS:
         expected, own = runs[rank]
@@ -67,7 +67,7 @@ def test_one_ranks_state_restores_every_rank(name: str) -> None:
 
 
 def test_the_ranks_epoch_is_restored_with_it() -> None:
-    """F1: what set_epoch told the saving rank."""
+    """What set_epoch told the saving rank."""
     loaders = [build(CASES["repeated augmentation"], rank) for rank in RANKS]
     rests = []
     for loader in loaders:
@@ -90,7 +90,7 @@ def test_the_ranks_epoch_is_restored_with_it() -> None:
     ],
 )
 def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], words: str) -> None:
-    """B7: one rank's state proves what the sampler is on every rank."""
+    """One rank's state proves what the sampler is on every rank."""
     loader = build(CASES["repeated augmentation"], 0)
     batches = iter(loader)
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], word
 
 @pytest.mark.parametrize("kind", [DealtWhenBuilt, ShuffledWhereItLies])
 def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -> None:
-    """B7: the message says whose state it is, and what to do."""
+    """The message says whose state it is, and what to do."""
 
     def of(rank: int) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(Noisy(N), batch_size=2, sampler=kind(N, 2, rank), seed=1)
@@ -132,7 +132,7 @@ def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -
 
 
 def test_batches_of_changing_sizes_stand_elsewhere_on_another_rank() -> None:
-    """B7: as many indices, in another number of batches, are another step."""
+    """As many indices, in another number of batches, are another step."""
 
     class InUnevenBatches(InBatches):
         def __iter__(self) -> Any:
@@ -205,7 +205,6 @@ def resume_on_two_ranks(rank: int) -> dict[str, Any]:
 
 @pytest.mark.ranks
 def test_the_routes_that_errors_name_work_on_two_real_ranks() -> None:
-    """B5, B7."""
     first, second = on_ranks(resume_on_two_ranks, 2)
     for found in (first, second):
         assert set(found["repeated"].values()) == {True}

@@ -1,4 +1,4 @@
-"""Ranks: their place from torch.distributed, and whose augmentations are alike (B3, B6, A5)."""
+"""Ranks: their place from torch.distributed, and whose augmentations are alike."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def serve(rank: int, folder: Path, state: dict[str, Any] | None = None) -> dict[
 
 
 def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
-    """B3, B6: two ranks, and then one alone from the state of either."""
+    """Two ranks, and then one alone from the state of either."""
     ranks = on_ranks(serve, 2, tmp_path)
     assert ranks[0]["states"] == ranks[1]["states"]
     assert [rank["length"] for rank in ranks] == [6, 6]
@@ -61,7 +61,6 @@ def test_ranks_share_one_order_and_one_state(tmp_path: Path) -> None:
 
 
 def test_two_ranks_go_on_from_the_state_of_one(tmp_path: Path) -> None:
-    """B3."""
     alone = loader_of(1)
     state = alone.state_dict()
     batches = iter(alone)
@@ -85,7 +84,7 @@ def serve_until_killed(rank: int, folder: Path) -> None:
 
 
 def test_a_job_that_is_killed_goes_on_exactly(tmp_path: Path) -> None:
-    """G5, B3: SIGKILL on both ranks; one rank finishes what an undisturbed job would have read."""
+    """SIGKILL on both ranks; one rank finishes what an undisturbed job would have read."""
     on_ranks(serve_until_killed, 2, tmp_path, killed=True)
     wanted = [sorted(batch.tolist()) for batch in loader_of(1)]
     saved = [json.loads((tmp_path / f"2-{rank}.json").read_text()) for rank in range(2)]
@@ -146,7 +145,7 @@ def serve_group(rank: int, group_size: int, num_replicas: int) -> list[list[Any]
 
 
 def test_ranks_of_one_group_see_the_same_pixels() -> None:
-    """B3: four processes, in two groups of two; each as one process of that rank alone would."""
+    """Four processes, in two groups of two; each as one process of that rank alone would."""
     served = on_ranks(serve_group, 4, 2, 2)
     for rank in range(4):
         assert same(served[rank], delivered(2, rank // 2)), rank
@@ -160,7 +159,7 @@ def serve_unnamed(rank: int) -> list[Any]:
 
 
 def test_a_sampler_that_names_no_ranks_is_told_apart_by_process() -> None:
-    """A5: the same index on two ranks draws differently."""
+    """The same index on two ranks draws differently."""
     one, other = on_ranks(serve_unnamed, 2)
     assert [batch["index"].tolist() for batch in one] == [
         batch["index"].tolist() for batch in other
@@ -182,7 +181,7 @@ class Whole(Divided):
 
 @pytest.mark.parametrize("ranks", [(1, 3), (2.5, 0), (None, None), (True, False), ("2", "0")])
 def test_names_that_are_no_ranks_count_as_none(ranks: tuple[Any, Any]) -> None:
-    """A1: an attribute of that name may mean something else."""
+    """An attribute of that name may mean something else."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Whole(*ranks))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
 
@@ -199,6 +198,6 @@ class Joining(Whole):
 
 
 def test_a_rank_that_cannot_be_told_yet_counts_as_none() -> None:
-    """A1: reading it must not fail a loader that works."""
+    """Reading it must not fail a loader that works."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Joining(1, 0))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])

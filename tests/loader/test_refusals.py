@@ -1,4 +1,4 @@
-"""What a loader refuses by name, and that nothing is changed by it (A1, B7, G6, law 4)."""
+"""What a loader refuses by name, and that nothing is changed by it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_wrong_argument_is_refused_at_once(
 
 
 def test_a_state_of_another_loader_changes_nothing() -> None:
-    """B7: validation is complete before anything is changed."""
+    """Validation is complete before anything is changed."""
     good = StatefulGPULoader(Indices(20), batch_size=4, shuffle=True, seed=1)
     state = {**good.state_dict(), "position": 8}
     others: dict[str, StatefulGPULoader[Any]] = {
@@ -159,7 +159,7 @@ def test_an_accepted_seed_keeps_the_loaders_own() -> None:
 
 @pytest.mark.parametrize("saved_by", ["order", "sampler"])
 def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> None:
-    """B7: one counts positions, the other has torchdata's iterator."""
+    """One counts positions, the other has torchdata's iterator."""
     own = StatefulGPULoader(Indices(4))
     inherited = StatefulGPULoader(Indices(4), sampler=[3, 1, 0, 2])
     saving, loading = (own, inherited) if saved_by == "order" else (inherited, own)
@@ -170,7 +170,7 @@ def test_states_of_the_two_kinds_of_loader_are_not_mistaken(saved_by: str) -> No
 
 
 def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
-    """B7: another explicit seed is refused, wherever it was given."""
+    """Another explicit seed is refused, wherever it was given."""
     state = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=4)).state_dict()
     other = StatefulGPULoader(Indices(8), sampler=ShuffledSampler(Indices(8), seed=5))
     before = other.state_dict()
@@ -182,7 +182,7 @@ def test_a_samplers_own_seed_is_compared_as_the_loaders() -> None:
     assert undecided.state_dict() == state
 
 
-# Errors that people run into in their first hour: they say what to do (A1, G6).
+# Errors that people run into in their first hour: they say what to do.
 
 
 SIZES = ((20, 30), (20, 30), (25, 30))

@@ -1,4 +1,4 @@
-"""Exact resume at every batch, on other workers, in every life (A5, A6, B1, B2, B4)."""
+"""Exact resume at every batch, on other workers, in every life."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_noisy(**changes: Any) -> StatefulGPULoader[Any]:
 
 @pytest.mark.processes
 def test_a_dataset_that_draws_resumes_exactly() -> None:
-    """A5, A6, B2: from each number of workers to each other."""
+    """From each number of workers to each other."""
     assert_exact_on_all(make_noisy, tuple({"num_workers": number} for number in range(4)))
 
 
@@ -29,7 +29,6 @@ def test_a_dataset_that_draws_resumes_exactly() -> None:
 @pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_stream_resumes_at_every_batch(kind: str) -> None:
-    """A3, A6, A12."""
     assert_exact_on_all(KINDS[kind], ({},))
 
 
@@ -37,7 +36,6 @@ def test_every_kind_of_stream_resumes_at_every_batch(kind: str) -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_tail_resumes_exactly(shuffle: bool, drop_last: bool) -> None:
-    """A6."""
     for length in (1, 3, 4, 8, 9):
         assert_exact_resume(
             lambda length=length, **changes: StatefulGPULoader(
@@ -59,7 +57,6 @@ def test_every_tail_resumes_exactly(shuffle: bool, drop_last: bool) -> None:
     ids=["collate_fn", "transform", "both", "no batches"],
 )
 def test_user_callables_that_draw_resume_exactly(arguments: dict[str, Any]) -> None:
-    """A5, D10."""
     assert_exact_resume(
         lambda **changes: make_noisy(**{**arguments, **changes}),
         other=({"num_workers": 2},),
@@ -68,7 +65,7 @@ def test_user_callables_that_draw_resume_exactly(arguments: dict[str, Any]) -> N
 
 @pytest.mark.processes
 def test_native_batches_resume_exactly() -> None:
-    """A5: a ``__getitems__`` that draws once for its batch."""
+    """A ``__getitems__`` that draws once for its batch."""
     assert_exact_resume(
         lambda **changes: StatefulGPULoader(
             NoisyBatches(22), batch_size=4, shuffle=True, seed=7, **changes
@@ -78,7 +75,7 @@ def test_native_batches_resume_exactly() -> None:
 
 
 def test_a_subset_is_read_item_by_item() -> None:
-    """A5: so that its items do not depend on the batch they are in."""
+    """So that its items do not depend on the batch they are in."""
     whole = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=20, seed=7)
     parts = StatefulGPULoader(Subset(Noisy(30), range(5, 25)), batch_size=3, seed=7)
     for key in ("random", "numpy", "torch"):
@@ -87,7 +84,6 @@ def test_a_subset_is_read_item_by_item() -> None:
 
 
 def test_a_private_generator_is_reached_by_set_sample_seed() -> None:
-    """A5."""
     assert_exact_resume(
         lambda **changes: StatefulGPULoader(
             OwnGenerator(22), batch_size=4, shuffle=True, seed=7, **changes
@@ -108,7 +104,7 @@ def test_a_private_generator_is_reached_by_set_sample_seed() -> None:
     ids=["subset", "concat", "stack", "subset of stack"],
 )
 def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> None:
-    """A5: random_split is a Subset."""
+    """random_split is a Subset."""
     orders = [
         list(StatefulGPULoader(wrap(OwnGenerator(22)), batch_size=None, seed=7, num_workers=w))
         for w in (0, 2)
@@ -119,7 +115,6 @@ def test_a_private_generator_is_reached_inside_torchs_wrappers(wrap: Any) -> Non
 @pytest.mark.processes
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_every_start_method_gives_the_same_stream(context: str) -> None:
-    """B2."""
     expected, states = uninterrupted(make_noisy(), 1)
     resumed = make_noisy(num_workers=2, multiprocessing_context=context)
     resumed.load_state_dict(states[0, 2])
@@ -128,14 +123,13 @@ def test_every_start_method_gives_the_same_stream(context: str) -> None:
 
 @pytest.mark.processes
 def test_persistent_workers_resume_exactly() -> None:
-    """A6."""
     assert_exact_resume(
         lambda **changes: make_noisy(num_workers=2, persistent_workers=True, **changes)
     )
 
 
 def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
-    """A6, A8: the same processes serve a broken pass and the next one."""
+    """The same processes serve a broken pass and the next one."""
     loader = make_noisy(num_workers=2, persistent_workers=True)
     expected, _ = uninterrupted(make_noisy(), 3)
     broken = iter(loader)
@@ -150,7 +144,7 @@ def test_persistent_workers_stay_over_passes_and_broken_ones() -> None:
 
 
 def test_two_live_iterators_do_not_disturb_each_other() -> None:
-    """A6: a live iterator when another is made."""
+    """A live iterator when another is made."""
     for persistent in (False, True):
         loader = make_noisy(num_workers=2, persistent_workers=persistent)
         expected, _ = uninterrupted(make_noisy(), 2)
@@ -164,7 +158,7 @@ def test_two_live_iterators_do_not_disturb_each_other() -> None:
 
 @pytest.mark.parametrize("other_size", [1, 3, 7, 22, 50])
 def test_another_batch_size_keeps_samples_and_their_draws(other_size: int) -> None:
-    """B4: order, and per-sample randomness too."""
+    """Order, and per-sample randomness too."""
     expected, states = uninterrupted(make_noisy(), 1)
     resumed = make_noisy(batch_size=other_size)
     resumed.load_state_dict(states[0, 2])
@@ -175,7 +169,7 @@ def test_another_batch_size_keeps_samples_and_their_draws(other_size: int) -> No
 
 
 def test_ranks_of_another_number_restore_from_any_ranks_state() -> None:
-    """B3, B6: 1 rank of 12 -> 3 of 4 -> 2 of 6, compared without the tail's padding."""
+    """1 rank of 12 -> 3 of 4 -> 2 of 6, compared without the tail's padding."""
     n = 60
 
     def ranks(count: int) -> list[StatefulGPULoader[Any]]:
@@ -204,7 +198,7 @@ def test_ranks_of_another_number_restore_from_any_ranks_state() -> None:
 
 
 def test_later_epochs_follow_and_differ() -> None:
-    """A6: with and without ``generator=``."""
+    """With and without ``generator=``."""
     for generator in (None, torch.Generator().manual_seed(5)):
         loader = StatefulGPULoader(Indices(50), batch_size=50, shuffle=True, generator=generator)
         orders = [next(iter(loader)).tolist() for _ in range(4)]
@@ -262,7 +256,7 @@ def test_state_of_batches_ago_is_the_state_of_then() -> None:
 
 @pytest.mark.parametrize("position", [0, 5 * 10**8, 9 * 10**8])
 def test_a_billion_samples_resume_in_place(position: int) -> None:
-    """A9, B1, C11: nothing is skipped through to get there."""
+    """Nothing is skipped through to get there."""
     read: list[int] = []
 
     class Counted(Indices):

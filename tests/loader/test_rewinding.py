@@ -1,4 +1,4 @@
-"""A used loader goes back to any of its states as a fresh one would, user objects included: A15."""
+"""A used loader goes back to any of its states as a fresh one would, user objects included."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ def assert_goes_back(make: Callable[[], StatefulGPULoader[Any]]) -> None:
 @pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_used_loader_goes_back_to_every_state(kind: str, batch_size: int | None) -> None:
-    """A15, A6: places before the first batch, between epochs and batches ago among them."""
+    """Places before the first batch, between epochs and batches ago among them."""
     assert_goes_back(lambda: KINDS[kind](batch_size=batch_size, seed=3))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: int) -> None:
-    """A15: their IterableDataset keeps what it loaded (issue 7447 there)."""
+    """Their IterableDataset keeps what it loaded (issue 7447 there)."""
     import datasets
 
     def make() -> StatefulGPULoader[Any]:
@@ -159,7 +159,7 @@ def test_epochs_behind_a_resume_of_hugging_faces_dataset_are_whole(num_workers: 
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("kind", [*KINDS][:-1])
 def test_with_workers_too(kind: str, persistent: bool) -> None:
-    """A15: each pass, or each load, has workers with objects of their own."""
+    """Each pass, or each load, has workers with objects of their own."""
     arguments = {"num_workers": 1, "persistent_workers": persistent}
     make = KINDS[kind]
     undisturbed = make(batch_size=2, seed=3, **arguments)
@@ -206,7 +206,7 @@ class OneWay(IterableDataset[int]):
 
 @pytest.mark.parametrize("dataset", [Unknown, OneWay])
 def test_where_nobody_knows_the_way_back_the_load_is_refused(dataset: Any) -> None:
-    """A15: by the dataset's name, and nothing has changed."""
+    """By the dataset's name, and nothing has changed."""
     loader = StatefulGPULoader(dataset(), batch_size=1)
     start = loader.state_dict()
     batches = iter(loader)
@@ -302,7 +302,7 @@ class Interrupting(IterableDataset[int]):
 @pytest.mark.parametrize("at", [1, 3, 6, 11])
 @pytest.mark.parametrize("goes_on_with", ["the iterator", "a new iterator", "a new loader"])
 def test_an_interrupt_in_a_batch_loses_no_sample(at: int, goes_on_with: str) -> None:
-    """Law 5, A15: the samples that were read for it come again."""
+    """The samples that were read for it come again."""
     loader = StatefulGPULoader(Interrupting(at), batch_size=4)
     batches, delivered = iter(loader), []
     with pytest.raises(KeyboardInterrupt):
@@ -321,7 +321,7 @@ def test_an_interrupt_in_a_batch_loses_no_sample(at: int, goes_on_with: str) -> 
 
 
 def test_nodes_of_torchdata_that_were_asked_for_their_state_take_a_load() -> None:
-    """A15: torch.distributed.checkpoint asks a loader for its state before it loads one."""
+    """torch.distributed.checkpoint asks a loader for its state before it loads one."""
 
     class Graph(IterableDataset[int]):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Samplers of the user's: with state (A3), and without (A12)."""
+"""Samplers of the user's: with state, and without."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def make(case: Make, **arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", WITHOUT_STATE)
 def test_a_sampler_without_state_resumes_exactly(name: str) -> None:
-    """A12: the rest of the epoch and all later ones, on any number of workers."""
+    """The rest of the epoch and all later ones, on any number of workers."""
     case = WITHOUT_STATE[name]
     assert_exact_resume(partial(make, case), epochs=3, other=({"num_workers": 2},))
 
@@ -114,7 +114,7 @@ def test_a_sampler_without_state_resumes_exactly(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_STATE)
 @pytest.mark.parametrize("saved", [0, 2])
 def test_a_sampler_with_state_resumes_exactly(name: str, saved: int) -> None:
-    """A3: it lives in the main process, so the number of workers is free."""
+    """It lives in the main process, so the number of workers is free."""
     case = WITH_STATE[name]
     other = ({"num_workers": 2 - saved},)
     assert_exact_resume(partial(make, case, num_workers=saved), other=other)
@@ -124,7 +124,7 @@ def test_a_sampler_with_state_resumes_exactly(name: str, saved: int) -> None:
 @pytest.mark.parametrize("interval", [0, 3])
 @pytest.mark.parametrize("name", ["on the sampler", "on its iterator"])
 def test_its_snapshots_may_be_rare(name: str, interval: int) -> None:
-    """A3: indices behind the last snapshot are drawn again."""
+    """Indices behind the last snapshot are drawn again."""
     arguments = {"num_workers": 1, "snapshot_every_n_steps": interval}
     assert_exact_resume(partial(make, WITH_STATE[name], **arguments), other=({"num_workers": 0},))
 
@@ -142,7 +142,7 @@ def test_torchdatas_own_random_sampler_is_one_with_state() -> None:
 @pytest.mark.parametrize("calls_set_epoch", [False, True])
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
 def test_a_distributed_sampler_keeps_its_epoch(kind: Any, calls_set_epoch: bool) -> None:
-    """A12: whether the user calls set_epoch or forgot it, before and after the resume."""
+    """Whether the user calls set_epoch or forgot it, before and after the resume."""
     state: dict[str, Any] = {}
 
     def run(loader: StatefulGPULoader[Any], first: int) -> list[list[Any]]:
@@ -191,7 +191,7 @@ def test_a_resumed_pass_keeps_the_samplers_epoch_and_warns_of_another() -> None:
 def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
     on_epoch_boundary: str,
 ) -> None:
-    """F1: trainers that resume at an epoch's last batch tell the next epoch, and iterate."""
+    """Trainers that resume at an epoch's last batch tell the next epoch, and iterate."""
 
     def build() -> StatefulGPULoader[Any]:
         return make(
@@ -221,7 +221,7 @@ def test_the_epoch_told_ahead_of_an_empty_rest_counts_for_the_pass_behind_it(
 
 
 def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
-    """F1: the sampler has the next epoch already when the state behind the last one is loaded."""
+    """The sampler has the next epoch already when the state behind the last one is loaded."""
 
     def epochs_of(loader: StatefulGPULoader[Any], numbers: range) -> list[Any]:
         found = []
@@ -251,7 +251,7 @@ def test_an_epoch_that_failed_is_told_again_behind_a_reload() -> None:
     "changes", [{"dataset": Indices(N + 1)}, {"num_replicas": 3}, {"seed": 1}, {"shuffle": False}]
 )
 def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict[str, Any]) -> None:
-    """B7: of another length of the dataset, too, that is padded to the same number."""
+    """Of another length of the dataset, too, that is padded to the same number."""
 
     def build(**arguments: Any) -> StatefulGPULoader[Any]:
         given = {"dataset": Indices(N), "num_replicas": 2, "rank": 0, **arguments}
@@ -270,7 +270,7 @@ def test_another_distributed_sampler_is_refused_with_its_arguments(changes: dict
 
 
 def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
-    """A12: an epoch of the loader is one of its sampler."""
+    """An epoch of the loader is one of its sampler."""
     inner = DistributedSampler(Indices(N), 2, 0)
     loader = make(lambda: {"batch_sampler": BatchSampler(inner, 4, drop_last=False)})
     loader.set_epoch(3)
@@ -278,7 +278,7 @@ def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
 
 
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
-    """A12: never wrong in silence, in the middle of an epoch or between two."""
+    """Never wrong in silence, in the middle of an epoch or between two."""
     loader = make(lambda: {"sampler": ShufflingInPlace(N)})
     states = []
     for epoch in range(3):
@@ -299,7 +299,6 @@ def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
 
 
 def test_another_sampler_is_refused() -> None:
-    """B7."""
     loader = make(lambda: {"sampler": StatefulSampler(N)})
     next(iter(loader))
     state = loader.state_dict()
@@ -317,7 +316,7 @@ def test_another_sampler_is_refused() -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_STATE)
 def test_the_callers_generators_are_left_alone(name: str) -> None:
-    """Law 7: whatever the sampler draws, in whatever generator."""
+    """Whatever the sampler draws, in whatever generator."""
     loader = make(WITHOUT_STATE[name])
     before = generators()
     for _ in loader:
@@ -332,7 +331,7 @@ def test_one_sample_comes_twice_and_is_drawn_twice() -> None:
 
 
 def test_a_samplers_own_objects_reach_the_dataset() -> None:
-    """A1: keys that are no ints, as a dict-style dataset has them."""
+    """Keys that are no ints, as a dict-style dataset has them."""
     data = {"cat": 1, "dog": 2, ("a", 1): 3}
     loader = StatefulGPULoader(data, batch_size=2, sampler=["dog", ("a", 1), "cat"])  # type: ignore[arg-type]
     batches = iter(loader)
@@ -344,7 +343,7 @@ def test_a_samplers_own_objects_reach_the_dataset() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_of_a_sampler_is_raised_at_its_turn(num_workers: int) -> None:
-    """G3: batches before it are delivered, and it is asked again."""
+    """Batches before it are delivered, and it is asked again."""
 
     class Stumbling:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""States that were saved before the package was rebuilt load for ever, and go on exactly (B8).
+"""States that were saved before the package was rebuilt load for ever, and go on exactly.
 
 ``python -m tests.loader.test_saved_states`` writes the states of kinds that have none yet.
 """
@@ -77,7 +77,6 @@ def test_every_kind_has_saved_states() -> None:
 @pytest.mark.filterwarnings("ignore:.*read again to get to:UserWarning")
 @pytest.mark.parametrize("kind", [*KINDS, *OF_FOLDERS])
 def test_saved_states_go_on_exactly(kind: str, tmp_path: Path) -> None:
-    """B8."""
     make = maker(kind, tmp_path)
     expected, _ = uninterrupted(make(), EPOCHS)
     for epoch, delivered, text in json.loads(SAVED.read_text())[kind]:

@@ -1,4 +1,4 @@
-"""start_workers: before the GPU is touched, and without any trace in the stream (C9, A10)."""
+"""start_workers: before the GPU is touched, and without any trace in the stream."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_first_pass_is_served_by_the_workers_that_wait(build: Any, persisten
 
 
 def test_workers_that_wait_end_with_their_loader() -> None:
-    """C9: a loader that is never iterated leaves none behind."""
+    """A loader that is never iterated leaves none behind."""
     loader = make()
     start_workers(loader)
     waiting = loader._engine.workers.idle.workers  # type: ignore[union-attr]
@@ -79,7 +79,6 @@ def test_workers_that_wait_end_with_their_loader() -> None:
 
 
 def test_nothing_is_drawn_and_the_state_stays() -> None:
-    """A10."""
     loader = make(seed=None)
     torch.manual_seed(5)
     before = loader.state_dict()
@@ -102,7 +101,7 @@ def test_a_state_that_is_loaded_after_it_counts(build: Any) -> None:
 
 
 def test_workers_that_died_while_they_waited_are_replaced() -> None:
-    """Law 5."""
+    """Recovery is resume."""
     expected = [copy_of(batch) for batch in make()]
     loader = make()
     start_workers(loader)
@@ -114,7 +113,7 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
 def test_workers_of_several_loaders_start_before_the_device_is_touched(
     fake_gpu: FakeGpu, tmp_path: Path
 ) -> None:
-    """C9: the issue's order of starting."""
+    """The issue's order of starting."""
     loaders = [make(device="cuda"), make(), make(num_workers=0, device="cuda")]
     start_workers(*loaders)
     assert len(pids(loaders[0])) == len(pids(loaders[1])) == 2

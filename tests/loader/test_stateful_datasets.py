@@ -1,4 +1,4 @@
-"""Map-style datasets that carry state, in each worker their own: A3."""
+"""Map-style datasets that carry state, in each worker their own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
     ids=str,
 )
 def test_every_state_resumes_exactly(arguments: dict[str, Any]) -> None:
-    """A3: the dataset's state goes back to the worker that it came from."""
+    """The dataset's state goes back to the worker that it came from."""
     assert_exact_resume(partial(make, **arguments))
 
 
@@ -45,7 +45,7 @@ def test_every_state_resumes_exactly(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("interval", [1, 2])
 def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
-    """A3: torchdata's map-style tutorial has both."""
+    """torchdata's map-style tutorial has both."""
 
     def build() -> StatefulGPULoader[Any]:
         return make(
@@ -58,7 +58,6 @@ def test_with_a_stateful_sampler_too(num_workers: int, interval: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("saved", "present"), [(2, 1), (2, 4), (2, 0), (0, 2)])
 def test_another_number_of_workers_is_refused_with_both(saved: int, present: int) -> None:
-    """A3."""
     loader = make(num_workers=saved)
     next(iter(loader))
     with pytest.raises(StateMismatch, match=f"has {saved}, expected was {present}") as refused:
@@ -67,7 +66,7 @@ def test_another_number_of_workers_is_refused_with_both(saved: int, present: int
 
 
 def test_a_state_of_generators_beside_keyed_ones(tmp_path: Path) -> None:
-    """A3: the tutorial's datasets keep torch's generator; the sample's key wins over it."""
+    """The tutorial's datasets keep torch's generator; the sample's key wins over it."""
 
     class KeepsGenerator(Indices):
         def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
@@ -101,7 +100,7 @@ class _Rand(Indices):
 
 
 def test_a_state_is_a_copy() -> None:
-    """Law 3: a dataset that returns its own list does not change what was saved."""
+    """A dataset that returns its own list does not change what was saved."""
 
     class Listing(Indices):
         def __init__(self) -> None:
@@ -166,7 +165,6 @@ def test_states_of_earlier_batches_are_kept(num_workers: int) -> None:
 
 
 def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
-    """B7."""
     loader = make(num_workers=2)
     batches = iter(loader)
     next(batches)

@@ -1,4 +1,4 @@
-"""States that torchdata's loader wrote finish their epoch in ours (A4): its own orders, samplers.
+"""States that torchdata's loader wrote finish their epoch in ours: its own orders, samplers.
 
 What is refused, and datasets with state, are in test_torchdata_states_of_datasets.py.
 """
@@ -133,7 +133,7 @@ def test_its_second_epoch_is_finished_as_our_first() -> None:
 
 
 def test_the_rest_may_come_in_other_batches() -> None:
-    """B4: what is left is an order of indices, however they are batched."""
+    """What is left is an order of indices, however they are batched."""
     theirs = StatefulDataLoader(Indices(LENGTH), batch_size=3, shuffle=True)
     batches = iter(theirs)
     next(batches)

@@ -1,4 +1,4 @@
-"""torchdata's states with those of datasets in them, and what is refused by name (A3, A4)."""
+"""torchdata's states with those of datasets in them, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_garbage_is_refused_by_name_and_nothing_changes(
     "sampler", [SubsetSampler(range(5, 15)), WeightedSampler([1.0] * 10, 10)], ids=lambda s: type(s)
 )
 def test_an_order_that_torchdata_has_not_is_refused(sampler: Any) -> None:
-    """A4: its state tells positions of a permutation of the whole dataset."""
+    """Its state tells positions of a permutation of the whole dataset."""
     theirs = StatefulDataLoader(Indices(10), batch_size=2, shuffle=True)
     next(iter(theirs))
     ours = StatefulGPULoader(Indices(20), batch_size=2, sampler=sampler)

@@ -1,4 +1,4 @@
-"""An iterable without state is proven by a digest while it is read again: A14."""
+"""An iterable without state is proven by a digest while it is read again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
 def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) -> None:
-    """A14: with the remedies; the state is what it was, and can be accepted as it is."""
+    """With the remedies; the state is what it was, and can be accepted as it is."""
     interval = 1 if kind == "tensor" else 3
     arguments = {"num_workers": num_workers, "snapshot_every_n_steps": interval}
     loader = make(Shuffled(None, kind=kind), **arguments)
@@ -71,7 +71,7 @@ def test_one_that_gives_other_samples_is_refused(kind: str, num_workers: int) ->
 
 @pytest.mark.parametrize("kind", ["tensor", "array", "bytes", "pair"])
 def test_one_that_repeats_is_not(kind: str) -> None:
-    """A14: in a fresh loader and in a used one, a second time, too."""
+    """In a fresh loader and in a used one, a second time, too."""
     undisturbed = make(Shuffled(7, kind=kind))
     expected = [[copy_of(batch) for batch in undisturbed] for _ in range(2)]
     for stop in range(7):
@@ -87,7 +87,7 @@ def test_one_that_repeats_is_not(kind: str) -> None:
 
 
 def test_one_that_has_become_shorter_is_refused() -> None:
-    """A14: its end comes before the place."""
+    """Its end comes before the place."""
     loader = make(Shuffled(7))
     batches = iter(loader)
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_nested_tensors_are_told_apart(layout: torch.layout) -> None:
 
 @pytest.mark.parametrize("interval", [1, 5])
 def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
-    """B8: states of earlier versions have none."""
+    """States of earlier versions have none."""
     loader = make(Shuffled(7), snapshot_every_n_steps=interval)
     batches = iter(loader)
     next(batches)
@@ -123,7 +123,7 @@ def test_a_state_without_digest_is_read_again_as_before(interval: int) -> None:
 
 
 def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> None:
-    """A14, G1: recovery is a resume, and nothing else tells that the stream would go on wrongly."""
+    """Recovery is a resume, and nothing else tells that the stream would go on wrongly."""
     loader = make(Shuffled(None, length=40), num_workers=1)
     batches = iter(loader)
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_a_worker_that_is_lost_is_not_replaced_by_one_that_reads_otherwise() -> 
 def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
     tmp_path: Path, seed: int | None
 ) -> None:
-    """A14: its buffer has a generator of its own, without a seed by default."""
+    """Its buffer has a generator of its own, without a seed by default."""
     import webdataset
 
     path = tmp_path / "samples.tar"

@@ -45,7 +45,6 @@ def assert_poisson(count, mean):
 
 @pytest.mark.parametrize("n", range(1, 301))
 def test_every_index_comes_exactly_once(n):
-    """B1"""
     for epoch in range(2):
         assert sorted(order(n, seed=n, epoch=epoch)) == list(range(n))
 
@@ -57,13 +56,12 @@ def test_every_index_comes_exactly_once(n):
     + [2**k + off for k in range(9, 18) for off in (-1, 0, 1)],
 )
 def test_every_index_of_a_larger_dataset_comes_exactly_once(n):
-    """B1"""
     assert (np.bincount(order(n, seed=3), minlength=n) == 1).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 1000, 10**6, *HUGE])
 def test_inverse_gives_the_position_back(n):
-    """B1: a map of range(n) into itself that has an inverse is a bijection."""
+    """A map of range(n) into itself that has an inverse is a bijection."""
     permutation = Permutation(n, seed=5, epoch=6)
     elements = np.random.default_rng(0).integers(n, size=2000)
     elements[:3] = 0, n - 1, n // 2
@@ -79,7 +77,7 @@ def test_inverse_gives_the_position_back(n):
 
 
 def test_an_index_does_not_depend_on_the_block_it_is_asked_in():
-    """B1: resuming at any position gives what an uninterrupted run has there."""
+    """Resuming at any position gives what an uninterrupted run has there."""
     permutation = Permutation(1001, seed=1, epoch=2)
     whole = permutation(np.arange(1001))
     for start in range(0, 1001, 7):
@@ -245,7 +243,7 @@ def test_seeds_are_64_bits():
     ],
 )
 def test_golden_order(n, seed, epoch, indices):
-    """B8: whoever changes these raises VERSION, and states of the old one are refused."""
+    """Whoever changes these raises VERSION, and states of the old one are refused."""
     assert (ALGORITHM, VERSION) == ("feistel", 1)
     drawn = Permutation(n, seed=seed, epoch=epoch)(np.arange(len(indices)))
     assert drawn.tolist() == indices

@@ -77,7 +77,6 @@ def _leave_no_trace():
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
 def test_philox_gives_the_known_answers(counter, key, result):
-    """D5, B8"""
     assert (philox4x32(parsed(counter), parsed(key)) == parsed(result)).all()
 
 
@@ -110,7 +109,7 @@ def test_philox_refuses_other_shapes_and_types(counter, key, error):
 
 
 def test_words_are_philox_of_the_documented_counter():
-    """D5: seed, epoch, position, stream and block each have bits of their own."""
+    """Seed, epoch, position, stream and block each have bits of their own."""
     position, stream, epoch = (5 << 32) + 6, 65535, 2**32 - 1
     drawn = words(-2, epoch, [0, position], stream, 10)
     key = np.array([2**32 - 2, 2**32 - 1], dtype=np.uint32)
@@ -121,7 +120,7 @@ def test_words_are_philox_of_the_documented_counter():
 
 
 def test_words_of_a_position_do_not_depend_on_the_others():
-    """B4, D5: nor on how many are drawn."""
+    """Nor on how many are drawn."""
     positions = np.arange(50) * 3 + 2**40
     drawn = words(42, 1, positions, Stream.RECIPES, 16)
     assert drawn.shape == (50, 16)
@@ -146,7 +145,7 @@ def test_no_two_addresses_share_a_word_stream():
 
 
 def test_streams_are_frozen():
-    """B8: a number given to another purpose would change every stream ever saved."""
+    """A number given to another purpose would change every stream ever saved."""
     assert {stream.name: int(stream) for stream in Stream} == {
         "ORDER": 0,
         "SAMPLE_GENERATORS": 1,
@@ -169,7 +168,6 @@ def test_streams_are_frozen():
 
 
 def test_golden_draws():
-    """B8"""
     assert words(42, 0, [0, 1], Stream.RECIPES, 5).tolist() == [
         [600977865, 628192230, 1851668753, 3942056813, 3193689443],
         [2931704441, 1730576629, 1917506274, 2127883526, 3539836954],
@@ -183,7 +181,6 @@ def test_golden_draws():
 
 
 def test_golden_global_generators():
-    """B8, A5"""
     seeds = sample_seeds(42, 0, [0, 1], Stream.SAMPLE_GENERATORS)
     assert seeds == [419615946516768484, 16364530283029780429]
     seed_global_generators(seeds[0])
@@ -193,7 +190,7 @@ def test_golden_global_generators():
 
 
 def test_uniforms_are_words_scaled_to_the_unit_interval():
-    """D5: exactly, so that no device rounds them differently."""
+    """Exactly, so that no device rounds them differently."""
     drawn = uniforms(42, 1, np.arange(1000), Stream.RECIPES, 16)
     assert drawn.dtype == np.float64
     assert drawn.shape == (1000, 16)
@@ -265,7 +262,6 @@ def test_seed_is_64_bits_however_it_is_written():
 
 
 def test_sample_seeds_are_64_bit_ints_of_their_position_alone():
-    """A5"""
     seeds = sample_seeds(42, 0, np.arange(1000), Stream.SAMPLE_GENERATORS)
     assert all(type(seed) is int and 0 <= seed < 2**64 for seed in seeds)
     assert len(set(seeds)) == 1000
@@ -274,7 +270,7 @@ def test_sample_seeds_are_64_bit_ints_of_their_position_alone():
 
 
 def test_seeded_generators_draw_the_same_whatever_came_before():
-    """A5: a normal number that was cached before must not come out after."""
+    """A normal number that was cached before must not come out after."""
     seed = sample_seeds(42, 0, [5], Stream.SAMPLE_GENERATORS)[0]
     seed_global_generators(seed)
     expected = draw_from_global_generators()
@@ -313,7 +309,7 @@ def test_impossible_sample_seed_is_refused(seed):
 
 
 def test_caller_gets_its_generators_back():
-    """Law 7: also the half of a Box-Muller pair that each may have in hand."""
+    """Also the half of a Box-Muller pair that each may have in hand."""
     spoil_global_generators()
     before = states_of_global_generators()
     expected = draw_from_global_generators()

@@ -39,7 +39,6 @@ each_call = pytest.mark.parametrize("name", CALLS)
 @each_call
 @pytest.mark.parametrize("num_before", range(6))
 def test_state_restores_the_stream_without_the_seed(name, num_before):
-    """E3"""
     rng = RNG(42)
     rng.uniform(size=num_before)
     state = rng.get_state()
@@ -96,7 +95,7 @@ def test_size_is_a_shape(name):
     ],
 )
 def test_each_call_consumes_what_it_says(call, num_draws):
-    """E3, B8: the state counts draws, so consumption is part of the format."""
+    """The state counts draws, so consumption is part of the format."""
     rng = RNG(0)
     call(rng)
     assert int(rng.get_state().split("_")[2], 16) == num_draws
@@ -110,7 +109,6 @@ def test_rejected_integers_consume_a_draw_each():
 
 
 def test_state_has_the_same_size_whatever_was_drawn():
-    """E3"""
     rng = RNG(2**64 - 1, name="a long name " * 50)
     sizes = {len(rng.get_state())}
     for num_draws in (1, 100, 10**6):
@@ -120,7 +118,6 @@ def test_state_has_the_same_size_whatever_was_drawn():
 
 
 def test_state_dict_survives_json_and_torch_load():
-    """E3, A9"""
     rng = RNG(5)
     rng.normal(size=3)
     state = rng.state_dict()
@@ -170,7 +167,7 @@ def test_copies_and_pickles_go_on_by_themselves():
     ],
 )
 def test_malformed_state_is_refused_and_changes_nothing(state):
-    """E3, B7: truncated, foreign, of a later version, of another type."""
+    """Truncated, foreign, of a later version, of another type."""
     rng = RNG(1)
     rng.uniform(size=3)
     before = rng.get_state()
@@ -186,7 +183,6 @@ def test_malformed_state_is_refused_and_changes_nothing(state):
     "state_dict", [{}, {"rng": RNG(0).get_state(), "more": 1}, {"RNG": "x"}, None, "rng"]
 )
 def test_malformed_state_dict_is_refused_and_changes_nothing(state_dict):
-    """B7"""
     rng = RNG(1)
     before = rng.get_state()
     with pytest.raises(StateMismatch, match=r"rng differs: .*Remedy"):
@@ -226,7 +222,6 @@ def test_streams_of_different_names_are_different():
 
 
 def test_golden_draws():
-    """B8"""
     rng = RNG(42)
     assert rng.get_state() == "philox1_1adeceffff50d997_0000000000000000"
     assert rng.uniform(size=3).tolist() == [
@@ -348,12 +343,11 @@ def test_repr_shows_the_state():
 
 
 def test_get_state_takes_a_stream_as_dalis_checkpoint_passes_it():
-    """E2"""
     assert RNG(1).get_state(cuda_stream=object()) == RNG(1).get_state()
 
 
 def test_without_a_seed_it_is_another_generator_each_time_and_restores_any():
-    """As DALI's RNG(): the side that restores need not know the seed (E2, E3)."""
+    """As DALI's RNG(): the side that restores need not know the seed."""
     first, second = RNG(), RNG()
     assert first.get_state() != second.get_state()
     saved = RNG(42)
@@ -406,7 +400,6 @@ each_dtype = pytest.mark.parametrize(
 
 @each_dtype
 def test_a_tensor_holds_the_numbers_of_numpy_from_the_same_draws(name, dtype):
-    """E3"""
     call, array_rng, tensor_rng = WITH_DTYPE[name], RNG(3), RNG(3)
     array = call(array_rng, size=(40, 5))
     tensor = call(tensor_rng, size=(40, 5), dtype=dtype)
@@ -429,7 +422,6 @@ def test_a_tensor_holds_what_single_calls_give(name, dtype):
 
 
 def test_golden_tensors():
-    """B8"""
     rng = RNG(42)
     assert rng.uniform(size=3, dtype=torch.bfloat16).tolist() == [
         0.8671875,

@@ -1,4 +1,4 @@
-"""Balanced classes: exact in every prefix, and fair to each sample (B10)."""
+"""Balanced classes: exact in every prefix, and fair to each sample."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_targets_are_of_any_kind_and_an_epoch_as_long_as_they_are() -> None:
 
 
 def test_other_classes_are_another_order_by_name() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     samplers = [
         BalancedSampler([0, 0, 1, 1]),
         BalancedSampler([0, 1, 0, 1]),
@@ -136,7 +136,6 @@ def test_impossible_numbers_are_refused() -> None:
 
 
 def test_golden_balanced_order() -> None:
-    """B8"""
     assert order_of([0, 0, 0, 0, 1, 2, 2], 14, seed=42, epoch=3).tolist() == GOLDEN
 
 

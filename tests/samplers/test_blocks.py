@@ -1,4 +1,4 @@
-"""Shuffling that respects blocks: exact, uniform in what it mixes, and local (B9)."""
+"""Shuffling that respects blocks: exact, uniform in what it mixes, and local."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def contents(n: int, lengths: int | list[int]) -> list[range]:
 def test_it_is_blocks_permuted_and_windows_of_them_permuted(
     n: int, lengths: int | list[int], window: int
 ) -> None:
-    """B9: against the definition, written out."""
+    """Against the definition, written out."""
     for seed, epoch in ((0, 0), (1, 0), (-3, 9)):
         blocks = contents(n, lengths)
         turns = Permutation(len(blocks), seed=seed, epoch=epoch)(np.arange(len(blocks))).tolist()
@@ -110,7 +110,7 @@ def test_windows_of_an_epoch_are_shuffled_independently() -> None:
 
 
 def test_no_more_blocks_are_open_than_the_window_has() -> None:
-    """B9: sequential storage is read nearly sequentially, each block in one stretch."""
+    """Sequential storage is read nearly sequentially, each block in one stretch."""
     n, length, window = 1000, 10, 4
     order = np.array(order_of(n, length, window, seed=1))
     stretches = (order // length).reshape(-1, length * window)
@@ -132,7 +132,7 @@ def test_a_source_may_name_its_blocks() -> None:
 
 
 def test_another_layout_is_another_order_by_name() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     layouts = [
         Blocks(5, window=2),
         Blocks(4, window=2),
@@ -187,7 +187,6 @@ def test_a_position_outside_the_epoch_is_refused(position: int) -> None:
 
 
 def test_golden_blocks() -> None:
-    """B8"""
     assert order_of(17, 4, 2, seed=42, epoch=3) == GOLDEN
     ends = ShuffledSampler(Indices(10**15), locality=Blocks(10**6, window=8)).order.of_epoch(42, 3)
     assert ends(np.array([0, 10**15 - 1])).tolist() == GOLDEN_ENDS

@@ -37,7 +37,7 @@ def test_integers_below_are_uniform() -> None:
 
 
 def test_a_digest_names_the_numbers_and_their_order() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     arrays = [
         np.array([1, 2, 3]),
         np.array([1, 3, 2]),
@@ -114,7 +114,6 @@ def test_a_value_outside_its_range_is_refused(value: int) -> None:
 
 
 def test_golden_permutations() -> None:
-    """B8"""
     assert whole([3, 3, 5, 9], seed=42) == GOLDEN
 
 

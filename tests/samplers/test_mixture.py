@@ -1,4 +1,4 @@
-"""The order of a mixture: proportions, the parts' own orders, and its state (B10)."""
+"""The order of a mixture: proportions, the parts' own orders, and its state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def assert_within_bound(mixed: MixedDataset, indices: list[int], *, shuffle: boo
 def test_proportions_hold_in_every_prefix_of_every_epoch(
     weights: list[float], block_length: int, shuffle: bool, epoch: int
 ) -> None:
-    """B10: to within the stated bound, for any real weights."""
+    """To within the stated bound, for any real weights."""
     mixed = MixedDataset(
         [Indices(1000 + d) for d in range(len(weights))],
         weights,
@@ -169,7 +169,7 @@ def test_any_positions_are_looked_up_as_in_the_whole_epoch(shuffle: bool) -> Non
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_place_far_away_is_found_without_passing_through(shuffle: bool) -> None:
-    """B10: constant time. Nothing of the order's length exists, whatever the position or epoch."""
+    """Constant time. Nothing of the order's length exists, whatever the position or epoch."""
     lengths = [10**12, 7, 10**6]
     mixed = MixedDataset(
         [Indices(length) for length in lengths], [0.7, 0.1, 0.2], num_samples=1 << 61
@@ -229,7 +229,7 @@ def test_a_dataset_of_weight_zero_is_never_drawn() -> None:
 
 
 def test_the_order_is_kept() -> None:
-    """B8: a state that was saved today is resumed by later releases."""
+    """A state that was saved today is resumed by later releases."""
     inner = MixedDataset([range(4), range(3)], [1, 2])
     mixed = MixedDataset([range(5), inner, range(1)], [0.5, 0.4, 0.1], num_samples=14)
     sampler = MixtureSampler(mixed, seed=42)

@@ -1,4 +1,4 @@
-"""Repeated augmentation: every sample so many times, as the field's samplers lay them out (B10)."""
+"""Repeated augmentation: every sample so many times, as the field's samplers lay them out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_repeat_is_a_shuffle() -> None:
 
 
 def test_other_arguments_are_another_order_by_name() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     samplers = [
         RepeatedSampler(Indices(6), 2),
         RepeatedSampler(Indices(4), 3),
@@ -110,7 +110,6 @@ def test_impossible_arguments_are_refused(n: int, arguments: dict[str, Any], mes
 
 
 def test_golden_repeats() -> None:
-    """B8"""
     assert order_of(4, 3, num_repeats=2) == GOLDEN
     assert order_of(4, 3, num_repeats=2, adjacent=False) == GOLDEN_ANYWHERE
 

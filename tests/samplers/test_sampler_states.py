@@ -1,4 +1,4 @@
-"""Every sampler by position, iterated by itself: its state, its pickle, its cost (B10)."""
+"""Every sampler by position, iterated by itself: its state, its pickle, its cost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_its_order_survives_pickling(make: Make) -> None:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_state_of_another_sampler_is_refused(name: str) -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     states = {other: SAMPLERS[other](seed=3).state_dict() for other in SAMPLERS}
     sampler = SAMPLERS[name](seed=3)
     before = sampler.state_dict()
@@ -134,7 +134,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=identify)
 def test_a_state_of_other_arguments_is_refused(name: str, change: dict[str, Any]) -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     state = SAMPLERS[name](seed=3).state_dict()
     with pytest.raises(StateMismatch, match=r"(order|length) differs"):
         SAMPLERS[name](seed=3, **change).load_state_dict(state)
@@ -155,7 +155,7 @@ HUGE: dict[str, OrderSampler] = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_a_far_position_costs_nothing(name: str) -> None:
-    """B9, B10: constant time; nothing of the epoch's size is built."""
+    """Constant time; nothing of the epoch's size is built."""
     sampler = HUGE[name]
     positions = np.array([0, FAR, 4 * FAR - 1])
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""ShardSampler: its epochs against DALI's own readers, its state and its arguments (C10, B2)."""
+"""ShardSampler: its epochs against DALI's own readers, its state and its arguments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def assert_as_dali(folder: Path, n: int, batch_size: int, **arguments: Any) -> N
 def test_epochs_are_those_of_dali_at_all_sizes(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """C10: 1 to 23 samples in 1 to 5 shards, batch sizes 1 to 4: few of them divide."""
+    """1 to 23 samples in 1 to 5 shards, batch sizes 1 to 4: few of them divide."""
     for n, num_shards in itertools.product(range(1, 24), range(1, 6)):
         if num_shards <= n:
             assert_as_dali(
@@ -86,7 +86,7 @@ def test_epochs_are_those_of_dali_at_all_sizes(
 def test_every_shard_is_that_of_dali(
     folder: Path, n: int, num_shards: int, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """C10: also where a batch is larger than a shard."""
+    """Also where a batch is larger than a shard."""
     for shard_id, batch_size in itertools.product(range(num_shards), (1, 2, 3, 5)):
         assert_as_dali(
             folder,
@@ -137,7 +137,7 @@ def test_another_reader_of_dali_agrees(
 def test_shuffling_keeps_the_contents_that_dali_gives_a_shard(
     folder: Path, stick_to_shard: bool
 ) -> None:
-    """C10: shuffled within the shard, and padded by the last sample that was drawn."""
+    """Shuffled within the shard, and padded by the last sample that was drawn."""
     for n, num_shards, batch_size in ((13, 3, 2), (10, 4, 2), (7, 2, 4)):
         arguments: dict[str, Any] = {
             "shard_id": 1,
@@ -166,7 +166,7 @@ def test_shuffling_keeps_the_contents_that_dali_gives_a_shard(
 def test_shuffling_goes_through_one_shard_before_it_begins_the_next(
     folder: Path, stick_to_shard: bool
 ) -> None:
-    """C10: without padding, too: turn after turn in the endless stream."""
+    """Without padding, too: turn after turn in the endless stream."""
     arguments: dict[str, Any] = {
         "shard_id": 1,
         "num_shards": 3,
@@ -186,7 +186,7 @@ def test_shuffling_goes_through_one_shard_before_it_begins_the_next(
 
 
 def test_shuffling_after_each_epoch_divides_the_whole_dataset_anew(folder: Path) -> None:
-    """C10: shards of an epoch share nothing, keep their sizes, and differ from epoch to epoch."""
+    """Shards of an epoch share nothing, keep their sizes, and differ from epoch to epoch."""
 
     def shards(make: Any, **options: Any) -> list[list[list[int]]]:
         runs = [
@@ -216,7 +216,7 @@ def test_shuffling_after_each_epoch_divides_the_whole_dataset_anew(folder: Path)
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_epochs_that_are_shuffled_after_each_have_dalis_lengths(folder: Path, policy: str) -> None:
-    """C10: the shard stays, as with stick_to_shard."""
+    """The shard stays, as with stick_to_shard."""
     for pad_last_batch, n in itertools.product((False, True), (7, 11, 12)):
         options: dict[str, Any] = {
             "last_batch_policy": policy,
@@ -300,7 +300,7 @@ def test_a_sampler_resumes_at_every_index_and_goes_on_with_later_epochs(
     ids=str,
 )
 def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any]) -> None:
-    """C10: where DALI restores in silence (FACTS.md)."""
+    """Where DALI restores in silence."""
     state = make().state_dict()
     other = make(**changed)
     before = other.state_dict()
@@ -375,7 +375,7 @@ def test_the_order_within_a_shard_is_uniform() -> None:
 def test_a_late_epoch_of_a_large_dataset_is_found_without_passing_through(
     mode: dict[str, Any],
 ) -> None:
-    """B10: constant time, also where the stream's places are beyond int64."""
+    """Constant time, also where the stream's places are beyond int64."""
     n, epoch = (1 << 45) + 1, 2**32 - 2
     sampler = make(data_source=Indices(n), num_shards=7, batch_size=256, **mode)
     order = sampler.order.of_epoch(6, epoch)
@@ -399,7 +399,7 @@ def test_epochs_that_fill_up_from_the_next_shard_follow_one_another_without_a_ga
 
 
 def test_the_order_is_kept() -> None:
-    """B8: a state that was saved today is resumed by later releases."""
+    """A state that was saved today is resumed by later releases."""
     sampler = make(data_source=Indices(10), random_shuffle=True)
     assert [list(sampler) for _ in range(2)] == GOLDEN
     after = make(data_source=Indices(10), shuffle_after_epoch=True)
@@ -437,7 +437,7 @@ def test_whether_chance_is_in_the_order_is_told() -> None:
 
 
 def test_shards_draw_augmentations_of_their_own() -> None:
-    """B2: the same position of two shards has two keys, however long an epoch is."""
+    """The same position of two shards has two keys, however long an epoch is."""
     shards = [ShardSampler(Indices(9), 2, shard_id=i, num_shards=3) for i in range(3)]
     offsets = [key_offset_of(shard.order.of_epoch(0, 0)) for shard in shards]
     assert offsets == [0, 2**40, 2**41]

@@ -23,7 +23,7 @@ def order_of(n: int, epoch: int = 0, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("num_samples", [1, 9, 10, 11, 20, 37])
 def test_beyond_the_dataset_it_is_gone_through_again_in_another_order(num_samples: int) -> None:
-    """B10: as RandomSampler, which goes from one permutation to the next."""
+    """As RandomSampler, which goes from one permutation to the next."""
     drawn = order_of(10, num_samples=num_samples).tolist()
     assert len(drawn) == num_samples == len(ShuffledSampler(Indices(10), num_samples=num_samples))
     rounds = [drawn[start : start + 10] for start in range(0, num_samples, 10)]
@@ -70,7 +70,7 @@ def test_without_num_samples_an_epoch_is_as_long_as_the_dataset_is_now() -> None
 
 
 def test_other_arguments_are_another_order_by_name() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     given: list[dict[str, Any]] = [
         {},
         {"num_samples": 10},
@@ -106,7 +106,6 @@ def test_a_generator_gives_the_seed_and_does_not_move() -> None:
 
 
 def test_golden_orders() -> None:
-    """B8"""
     assert order_of(5, 3, num_samples=12).tolist() == GOLDEN_ROUNDS
     assert order_of(10**12, 3, replacement=True, num_samples=3).tolist() == GOLDEN_DRAWS
 

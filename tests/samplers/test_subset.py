@@ -1,4 +1,4 @@
-"""Subsets: given indices in keyed order or their own, without writing a range out (B10)."""
+"""Subsets: given indices in keyed order or their own, without writing a range out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_array_on_disk_is_not_copied(tmp_path: Path) -> None:
 
 
 def test_another_subset_is_another_order_by_name() -> None:
-    """Law 4"""
+    """Identity is compared, position is adopted."""
     samplers = [
         SubsetSampler([1, 2, 3]),
         SubsetSampler([1, 3, 2]),
@@ -115,7 +115,6 @@ def test_impossible_indices_are_refused(indices: Any, message: str) -> None:
 
 
 def test_golden_subset() -> None:
-    """B8"""
     assert list(SubsetSampler(GIVEN, seed=42)) == GOLDEN
 
 

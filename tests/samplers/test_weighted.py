@@ -1,4 +1,4 @@
-"""Weighted draws with and without replacement: torch's distributions, by position (B10)."""
+"""Weighted draws with and without replacement: torch's distributions, by position."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_probabilities_of_thousands_of_uneven_weights_are_the_weights(seed: int)
 
 
 def test_the_table_is_built_at_the_first_draw_and_not_pickled() -> None:
-    """Law 7, and the workers get what they need alone."""
+    """Nothing is drawn before the first sample, and workers get what they need alone."""
     order = AliasOrder(np.random.default_rng(0).random(10_000), 50)
     unused = pickle.dumps(order)
     positions = np.arange(50)
@@ -242,7 +242,6 @@ def test_a_fraction_of_a_sample_is_refused() -> None:
 
 
 def test_golden_weighted_draws() -> None:
-    """B8"""
     assert drawn_of(UNEVEN, 12).tolist() == GOLDEN
     assert drawn_of(UNEVEN, 6, replacement=False).tolist() == GOLDEN_ONCE
 

@@ -35,7 +35,7 @@ def test_the_first_finding_of_each_index_is_kept_and_all_are_counted() -> None:
 
 
 def test_a_million_bad_samples_stay_small() -> None:
-    """Law 3: the oldest are kept, the others counted."""
+    """The oldest are kept, the others counted."""
     record = BadSamples()
     for start in range(0, 10_000, 50):
         record.add([FoundBad(i, i, 0, "ValueError: " + "\N{SNOWMAN}" * 900) for i in range(50)])
@@ -86,7 +86,7 @@ def test_indices_of_any_kind_become_ints_or_text() -> None:
 
 
 def test_only_ints_that_are_always_bad_are_known() -> None:
-    """Law 1: what draws decided may be sound in another epoch."""
+    """What draws decided may be sound in another epoch."""
     record = record_of(found(3), found("a.jpg"), found(4, always=False), found(np.int64(6)))
     assert dict(record.known) == {3: "ValueError: damaged", 6: "ValueError: damaged"}
     assert dict(BadSamples.from_text(record.to_text()).known) == dict(record.known)
@@ -142,7 +142,6 @@ GARBAGE = [
 
 @pytest.mark.parametrize("text", GARBAGE, ids=lambda text: text[:60])
 def test_garbage_is_named(text: str) -> None:
-    """G6."""
     with pytest.raises(StateMismatch, match="bad_samples differs: the state has") as caught:
         BadSamples.from_text(text)
     assert "Remedy: load what StatefulGPULoader.state_dict() returned" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Callables as text: equal where the stream is equal, in every process (A13, law 4)."""
+"""Callables as text: equal where the stream is equal, in every process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_things_are_described_by_their_fingerprint_or_their_name() -> None:
 
 
 def test_a_partial_is_known_by_its_function_and_plain_arguments() -> None:
-    """A13: another ``functools.partial`` of the same collate function is another one."""
+    """Another ``functools.partial`` of the same collate function is another one."""
     assert describe(functools.partial(mix_batch, 1, length=512)) == (
         "functools.partial(tests.map_datasets.mix_batch, 1, length=512)"
     )
@@ -103,7 +103,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize(("one", "other"), TRANSFORMS)
 def test_torchvision_transforms_are_known_by_class_and_settings(one: Any, other: Any) -> None:
-    """A13: both generations of them, nested, and wholly: nothing of them stays unverified."""
+    """Both generations of them, nested, and wholly: nothing of them stays unverified."""
     assert describe(one()) == describe(one())
     assert describe(one()) != describe(other())
     assert unknown(one()) == ()
@@ -116,7 +116,7 @@ def test_what_is_the_same_under_two_spellings_is_the_same() -> None:
 
 
 def test_the_text_shows_the_settings() -> None:
-    """B7: a mismatch shows both values, and somebody has to see what differs."""
+    """A mismatch shows both values, and somebody has to see what differs."""
     pipeline = v2.Compose([v2.RandomHorizontalFlip(0.25), mix_batch])
     assert describe(pipeline) == (
         "torchvision.transforms.v2.Compose(transforms=[torchvision.transforms.v2."
@@ -125,7 +125,7 @@ def test_the_text_shows_the_settings() -> None:
 
 
 def test_code_of_the_users_is_known_by_name_and_noted() -> None:
-    """A13: what a function does may change under its name, so its name proves nothing."""
+    """What a function does may change under its name, so its name proves nothing."""
     assert unknown(mix_batch) == ("the code of tests.map_datasets.mix_batch",)
     assert len(unknown(lambda sample: sample)) == 1
     assert len(unknown(Indices(3).__getitem__)) == 1
@@ -138,7 +138,7 @@ def test_code_of_the_users_is_known_by_name_and_noted() -> None:
 
 
 def test_a_function_may_be_given_a_fingerprint() -> None:
-    """A13: how a collate function of the user's is verified."""
+    """How a collate function of the user's is verified."""
 
     def collate(samples: list[Any]) -> list[Any]:
         return samples
@@ -179,7 +179,7 @@ _Albumentation.__module__ = "albumentations.core.composition"
 
 
 def test_albumentations_are_known_by_their_own_dictionary() -> None:
-    """A13: without importing the package; its version is none of the settings."""
+    """Without importing the package; its version is none of the settings."""
     one = describe(_Albumentation(p=0.5, limit=(1, 2)))
     assert one == describe(_Albumentation(p=0.5, limit=(1, 2), version="2.1"))
     assert one != describe(_Albumentation(p=0.5, limit=(1, 3)))
@@ -190,7 +190,7 @@ def test_albumentations_are_known_by_their_own_dictionary() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_real_albumentations_are_known() -> None:
-    """A13, with the package itself."""
+    """With the package itself."""
     import albumentations
 
     def make(p: float) -> Any:
@@ -206,7 +206,7 @@ def test_real_albumentations_are_known() -> None:
 
 
 def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() -> None:
-    """A13: sets, of which dicts are made, have another order in every process."""
+    """Sets, of which dicts are made, have another order in every process."""
     assert (
         describe_dataset(Held({"a": 1, "b": 2})).text
         == describe_dataset(Held({"b": 2, "a": 1})).text
@@ -214,7 +214,7 @@ def test_equal_dicts_are_described_alike_whatever_order_they_were_filled_in() ->
 
 
 def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
-    """A13: as Hugging Face's and others' lists of records have them."""
+    """As Hugging Face's and others' lists of records have them."""
     texts = {
         describe_dataset(Held([{"image": f"{root}/{i}.jpg", "label": i} for i in range(3)])).text
         for root in ("/scratch/job1", "/scratch/job2")
@@ -223,7 +223,7 @@ def test_paths_in_small_dicts_count_below_the_folder_that_they_share() -> None:
 
 
 def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> None:
-    """A13: there the script's module is called __mp_main__."""
+    """There the script's module is called __mp_main__."""
 
     def collate() -> None: ...
 
@@ -235,7 +235,7 @@ def test_a_function_of_a_script_is_the_same_in_processes_that_it_spawns() -> Non
 
 
 def test_a_fingerprint_that_a_wrapper_only_passes_on_is_not_its_own() -> None:
-    """A13: it speaks of what is wrapped."""
+    """It speaks of what is wrapped."""
 
     class Wrapper:
         def __init__(self, inner: Any) -> None:

@@ -1,4 +1,4 @@
-"""Datasets as text: what people have is recognised without reading a sample (A13)."""
+"""Datasets as text: what people have is recognised without reading a sample."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def image_folder(root: Path, **arguments: Any) -> Any:
 
 
 def test_an_image_folder_is_its_files_wherever_it_lies(tmp_path: Path) -> None:
-    """A13: renamed files are another dataset, another folder is none."""
+    """Renamed files are another dataset, another folder is none."""
     here, there = tmp_path / "here", tmp_path / "elsewhere" / "there"
     for root in (here, there):
         write_names(root)
@@ -142,7 +142,7 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_another_content_is_another_text(what: str) -> None:
-    """A13: of equal length, each."""
+    """Of equal length, each."""
     one, other = DIFFERENT[what]
     assert text(one()) == text(one())
     assert text(pickle.loads(pickle.dumps(one()))) == text(one())
@@ -150,7 +150,7 @@ def test_another_content_is_another_text(what: str) -> None:
 
 
 def test_a_users_files_are_known_below_the_folder_that_they_share() -> None:
-    """A13: a dataset without ``root`` that has moved is the same one."""
+    """A dataset without ``root`` that has moved is the same one."""
 
     def pairs(folder: str) -> Files:
         return Files([(f"{folder}/images/{i}.png", f"{folder}/masks/{i}.png") for i in range(3)])
@@ -160,7 +160,7 @@ def test_a_users_files_are_known_below_the_folder_that_they_share() -> None:
 
 
 def test_the_class_of_a_user_leaves_the_dataset_unverified() -> None:
-    """A13: what it does with its attributes is unknown, and so are others that it has."""
+    """What it does with its attributes is unknown, and so are others that it has."""
     assert describe_dataset(Files(["a"])).unknown == (
         "what a tests.state.test_descriptions_of_datasets.Files does",
     )
@@ -196,7 +196,7 @@ def test_what_a_user_opens_while_reading_is_no_part_of_the_dataset() -> None:
 
 @pytest.mark.parametrize("kind", [list, CountingEntries])
 def test_a_long_list_costs_no_more_than_a_short_one(kind: Any) -> None:
-    """A13: of 1.3 million files some are looked at: the first, the last, and others between."""
+    """Of 1.3 million files some are looked at: the first, the last, and others between."""
     paths = [(f"/data/{i // 1000}/{i}.jpg", i // 1000) for i in range(1_300_000)]
     samples = kind(paths)
     before = text(Files(samples))
@@ -211,7 +211,7 @@ def test_a_long_list_costs_no_more_than_a_short_one(kind: Any) -> None:
 
 
 def test_many_parts_cost_no_more_than_one() -> None:
-    """A13: the first ones are looked at more closely than the others."""
+    """The first ones are looked at more closely than the others."""
 
     parts = [CountingEntries(range(1000)) for _ in range(500)]
     before = text(ConcatDataset(parts))
@@ -221,7 +221,7 @@ def test_many_parts_cost_no_more_than_one() -> None:
 
 
 def test_a_large_array_is_sampled_over_its_whole_length() -> None:
-    """A13: rows that are far larger than what is looked at, too."""
+    """Rows that are far larger than what is looked at, too."""
     data = torch.zeros(10_000, 64, 64, dtype=torch.uint8)
     before = text(TensorDataset(data))
     for row in (slice(0, 1), slice(-1, None), slice(5000, 5000 + 2 * 10_000 // MOST_ROWS)):
@@ -266,7 +266,7 @@ def test_values_that_nobody_can_read_are_unverified(tensor: Any) -> None:
 
 
 def test_transforms_inside_a_dataset_are_described_apart(tmp_path: Path) -> None:
-    """A13: so that another one can be accepted in the middle of an epoch, the dataset not."""
+    """So that another one can be accepted in the middle of an epoch, the dataset not."""
     write_names(tmp_path)
     flip, crop = v2.RandomHorizontalFlip(0.25), v2.RandomCrop(8)
     dataset = image_folder(tmp_path, transform=flip, target_transform=float)
@@ -304,7 +304,7 @@ _HuggingFace.__module__ = "datasets.arrow_dataset"
 
 
 def test_a_hugging_face_dataset_is_known_by_its_own_digest() -> None:
-    """A13: without importing the package."""
+    """Without importing the package."""
     assert "4a2cb5a7f371d25d" in text(_HuggingFace("4a2cb5a7f371d25d"))
     assert describe_dataset(_HuggingFace("4a2cb5a7f371d25d")).unknown == ()
     assert text(Wrapped(_HuggingFace("a"))) != text(Wrapped(_HuggingFace("b")))
@@ -318,7 +318,7 @@ def test_a_hugging_face_dataset_is_known_by_its_own_digest() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_real_hugging_face_datasets_are_known() -> None:
-    """A13, with the package itself: another seed of its shuffle, too."""
+    """With the package itself: another seed of its shuffle, too."""
     import datasets
 
     dataset = datasets.Dataset.from_dict({"x": list(range(100))})

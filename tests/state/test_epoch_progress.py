@@ -1,4 +1,4 @@
-"""Which epoch an iterator takes, and what the state says meanwhile (DESIGN.md, Passes)."""
+"""Which epoch an iterator takes, and what the state says meanwhile."""
 
 from __future__ import annotations
 

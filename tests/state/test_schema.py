@@ -1,4 +1,4 @@
-"""The state's schema and the fingerprint in it (laws 3 and 4, A9, B7, B8)."""
+"""The state's schema and the fingerprint in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ FINGERPRINT = Fingerprint(
 
 
 def test_a_state_survives_json_and_restricted_pickle() -> None:
-    """A9."""
     state = STATE.to_dict()
     assert LoaderState.from_dict(json.loads(json.dumps(state))) == STATE
     file = io.BytesIO()
@@ -52,7 +51,7 @@ def test_a_state_survives_json_and_restricted_pickle() -> None:
 
 
 def test_the_state_of_version_1_is_golden() -> None:
-    """B8: this is what version 1 wrote; every later version must load it."""
+    """This is what version 1 wrote; every later version must load it."""
     golden = {
         "format": "stateful_gpu_loader",
         "version": 1,
@@ -71,7 +70,7 @@ def test_the_state_of_version_1_is_golden() -> None:
 
 
 def test_the_fingerprint_of_version_1_is_golden() -> None:
-    """B8: texts that version 1 wrote load in every later one. The first is from before a dataset's
+    """Texts that version 1 wrote load in every later one. The first is from before a dataset's
     own transforms, ``collate_fn`` and the rest were in it: what a state does not say is not
     compared."""
     first = (
@@ -123,7 +122,6 @@ def test_the_fingerprint_of_version_1_is_golden() -> None:
     ],
 )
 def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value: Any) -> None:
-    """B7."""
     with pytest.raises(StateMismatch, match="Remedy: ") as caught:
         LoaderState.from_dict({**STATE.to_dict(), field: value})
     assert caught.value.field == field
@@ -131,7 +129,7 @@ def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value:
 
 
 def test_missing_and_additional_keys_are_named() -> None:
-    """B7: a truncated state, and one of somebody who added to it."""
+    """A truncated state, and one of somebody who added to it."""
     for key in set(STATE.to_dict()) - {"format", "version"}:
         truncated = STATE.to_dict()
         del truncated[key]
@@ -152,7 +150,6 @@ def test_the_key_that_accelerate_adds_is_let_alone() -> None:
     "garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}, {"format": np.zeros(2)}]
 )
 def test_garbage_is_refused(garbage: Any) -> None:
-    """B7."""
     with pytest.raises(StateMismatch, match="format differs"):
         LoaderState.from_dict(garbage)
 
@@ -164,7 +161,6 @@ def test_garbage_is_refused(garbage: Any) -> None:
     )
 )
 def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> None:
-    """G6."""
     try:
         state = LoaderState.from_dict({**STATE.to_dict(), **changes})
     except StateMismatch:
@@ -174,7 +170,6 @@ def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"length": 3}', "[" * 100_000])
 def test_a_broken_fingerprint_is_refused(text: str) -> None:
-    """B7, G6."""
     with pytest.raises(StateMismatch, match="fingerprint differs"):
         Fingerprint.from_text(text)
 
@@ -197,7 +192,6 @@ def test_a_broken_fingerprint_is_refused(text: str) -> None:
     ],
 )
 def test_a_fingerprint_of_wrong_types_switches_no_comparison_off(field: str, value: Any) -> None:
-    """B7."""
     text = json.dumps({**vars(FINGERPRINT), field: value})
     with pytest.raises(StateMismatch, match=f"fingerprint's {field} differs"):
         Fingerprint.from_text(text)
@@ -220,7 +214,7 @@ def test_a_fingerprint_of_wrong_types_switches_no_comparison_off(field: str, val
     ],
 )
 def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved: Any) -> None:
-    """B7, law 4."""
+    """Identity is compared, position is adopted."""
     other = Fingerprint(**{**vars(FINGERPRINT), field: saved})
     with pytest.raises(StateMismatch) as caught:
         FINGERPRINT.check(other, accept=(), position=0)
@@ -231,7 +225,7 @@ def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved
 
 
 def test_a_dataset_of_another_length_is_accepted_at_position_0_only() -> None:
-    """Law 4: a place in an epoch means nothing in another one. In a dataset of equal length it
+    """A place in an epoch means nothing in another one. In a dataset of equal length it
     does, if somebody says that it is the same, described otherwise."""
     other = Fingerprint(**{**vars(FINGERPRINT), "dataset": "another"})
     with pytest.raises(StateMismatch, match="known to be the same, and as long"):

@@ -1,4 +1,4 @@
-"""Frozen states: fresh copies, bit for bit, or an error with the owner's name (law 3)."""
+"""Frozen states: fresh copies, bit for bit, or an error with the owner's name."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Holder(TextState):
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("num_drawn", [0, 1, 7, 10])
 def test_a_sampler_goes_on_from_its_text(name: str, num_drawn: int) -> None:
-    """E2: DALI's Checkpoint asks every object so, with a stream."""
+    """DALI's Checkpoint asks every object so, with a stream."""
     sampler = SAMPLERS[name]()
     indices = iter(sampler)
     for _ in range(num_drawn):

@@ -24,7 +24,7 @@ def through_text(value: Any) -> Any:
 
 
 def test_sets_may_hold_nan_more_than_once() -> None:
-    """E1: two NaN are two items, whatever their bits."""
+    """Two NaN are two items, whatever their bits."""
     alike, other = (
         [float("nan"), float("nan")],
         struct.unpack("d", struct.pack("Q", 0x7FF8 << 48 | 1)),
@@ -35,7 +35,6 @@ def test_sets_may_hold_nan_more_than_once() -> None:
 
 @given(values)
 def test_every_value_comes_back_to_the_last_bit(value: Any) -> None:
-    """E1"""
     assert identical(through_text(value), value)
 
 
@@ -77,7 +76,6 @@ def test_plain_values_stay_as_they_are() -> None:
     ids=lambda argument: type(argument).__name__ if isinstance(argument, set) else str(argument),
 )
 def test_forms_of_version_1(value: Any, form: Any) -> None:
-    """B8"""
     assert json.loads(write(encode(value))) == form
     assert identical(decode(form), value)
 
@@ -217,7 +215,6 @@ class Numbers(torch.utils.data.IterableDataset):
 
 
 def test_state_of_a_loader_with_state_of_the_user() -> None:
-    """A9, E1"""
     loader = StatefulGPULoader(Numbers(), batch_size=3)
     batches = iter(loader)
     next(batches)
@@ -298,7 +295,7 @@ def with_attribute() -> Any:
     ids=lambda value: type(value).__name__,
 )
 def test_what_has_no_form_is_refused_with_its_place(value: Any, named: str) -> None:
-    """E1: never pickle, never a near miss."""
+    """Never pickle, never a near miss."""
     for outer, place in (
         ({"a": [0, value]}, r"state\['a'\]\[1\]"),
         ({("x", 1): {2: value}}, r"state\[\('x', 1\)\]\[2\]"),

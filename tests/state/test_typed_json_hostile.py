@@ -38,7 +38,7 @@ JUNK = st.sampled_from(
 @settings(max_examples=400)
 @given(values, st.integers(0, 10**6), JUNK)
 def test_an_altered_form_is_refused_or_another_value(value: Any, number: int, junk: Any) -> None:
-    """E6, G6: whatever is read is what some value would have written."""
+    """Whatever is read is what some value would have written."""
     form = json.loads(write(encode({"state": value})))
     slots = list(_slots(form))
     holder, key = slots[number % len(slots)]
@@ -125,7 +125,6 @@ def test_what_no_encoder_writes_is_refused_by_place(form: Any) -> None:
     ids=lambda form: str(form)[:60],
 )
 def test_a_claim_of_a_gigabyte_allocates_nothing(form: Any) -> None:
-    """E6"""
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="is no value"):
@@ -159,7 +158,7 @@ def test_a_claim_of_a_gigabyte_allocates_nothing(form: Any) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_text_that_is_no_json_or_too_much_is_refused(text: bytes, reason: str) -> None:
-    """G6: no RecursionError, whatever the recursion limit; no quadratic time."""
+    """No RecursionError, whatever the recursion limit; no quadratic time."""
     with pytest.raises(ValueError, match=reason):
         parse(text)
 
@@ -183,7 +182,7 @@ def test_too_little_stack_is_a_refusal() -> None:
 
 
 def test_memory_is_in_proportion_to_the_text() -> None:
-    """G6: the worst is what Python itself makes of many empty objects."""
+    """The worst is what Python itself makes of many empty objects."""
     for text in (b"[" * 1_000_000, b"[" + b"{}," * 300_000 + b"1]", b'"",' * 300_000):
         tracemalloc.start()
         try:

@@ -1,4 +1,4 @@
-"""F6: Composer, in one process: a resumed fit trains on what an undisturbed one does.
+"""Composer, in one process: a resumed fit trains on what an undisturbed one does.
 
 Compared are the samples and pixels of each batch whose step was made, and the weights at the end.
 """

@@ -1,4 +1,4 @@
-"""F6: Composer, after a fit that failed: the batch whose step was not made comes again.
+"""Composer, after a fit that failed: the batch whose step was not made comes again.
 
 It is saved by whoever caught the exception and resumed, or fitted again, and compared with an
 undisturbed run.

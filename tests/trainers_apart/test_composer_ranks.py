@@ -1,4 +1,4 @@
-"""F6: Composer on real processes of one gloo group, map-style and lanes, and on other numbers."""
+"""Composer on real processes of one gloo group, map-style and lanes, and on other numbers."""
 
 from __future__ import annotations
 

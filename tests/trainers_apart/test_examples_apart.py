@@ -27,7 +27,6 @@ PRINTS = {
 
 @pytest.mark.parametrize("name", PRINTS)
 def test_an_example_prints_what_it_promises(name: str, tmp_path: Path) -> None:
-    """F6, F7."""
     package, lines = PRINTS[name]
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed; make test-trainers-apart installs it")

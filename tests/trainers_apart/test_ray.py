@@ -1,4 +1,4 @@
-"""F7: Ray Train with two workers, one that is killed, and other numbers of workers."""
+"""Ray Train with two workers, one that is killed, and other numbers of workers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_one_worker_goes_on_for_two_and_two_for_one(
 
 
 def test_what_prepare_data_loader_makes(folder: Path, data: dict[str, Any]) -> None:
-    """A1: Ray's own rebuild leaves a divided loader alone, and loses one that is not."""
+    """Ray's own rebuild leaves a divided loader alone, and loses one that is not."""
     config = {"data": data}
     found = trainer_of(what_prepare_makes, config, 2, folder / "ray", "prepare").fit().return_value
     for kind in KINDS:

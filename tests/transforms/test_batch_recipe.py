@@ -1,4 +1,4 @@
-"""What every batch recipe keeps: pure functions, torchvision's arguments and calls (D5, D6)."""
+"""What every batch recipe keeps: pure functions, torchvision's arguments and calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @every_kind
 def test_arguments_are_torchvisions(kind: type[BatchRecipe]) -> None:
-    """D6: the same names in the same order with the same defaults, by name only."""
+    """The same names in the same order with the same defaults, by name only."""
     ours = inspect.signature(kind).parameters.values()
     theirs = inspect.signature(getattr(v2, kind.__name__)).parameters.values()
     assert [(p.name, p.default, p.kind) for p in ours] == [
@@ -38,7 +38,7 @@ def test_arguments_are_torchvisions(kind: type[BatchRecipe]) -> None:
 
 @every_recipe
 def test_numbers_are_plain_and_of_their_uniforms_alone(recipe: BatchRecipe) -> None:
-    """D5, law 1: floats that any state or process can carry; torch's generator stays put."""
+    """Floats that any state or process can carry; torch's generator stays put."""
     torch.manual_seed(1)
     state = torch.get_rng_state()
     for row in np.random.default_rng(0).random((20, recipe.num_draws)):
@@ -50,7 +50,7 @@ def test_numbers_are_plain_and_of_their_uniforms_alone(recipe: BatchRecipe) -> N
 
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: BatchRecipe) -> None:
-    """D6: so that it works in any collate_fn; the budget is what is drawn."""
+    """So that it works in any collate_fn; the budget is what is drawn."""
     images, labels = batch(4)
     torch.manual_seed(7)
     made, after = recipe(images, labels), torch.rand(1)
@@ -63,7 +63,7 @@ def test_a_call_draws_from_torchs_default_generator(recipe: BatchRecipe) -> None
 
 @every_recipe
 def test_a_batch_is_made_of_its_uniforms(recipe: BatchRecipe) -> None:
-    """D5: what the loader calls, with uniforms of the batch's key; the generator stays put."""
+    """What the loader calls, with uniforms of the batch's key; the generator stays put."""
     images, labels = batch(4)
     uniforms = np.linspace(0.3, 0.6, recipe.num_draws)
     state = torch.get_rng_state()
@@ -80,7 +80,7 @@ Sample = namedtuple("Sample", ["image", "label", "name"])
 
 @every_recipe
 def test_a_call_keeps_the_structure(recipe: BatchRecipe) -> None:
-    """D6: two arguments, a list as default_collate makes it, a named tuple; further items pass."""
+    """Two arguments, a list as default_collate makes it, a named tuple; further items pass."""
     images, labels = batch(3)
     for inputs in (
         (images, labels),
@@ -99,7 +99,6 @@ def test_a_call_keeps_the_structure(recipe: BatchRecipe) -> None:
 
 @every_recipe
 def test_replaces_torchvisions_in_a_collate_fn(recipe: BatchRecipe) -> None:
-    """D6, D10."""
     images, labels = batch(6)
     made, weights = recipe(default_collate(list(zip(images, labels.tolist(), strict=True))))
     assert made.shape == images.shape
@@ -123,7 +122,7 @@ def test_survives_pickling(recipe: BatchRecipe) -> None:
 
 
 def test_fingerprint_is_canonical() -> None:
-    """B7: made from arguments alone; golden, since states hold it."""
+    """Made from arguments alone; golden, since states hold it."""
     golden = "MixUp(alpha=1.0, num_classes=10, labels_getter='default')"
     assert MixUp(alpha=1, num_classes=np.int64(10)).fingerprint() == golden
     assert repr(CutMix()) == "CutMix(alpha=1.0, num_classes=None, labels_getter='default')"
@@ -145,7 +144,7 @@ class Halve(BatchRecipe):
 
 
 def test_a_users_batch_recipe_works_and_has_another_fingerprint() -> None:
-    """Law 4."""
+    """Identity is compared, position is adopted."""
     images, labels = batch(2)
     assert torch.equal(Halve(2)(images, labels)[0], images / 4)
     assert Halve(2).fingerprint() == f"{__name__}.Halve(times=2)"
@@ -187,7 +186,7 @@ def test_batches_that_do_not_fit_are_refused(
     labels: Tensor,
     match: str,
 ) -> None:
-    """D6: by the kind of error that torchvision raises, in ``apply`` as in a call."""
+    """By the kind of error that torchvision raises, in ``apply`` as in a call."""
     pixels = torch.zeros(images)
     with pytest.raises(ValueError, match=match):
         kind(**arguments).apply(pixels, labels, (0.0, 0.0, 1.0, 1.0, 0.5)[: kind.num_draws])

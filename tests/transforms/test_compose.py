@@ -1,4 +1,4 @@
-"""Compose: a whole pipeline, drawn by key (D5, B8)."""
+"""Compose: a whole pipeline, drawn by key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drawn_numbers(
 
 
 def test_numbers_are_a_function_of_the_position() -> None:
-    """D5, law 1: positions 5, 6, 7 get what they get within any other batch."""
+    """Positions 5, 6, 7 get what they get within any other batch."""
     whole = drawn_numbers(TRAINING, list(range(10)))
     assert drawn_numbers(TRAINING, [5, 6, 7]) == whole[5:8]
     assert drawn_numbers(TRAINING, [9, 2]) == [whole[9], whole[2]]
@@ -43,7 +43,7 @@ def test_numbers_are_a_function_of_the_position() -> None:
 
 
 def test_seed_and_epoch_change_all_numbers() -> None:
-    """D5: no two passes crop alike."""
+    """No two passes crop alike."""
     boxes = [
         drawn_numbers(TRAINING, [3], seed=seed, epoch=epoch)[0][0]
         for seed in (0, 1)
@@ -53,21 +53,21 @@ def test_seed_and_epoch_change_all_numbers() -> None:
 
 
 def test_appending_a_recipe_leaves_the_draws_before_it() -> None:
-    """D5: recipe i has a stream of its own."""
+    """Recipe i has a stream of its own."""
     longer = T.Compose([*TRAINING.recipes, T.RandomVerticalFlip(), T.RandomRotation(10)])
     before, after = drawn_numbers(TRAINING, [0, 1, 2]), drawn_numbers(longer, [0, 1, 2])
     assert [row[:5] for row in after] == before
 
 
 def test_the_same_recipe_twice_draws_independently() -> None:
-    """D5: two streams never share a word."""
+    """Two streams never share a word."""
     flips = T.Compose([T.RandomHorizontalFlip(), T.RandomHorizontalFlip()])
     rows = drawn_numbers(flips, list(range(64)))
     assert {(first[0], second[0]) for first, second in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_pixels_of_a_training_pipeline_are_torchvisions() -> None:
-    """D5, D6: photographs through crop, flip and normalize, into one batch."""
+    """Photographs through crop, flip and normalize, into one batch."""
     pipeline = T.Compose(
         [T.RandomResizedCrop(96), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
     )
@@ -88,7 +88,7 @@ def test_pixels_of_a_training_pipeline_are_torchvisions() -> None:
 
 
 def test_channels_that_share_memory() -> None:
-    """D6: a grey image is one plane seen three times; what comes after must not mind."""
+    """A grey image is one plane seen three times; what comes after must not mind."""
     image = decoded("rocket")
     pipeline = T.Compose([T.RandomGrayscale(1.0), T.Resize(50), T.Normalize(MEAN, STD)])
     rows = pipeline.draw(0, 0, np.arange(1), sizes_of([image])).sample(0)
@@ -100,7 +100,7 @@ def test_channels_that_share_memory() -> None:
 
 
 def test_evaluation_pipeline_is_torchvisions() -> None:
-    """D6: sizes travel through the recipes, for images of unlike shapes in one batch."""
+    """Sizes travel through the recipes, for images of unlike shapes in one batch."""
     pipeline = T.Compose([T.Resize(128), T.CenterCrop(112), T.ToDtype(torch.float32, scale=True)])
     reference = v2.Compose(
         [v2.Resize(128), v2.CenterCrop(112), v2.ToDtype(torch.float32, scale=True)]
@@ -112,7 +112,7 @@ def test_evaluation_pipeline_is_torchvisions() -> None:
 
 
 def test_nested_pipelines_are_flattened() -> None:
-    """D5: nesting changes neither numbers nor fingerprint."""
+    """Nesting changes neither numbers nor fingerprint."""
     first, *others = TRAINING.recipes
     nested = T.Compose([T.Compose([first]), T.Compose([T.Compose(others), T.Compose([])])])
     assert nested.recipes == TRAINING.recipes
@@ -140,7 +140,7 @@ def test_output_dtype_is_known_before_the_images() -> None:
 
 
 def test_a_call_is_its_recipes_calls() -> None:
-    """D6: from torch's default generator, in any pipeline."""
+    """From torch's default generator, in any pipeline."""
     image = decoded("chelsea")
     torch.manual_seed(8)
     made = v2.Compose([TRAINING])(image)
@@ -184,7 +184,7 @@ def test_wrong_room_in_the_batch_is_refused() -> None:
 
 
 def test_the_default_dtype_of_the_process_changes_no_pixel() -> None:
-    """Law 1: a spawned worker has another one than the user's process."""
+    """A spawned worker has another one than the user's process."""
     recipes = T.Compose([T.ColorJitter(0.5, 0.5, 0.5, 0.2), T.RandomGrayscale(0.5)])
     image = decoded("coffee")[:, :64, :64]
     drawn = recipes.draw(1, 0, np.arange(20), sizes_of([image] * 20))

@@ -1,4 +1,4 @@
-"""Golden vectors of the drawn numbers: a change of any of them breaks every saved state (B8)."""
+"""Golden vectors of the drawn numbers: a change of any of them breaks every saved state."""
 
 from __future__ import annotations
 
@@ -126,14 +126,14 @@ GOLDEN = [
 def test_drawn_numbers(
     recipe: T.Recipe, numbers: list[list[float]], sizes: list[list[int]]
 ) -> None:
-    """B8: exact, floats too: they come from sums and products alone."""
+    """Exact, floats too: they come from sums and products alone."""
     drawn = recipe.draw(uniforms(42, 1, POSITIONS, Stream.RECIPES, recipe.num_draws), SIZES)
     assert drawn.numbers.tolist() == numbers
     assert drawn.sizes.tolist() == sizes
 
 
 def test_drawn_pipeline() -> None:
-    """B8: seed, epoch, position and the place in the pipeline address the numbers."""
+    """Seed, epoch, position and the place in the pipeline address the numbers."""
     pipeline = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.RandomRotation(15)])
     drawn = pipeline.draw(42, 1, POSITIONS, SIZES)
     assert [drawn.sample(i) for i in range(3)] == [
@@ -144,7 +144,7 @@ def test_drawn_pipeline() -> None:
 
 
 def test_many_boxes() -> None:
-    """B8: a thousand boxes at once, by their sums."""
+    """A thousand boxes at once, by their sums."""
     positions = np.arange(1000)
     sizes = np.stack((200 + positions, 900 - positions // 2), axis=1)
     boxes = T.Compose([T.RandomResizedCrop(224)]).draw(7, 0, positions, sizes).draws[0].numbers

@@ -1,4 +1,4 @@
-"""Where recipes move points: boxes go where torchvision moves them (C8, D6)."""
+"""Where recipes move points: boxes go where torchvision moves them."""
 
 from __future__ import annotations
 

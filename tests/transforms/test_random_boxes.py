@@ -1,4 +1,4 @@
-"""Powers that are the same on every machine, of which random boxes are made (law 1)."""
+"""Powers that are the same on every machine, of which random boxes are made."""
 
 from __future__ import annotations
 

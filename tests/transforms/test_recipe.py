@@ -1,4 +1,4 @@
-"""What every recipe keeps: pure functions, torchvision's arguments, any pipeline (D5, D6)."""
+"""What every recipe keeps: pure functions, torchvision's arguments, any pipeline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_all_public_recipes_are_tested() -> None:
 
 @every_recipe
 def test_every_number_has_a_name(recipe: T.Recipe) -> None:
-    """A17: what a loader's draws() is read by."""
+    """What a loader's draws() is read by."""
     drawn = recipe.draw(np.full((2, recipe.num_draws), 0.5), np.array([[90, 80], [70, 120]]))
     assert len(recipe.number_names) == drawn.numbers.shape[1]
     named = recipe.named(drawn)
@@ -59,7 +59,7 @@ def test_every_number_has_a_name(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_arguments_are_torchvisions(recipe: T.Recipe) -> None:
-    """D6: the same names in the same order with the same defaults."""
+    """The same names in the same order with the same defaults."""
     if isinstance(recipe, T.ToMemoryFormat):
         return  # torchvision has none
     ours = inspect.signature(type(recipe)).parameters
@@ -73,7 +73,7 @@ def test_arguments_are_torchvisions(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
-    """D5, law 1: any part of a batch, drawn alone, gets the same numbers and sizes."""
+    """Any part of a batch, drawn alone, gets the same numbers and sizes."""
     generator = np.random.default_rng(5)
     uniforms = generator.random((12, recipe.num_draws))
     sizes = generator.integers(1, 700, (12, 2))
@@ -88,7 +88,7 @@ def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
 @pytest.mark.fuzz
 @every_recipe
 def test_apply_is_pure(recipe: T.Recipe) -> None:
-    """D6: the image stays as it is, layout does not matter, and sizes are as drawn."""
+    """The image stays as it is, layout does not matter, and sizes are as drawn."""
     smallest = noise(2, 3) if isinstance(recipe, T.GaussianBlur) else noise(1, 1)
     for image in (decoded("coffee"), smallest, noise(37, 53), as_float(noise(37, 53))):
         before = image.clone()
@@ -105,7 +105,7 @@ def test_apply_is_pure(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
-    """D6: bit for bit, whether or not the recipe writes straight into the batch."""
+    """Bit for bit, whether or not the recipe writes straight into the batch."""
     for image in (decoded("rocket"), as_float(noise(37, 53))):
         drawn = recipe.draw(np.full((1, recipe.num_draws), 0.3), sizes_of([image]))
         (numbers,) = drawn.numbers.tolist()
@@ -118,7 +118,7 @@ def test_apply_into_gives_what_apply_gives(recipe: T.Recipe) -> None:
 @pytest.mark.fuzz
 @every_recipe
 def test_threads_do_not_matter(recipe: T.Recipe) -> None:
-    """Law 1: one intra-op thread or two, the same bits; on more pixels than one task takes."""
+    """One intra-op thread or two, the same bits; on more pixels than one task takes."""
     image = noise(641, 479)
     drawn = recipe.draw(np.full((1, recipe.num_draws), 0.4), sizes_of([image]))
     (numbers,) = drawn.numbers.tolist()
@@ -131,7 +131,7 @@ def test_threads_do_not_matter(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
-    """D6: so that a recipe works in any pipeline; the budget is what is drawn."""
+    """So that a recipe works in any pipeline; the budget is what is drawn."""
     image = decoded("coffee")
     torch.manual_seed(7)
     first, after = recipe(image), torch.rand(1)
@@ -144,7 +144,7 @@ def test_a_call_draws_from_torchs_default_generator(recipe: T.Recipe) -> None:
 
 @every_recipe
 def test_works_inside_torchvisions_compose(recipe: T.Recipe) -> None:
-    """D6, D10: between torchvision's own, on a PIL image, staying a tv_tensors.Image."""
+    """Between torchvision's own, on a PIL image, staying a tv_tensors.Image."""
     pipeline = v2.Compose([v2.PILToTensor(), v2.ToImage(), recipe, v2.ToDtype(torch.float32)])
     made = pipeline(photograph("coffee"))
     assert isinstance(made, tv_tensors.Image)
@@ -205,7 +205,7 @@ FINGERPRINTS = [
 
 @pytest.mark.parametrize(("recipe", "text"), FINGERPRINTS, ids=lambda value: type(value).__name__)
 def test_fingerprint_is_canonical(recipe: T.Recipe, text: str) -> None:
-    """B7: made from arguments alone, however they were spelled; golden, since states hold it."""
+    """Made from arguments alone, however they were spelled; golden, since states hold it."""
     assert recipe.fingerprint() == repr(recipe) == text
 
 
@@ -223,7 +223,7 @@ class RandomHorizontalFlip(T.Recipe):
 
 
 def test_a_users_recipe_has_another_fingerprint() -> None:
-    """Law 4: identity is compared, so a class of the same name elsewhere is another one."""
+    """Identity is compared, so a class of the same name elsewhere is another one."""
     assert RandomHorizontalFlip(3).fingerprint() == f"{__name__}.RandomHorizontalFlip(every=3)"
 
 

@@ -18,7 +18,7 @@ DTYPES = [torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.float32
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_are_torchvisions(dtype: torch.dtype, scale: bool) -> None:
-    """D6: bit for bit, from bytes and from floats."""
+    """Bit for bit, from bytes and from floats."""
     for image in (decoded("coffee"), as_float(decoded("coffee"))):
         made = ToDtype(dtype, scale).apply(image, [])
         assert torch.equal(made, F.to_dtype(image, dtype, scale))
@@ -95,7 +95,7 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 @pytest.mark.parametrize("name", ["astronaut", "coffee", "rocket"])
 def test_bytes_become_normalized_floats(name: str) -> None:
-    """D6: within 1e-6 of to_dtype(scale=True) and normalize, from any memory layout."""
+    """Within 1e-6 of to_dtype(scale=True) and normalize, from any memory layout."""
     for image in (decoded(name), decoded(name).contiguous(), decoded(name).flip(-1)):
         expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
         made = Normalize(MEAN, STD).apply(image, [])
@@ -103,7 +103,7 @@ def test_bytes_become_normalized_floats(name: str) -> None:
 
 
 def test_every_level_of_every_channel() -> None:
-    """D6: all 256 values, within 1e-6."""
+    """All 256 values, within 1e-6."""
     image = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)
     expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), MEAN, STD)
     torch.testing.assert_close(Normalize(MEAN, STD).apply(image, []), expected, rtol=0, atol=1e-6)
@@ -111,7 +111,7 @@ def test_every_level_of_every_channel() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_floats_are_normalized_as_by_torchvision(dtype: torch.dtype) -> None:
-    """D6: bit for bit, keeping the dtype."""
+    """Bit for bit, keeping the dtype."""
     image = as_float(decoded("coffee")).to(dtype)
     made = Normalize(MEAN, STD).apply(image, [])
     assert made.dtype is dtype
@@ -121,7 +121,7 @@ def test_floats_are_normalized_as_by_torchvision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", ODD_SIZES)
 def test_into_the_batch_gives_the_same_bits(size: tuple[int, int]) -> None:
-    """D6: the fused way and the plain one are one result; the rows around stay untouched."""
+    """The fused way and the plain one are one result; the rows around stay untouched."""
     image, recipe = noise(*size), Normalize(MEAN, STD)
     batch = torch.full((3, 3, *size), -7.0)
     recipe.apply_into(image, [], batch[1])
@@ -131,7 +131,7 @@ def test_into_the_batch_gives_the_same_bits(size: tuple[int, int]) -> None:
 
 
 def test_one_number_serves_all_channels() -> None:
-    """D6: as torchvision broadcasts it."""
+    """As torchvision broadcasts it."""
     image = decoded("coffee")
     made = Normalize([0.5], [0.25]).apply(image, [])
     expected = F.normalize(F.to_dtype(image, torch.float32, scale=True), [0.5], [0.25])
@@ -166,6 +166,6 @@ def test_wrong_arguments_of_normalize_are_refused(
 
 
 def test_other_integers_are_refused() -> None:
-    """D6: as torchvision refuses them."""
+    """As torchvision refuses them."""
     with pytest.raises(TypeError, match="float tensor"):
         Normalize(MEAN, STD).apply(noise(4, 4).int(), [])

@@ -155,7 +155,7 @@ class DeviceImages:
         """Decode images on the GPU, and on the CPU those that it refuses.
 
         The host waits for the stream before, because work in its queue may still read memory that
-        is allocated now (D8), and after, because the decoder may still read the bytes, which are
+        is allocated now, and after, because the decoder may still read the bytes, which are
         about to be freed.
         """
         if not data:

@@ -63,7 +63,7 @@ class Place(Protocol):
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    Three rules protect the memory of a delivered batch (D8). What the stage allocates belongs to
+    Three rules protect the memory of a delivered batch. What the stage allocates belongs to
     the private stream that is current, and the stage never writes it a second time itself. nvJPEG's
     hardware engine writes when it is called, whatever work its stream still has queued (measured),
     so the stage waits on the host before it decodes, and before it frees memory that the engines
@@ -71,7 +71,7 @@ class CudaPlace:
     torch's caching allocator reuses its memory only when the host has seen that stream pass the
     point where it was freed.
 
-    The device is not touched before :meth:`open`, so that workers can be forked before (C9).
+    The device is not touched before :meth:`open`, so that workers can be forked before.
 
     Args:
         device: of type "cuda"; without an index, the current device when it is opened.

@@ -1,7 +1,7 @@
 """Batches of an iterable dataset: each worker has an iterator and fetches batch by batch.
 
 Each fetch runs with generators seeded from (seed, epoch, worker, number of the fetch), so reading
-again gives the same samples, including those of a shuffle buffer (A7).
+again gives the same samples, including those of a shuffle buffer.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class SampleMaker:
     """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
     A dataset that draws from ``random``, ``numpy.random`` or torch so gives the same sample in any
-    worker (A5). A dataset with generators of its own, even inside torch's Subset, ConcatDataset or
+    worker. A dataset with generators of its own, even inside torch's Subset, ConcatDataset or
     StackDataset, may have a method ``set_sample_seed(int)``, which is called before each item, or
     before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
     ``transform`` are seeded at the same moments.

@@ -1,4 +1,4 @@
-"""CallReader: calls a user's function for each sample or batch (C9)."""
+"""CallReader: calls a user's function for each sample or batch."""
 
 from __future__ import annotations
 

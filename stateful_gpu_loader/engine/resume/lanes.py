@@ -1,4 +1,4 @@
-"""Lane cursors in a state: saved, and resumed on another number of ranks (B5)."""
+"""Lane cursors in a state: saved, and resumed on another number of ranks."""
 
 from __future__ import annotations
 

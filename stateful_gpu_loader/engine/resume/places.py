@@ -1,4 +1,4 @@
-"""The part of a state about the user's own objects: checked, and restored (A3)."""
+"""The part of a state about the user's own objects: checked, and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges the states of all ranks (B5, E5): a lane's cursor is only on the rank that reads it."""
+"""Merges the states of all ranks: a lane's cursor is only on the rank that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts a state of torchdata's StatefulDataLoader to a state of this package (A4).
+"""Converts a state of torchdata's StatefulDataLoader to a state of this package.
 
 The interrupted epoch is finished with the indices that torchdata would have delivered.
 Augmentations from there on, and all later epochs, are this package's.

@@ -1,4 +1,4 @@
-"""Requests from a user's sampler, with or without state (A3, A12).
+"""Requests from a user's sampler, with or without state.
 
 A sampler with state resumes from it, in torchdata's order: the sampler's state, then ``iter()``,
 then the iterator's state. A sampler without state is iterated again from the start of its pass, and
@@ -158,7 +158,7 @@ class SamplerFeed:
         return self._start_mark
 
     def count(self, request: Request) -> str | None:
-        """Count a delivered request; return the digest of all indices, however batched (B4)."""
+        """Count a delivered request; return the digest of all indices, however batched."""
         self._use.memory.note_delivery()
         if self.batches is not None:
             self.batches += 1

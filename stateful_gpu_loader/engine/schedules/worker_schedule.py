@@ -204,7 +204,7 @@ class _Turns:
 
 
 class _TurnsOfAnybody(_Turns):
-    """Unordered: turns for any worker, so that slow workers do not block others (A11)."""
+    """Unordered: turns for any worker, so that slow workers do not block others."""
 
     def is_open(self, worker: int) -> bool:
         """Whether a worker is not yet known to have ended."""

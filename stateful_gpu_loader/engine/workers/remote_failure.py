@@ -58,7 +58,7 @@ def without_frames(error: Exception) -> Exception:
     """Return the exception for later use, with its traceback as a note.
 
     A traceback refers to the frames of all callers, and so to their locals: the loader's workers
-    would live until the garbage collector finds the cycle (A8).
+    would live until the garbage collector finds the cycle.
     """
     if hasattr(error, "add_note"):
         error.add_note("Original " + "".join(traceback.format_exception(error)))

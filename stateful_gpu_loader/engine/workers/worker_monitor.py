@@ -31,7 +31,7 @@ class WorkerMonitor:
     """Ends all workers when one of them ends, or when the main process waits too long.
 
     A daemon thread does this. It refers neither to the workers' pipeline nor to this object, so
-    that both can be garbage collected (A8).
+    that both can be garbage collected.
 
     Args:
         processes: the started workers.

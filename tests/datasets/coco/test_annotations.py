@@ -1,4 +1,4 @@
-"""COCO annotation files, whole and damaged (C8)."""
+"""COCO annotation files, whole and damaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTENT = annotations()
 
 
 def test_images_are_sorted_and_objects_keep_their_order(tmp_path: Path) -> None:
-    """C8: torchvision's order, and DALI's."""
+    """torchvision's order, and DALI's."""
     found = read_annotations(str(write_annotations(tmp_path / "a.json", CONTENT)))
     assert found.image_ids.tolist() == sorted(SIZES)
     assert found.file_names == [f"{number:05d}.jpg" for number in sorted(SIZES)]
@@ -72,7 +72,7 @@ def test_compressed_files_and_urls_are_read(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_named(tmp_path: Path) -> None:
-    """C12: cut anywhere."""
+    """Cut anywhere."""
     content = {"images": CONTENT["images"][:1], "annotations": [], "categories": []}
     text = json.dumps(content).encode()
     path = tmp_path / "a.json"
@@ -133,7 +133,7 @@ def _changed(change: Callable[[Any], Any]) -> Any:
 def test_what_is_malformed_is_named(
     tmp_path: Path, change: Callable[[Any], Any], text: str
 ) -> None:
-    """C12: file, entry and field."""
+    """File, entry and field."""
     path = write_annotations(tmp_path / "a.json", _changed(change))
     with pytest.raises(ValueError, match=rf"a\.json'.*{text}.*Remedy: "):
         read_annotations(str(path), masks=True)
@@ -149,7 +149,7 @@ def test_what_is_no_annotation_file_is_named(tmp_path: Path, text: bytes) -> Non
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_changed_bytes_are_read_or_named(tmp_path: Path, data: st.DataObject) -> None:
-    """C12: never another error."""
+    """Never another error."""
     text = bytearray(json.dumps(CONTENT).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""CocoSource against DALI's own reader on the CPU, sample for sample (C8)."""
+"""CocoSource against DALI's own reader on the CPU, sample for sample."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_by_dali(root: Path, file: Path, count: int, **arguments: Any) -> list[l
 def test_samples_are_those_of_dali(
     tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
-    """C8: the order, the boxes bit for bit, and the labels as DALI numbers them."""
+    """The order, the boxes bit for bit, and the labels as DALI numbers them."""
     content = annotations()
     content["annotations"][0]["bbox"][2] = 0.05
     root, file = write_coco(tmp_path, content)

@@ -1,4 +1,4 @@
-"""Boxes and masks move as the pixels do, compared with torchvision (C8)."""
+"""Boxes and masks move as the pixels do, compared with torchvision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BOXES = st.lists(
 def test_boxes_agree_with_torchvision(
     boxes: list[list[float]], height: int, width: int, flips: bool
 ) -> None:
-    """C8: a resize and a flip keep every box that has a pixel left."""
+    """A resize and a flip keep every box that has a pixel left."""
     given_target = target(boxes)
     motion = scaled(width / SIZE[1], height / SIZE[0])
     expected = F.resize(reference(given_target["boxes"]), [height, width])
@@ -133,7 +133,7 @@ def test_nothing_to_move_is_nothing_moved() -> None:
 
 @pytest.mark.parametrize("size", [(30, 40), (15, 20), (60, 80), (7, 91), (31, 39), (45, 60)])
 def test_masks_agree_with_torchvision(size: tuple[int, int]) -> None:
-    """C8: "nearest-exact", flips and crops, to the pixel."""
+    """ "nearest-exact", flips and crops, to the pixel."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.randint(0, 2, (3, *SIZE), generator=generator, dtype=torch.uint8)
     mode = InterpolationMode.NEAREST_EXACT

@@ -1,37 +1,29 @@
-"""COCO through the loader: exact resume, boxes that move with the pixels (A6, B2, C8)."""
+"""COCO through the loader: exact resume, boxes that move with the pixels."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from tests.conformance import assert_exact_resume, same
+from tests.datasets import image_loaders
 from tests.datasets.coco.coco_files import SIZES, annotations, write_annotations, write_coco
+from tests.datasets.image_loaders import EXECUTIONS
 
-EXECUTIONS: tuple[dict[str, Any], ...] = (
-    {"num_workers": 0},
-    {"num_workers": 2, "worker_type": "thread"},
-    {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"},
+make_loader = partial(
+    image_loaders.make_loader,
+    batch_size=2,
+    transform=[T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
+    collate_fn=ragged_collate,
 )
-
-
-def make_loader(source: Any, **arguments: Any) -> StatefulGPULoader[Any]:
-    options: dict[str, Any] = {
-        "batch_size": 2,
-        "shuffle": True,
-        "seed": 11,
-        "transform": [T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
-        "collate_fn": ragged_collate,
-        **arguments,
-    }
-    return StatefulGPULoader(source, **options)
 
 
 @pytest.mark.parametrize("masks", [False, True])
@@ -57,7 +49,6 @@ def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
 
 
 def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
-    """B7."""
     root, file = write_coco(tmp_path)
     loader = make_loader(CocoSource(root, file))
     next(iter(loader))
@@ -70,7 +61,7 @@ def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
 
 
 def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
-    """C8: each object lies on the pixels that it lay on before."""
+    """Each object lies on the pixels that it lay on before."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
     plain = {
         target["image_id"]: target
@@ -109,7 +100,7 @@ def _pairs(samples: list[Any]) -> list[Any]:
 
 
 def test_what_may_move_pixels_unseen_is_refused(tmp_path: Path) -> None:
-    """C8: never boxes that stay while the pixels move."""
+    """Never boxes that stay while the pixels move."""
     source = CocoSource(*write_coco(tmp_path))
     for transform in (T.RandAugment(), _mirror):
         for dataset in (source, torch.utils.data.Subset(source, [0, 1])):

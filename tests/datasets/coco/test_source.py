@@ -1,4 +1,4 @@
-"""CocoSource: boxes, labels and masks over a folder of images (C8, C11, C12)."""
+"""CocoSource: boxes, labels and masks over a folder of images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def targets(source: CocoSource) -> list[dict[str, Any]]:
 
 
 def test_masks_are_those_of_pycocotools(files: tuple[Path, Path]) -> None:
-    """C8: polygons, several of them, and runs of both kinds, to the pixel."""
+    """Polygons, several of them, and runs of both kinds, to the pixel."""
     source, coco = CocoSource(*files, masks=True), COCO(str(files[1]))
     for target in targets(source):
         entries = coco.loadAnns(coco.getAnnIds(target["image_id"]))
@@ -55,7 +55,7 @@ def test_masks_are_those_of_pycocotools(files: tuple[Path, Path]) -> None:
 
 
 def test_samples_are_those_of_torchvision(files: tuple[Path, Path]) -> None:
-    """C8: order, boxes, labels and masks of CocoDetection, wrapped for its transforms."""
+    """Order, boxes, labels and masks of CocoDetection, wrapped for its transforms."""
     keys = ("image_id", "boxes", "labels", "masks")
     theirs = wrap_dataset_for_transforms_v2(CocoDetection(*map(str, files)), target_keys=keys)
     source = CocoSource(*files, masks=True)
@@ -162,7 +162,7 @@ def test_images_are_read_by_url(files: tuple[Path, Path]) -> None:
 def test_the_fingerprint_depends_on_content_and_not_on_place(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """B7: images, objects, and what targets are made of."""
+    """Images, objects, and what targets are made of."""
     moved = tmp_path / "elsewhere"
     shutil.copytree(files[0], moved)
     source = CocoSource(*files, masks=True)
@@ -196,7 +196,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_place(
 
 
 def test_a_source_is_pickled_with_its_arrays(files: tuple[Path, Path]) -> None:
-    """C11: a spawned worker reads no annotations."""
+    """A spawned worker reads no annotations."""
     source = CocoSource(*files, masks=True)
     data = pickle.dumps(source)
     files[1].unlink()
@@ -233,7 +233,7 @@ def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:
 def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
     tmp_path: Path, orientation: int
 ) -> None:
-    """C8: the decoder turns it upright, and boxes of the pixels before that would be wrong."""
+    """The decoder turns it upright, and boxes of the pixels before that would be wrong."""
     root, file = write_coco(tmp_path)
     name = next(iter(sorted(root.glob("*.jpg"))))
     with Image.open(name) as image:

@@ -1,4 +1,4 @@
-"""Image files from class folders, file lists and lists in Python (C1, C11)."""
+"""Image files from class folders, file lists and lists in Python."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def paths(source: FolderSource) -> list[str]:
 
 
 def test_class_folders_are_those_of_torchvision(root: Path) -> None:
-    """C1: a model trained with ImageFolder keeps its classes and its order."""
+    """A model trained with ImageFolder keeps its classes and its order."""
     source, theirs = FolderSource(root), ImageFolder(str(root))
     assert source.classes == theirs.classes
     assert source.class_to_idx == theirs.class_to_idx
@@ -69,7 +69,7 @@ def test_class_folders_are_those_of_torchvision(root: Path) -> None:
 
 
 def test_photographs_are_those_of_torchvision(tmp_path: Path) -> None:
-    """C1: the helper that other tests use, against the same judge."""
+    """The helper that other tests use, against the same judge."""
     written = write_photo_folder(tmp_path, num_classes=3, per_class=5, seed=1)
     source = FolderSource(str(tmp_path))
     assert paths(source) == [path for path, _ in ImageFolder(tmp_path).samples]
@@ -104,7 +104,7 @@ def test_links_are_followed_and_loops_are_named(root: Path, tmp_path: Path) -> N
 def test_what_is_no_dataset_is_named(
     root: Path, make: Callable[[Path], Path], error: type[Exception], text: str
 ) -> None:
-    """C1: the same types as torchvision where it refuses too."""
+    """The same types as torchvision where it refuses too."""
     (root / "empty").mkdir()
     with pytest.raises(error, match=text):
         FolderSource(make(root))
@@ -123,7 +123,7 @@ def test_an_empty_class_is_kept_if_allowed(root: Path) -> None:
 
 
 def test_file_list_keeps_its_order_and_its_labels(root: Path) -> None:
-    """C1: DALI's file_list: the label is the last word, so that paths may hold spaces."""
+    """DALI's file_list: the label is the last word, so that paths may hold spaces."""
     write(root / "cat" / "tom  the cat.jpg", b"tom")
     lines = (
         "\ufeffdog/rex.jpg 7\r",
@@ -145,7 +145,6 @@ def test_file_list_keeps_its_order_and_its_labels(root: Path) -> None:
     ["cat/a.jpg", "cat/a.jpg one", "cat/a.jpg 1.0", "7", "a.jpg --1", "a.jpg 9999999999999999999"],
 )
 def test_a_line_without_a_label_is_named(tmp_path: Path, line: str) -> None:
-    """C1."""
     file = write(tmp_path / "list.txt", f"# first\n\nb.jpg 1\n{line}\n".encode())
     with pytest.raises(ValueError, match=f"list.txt', line 4: '{line}' does not end"):
         FolderSource.from_file_list(file)
@@ -159,7 +158,7 @@ def test_a_file_list_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_paths_given_in_python_keep_their_order(root: Path) -> None:
-    """C1: with labels of any integer type, or numbered."""
+    """With labels of any integer type, or numbered."""
     given_paths = [root / "dog" / "rex.jpg", root / "cat" / "b.jpg"]
     numbered = FolderSource.from_paths(given_paths)
     assert contents(numbered) == [(b"dog/rex.jpg", 0), (b"cat/b.jpg", 1)]
@@ -225,7 +224,7 @@ def test_the_default_device_of_torch_is_not_used(root: Path) -> None:
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
 def test_a_file_that_cannot_be_read_names_path_and_index(root: Path, kind: type[OSError]) -> None:
-    """Law 6: an OSError stays one, for it may pass; its text says where."""
+    """An OSError stays one, for it may pass; its text says where."""
     source = FolderSource(root)
     lost = root / "cat" / "z.jpeg"
     lost.unlink()
@@ -237,7 +236,7 @@ def test_a_file_that_cannot_be_read_names_path_and_index(root: Path, kind: type[
 
 
 def test_the_fingerprint_does_not_depend_on_the_place(root: Path, tmp_path: Path) -> None:
-    """B7: the same files elsewhere are the same dataset, by whichever way they are named."""
+    """The same files elsewhere are the same dataset, by whichever way they are named."""
     source = FolderSource(root)
     moved = shutil.copytree(root, tmp_path / "elsewhere" / "photos")
     assert FolderSource(moved).fingerprint() == source.fingerprint()
@@ -274,7 +273,7 @@ def test_the_fingerprint_does_not_depend_on_the_listing(
 
 
 def test_the_fingerprint_notices_every_change(root: Path) -> None:
-    """B7: another file, name, class or order is another dataset."""
+    """Another file, name, class or order is another dataset."""
     seen = {FolderSource(root).fingerprint()}
     names = ["a.jpg", "b.jpg"]
     for changed in (
@@ -307,7 +306,7 @@ def test_sizes_are_in_the_fingerprint_if_asked_for(root: Path) -> None:
 
 
 def test_the_fingerprint_is_kept() -> None:
-    """B8: a state that was saved today is compared by later releases."""
+    """A state that was saved today is compared by later releases."""
     source = FolderSource.from_paths(["a/1.jpg", "b/2.jpg"], [0, 1])
     assert source.fingerprint() == "2 files, blake2b acf4018773cdc634834673040f46b0ff"
     assert source.fingerprint() is source.fingerprint()
@@ -316,7 +315,7 @@ def test_the_fingerprint_is_kept() -> None:
 def test_a_pickled_source_reads_without_listing_again(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C11: a spawned worker does not walk a million files."""
+    """A spawned worker does not walk a million files."""
     source = FolderSource(root, sizes_in_fingerprint=True)
     fingerprint = source.fingerprint()
 

@@ -1,4 +1,4 @@
-"""TFRecordShards and RecordIOShards: read from any cursor on, damage and all (C5, C6, B5)."""
+"""TFRecordShards and RecordIOShards: read from any cursor on, damage and all."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_samples_are_those_of_the_source(kind: Kind, path: Path) -> None:
 
 
 def test_the_rest_from_every_cursor_is_the_rest(kind: Kind, path: Path) -> None:
-    """B5: a cursor is where the next record begins."""
+    """A cursor is where the next record begins."""
     places = kind.write(path, IMAGES)
     shards = kind.shards(path)
     whole = rest(shards, "a.records")
@@ -70,7 +70,7 @@ def test_the_rest_from_every_cursor_is_the_rest(kind: Kind, path: Path) -> None:
 
 @pytest.mark.parametrize("ending", sorted(COMPRESSIONS))
 def test_compressed_shards_count_records(kind: Kind, path: Path, ending: str) -> None:
-    """C8: by the ending of the name."""
+    """By the ending of the name."""
     plain = [(data, target) for data, target, _ in rest(kind.shards(path), "a.records")]
     other = compressed(path, ending)
     shards = kind.shards(other)
@@ -83,7 +83,7 @@ def test_compressed_shards_count_records(kind: Kind, path: Path, ending: str) ->
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_urls_are_streamed(kind: Kind, path: Path, tmp_path: Path, ending: str) -> None:
-    """C8: a plain one from the byte of its cursor on."""
+    """A plain one from the byte of its cursor on."""
     file = compressed(path, ending) if ending else path
     expected = rest(kind.shards(file), file.name)
     url = f"memory://{tmp_path.name}/{file.name}"
@@ -232,7 +232,7 @@ def test_a_stream_that_is_left_early_keeps_no_descriptor(
 
 
 def test_a_pickled_dataset_reads_on(kind: Kind, path: Path) -> None:
-    """C11: a spawned worker."""
+    """A spawned worker."""
     shards = pickle.loads(pickle.dumps(kind.shards(path)))
     assert rest(shards, "a.records") == rest(kind.shards(path), "a.records")
 
@@ -262,7 +262,7 @@ def test_counts_that_do_not_fit_are_refused(
 
 
 def test_the_fingerprint_is_of_names_and_choice(kind: Kind, path: Path) -> None:
-    """B7: equal wherever the shards lie."""
+    """Equal wherever the shards lie."""
     paths = [path, path.with_stem("b")]
     elsewhere = [Path("/elsewhere") / each.name for each in paths]
     first = kind.shards(paths).fingerprint()

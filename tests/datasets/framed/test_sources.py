@@ -1,4 +1,4 @@
-"""What TFRecordSource and RecordIOSource have in common: files, indices, errors (C5, C6, C11)."""
+"""What TFRecordSource and RecordIOSource have in common: files, indices, errors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_replaced_while_it_is_open_is_noticed(kind: Kind, paths: 
 
 
 def test_a_file_that_vanished_is_named_with_the_sample(kind: Kind, paths: list[Path]) -> None:
-    """Law 6: an OSError stays one, for it may pass."""
+    """An OSError stays one, for it may pass."""
     source = kind.source(paths)
     source.read(5)
     paths[0].unlink()
@@ -245,7 +245,7 @@ def test_one_damaged_record_leaves_the_others(kind: Kind, paths: list[Path]) -> 
 def test_the_fingerprint_depends_on_content_and_not_on_the_place(
     kind: Kind, paths: list[Path], tmp_path: Path
 ) -> None:
-    """B7: equal wherever the files lie, and whenever they were written."""
+    """Equal wherever the files lie, and whenever they were written."""
     first = kind.source(paths).fingerprint()
     assert kind.source(paths).fingerprint() == first
     moved = shutil.copytree(paths[0].parent, tmp_path / "elsewhere" / "deep")
@@ -267,7 +267,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_the_place(
 def test_a_pickled_source_reads_without_indexing_again(
     kind: Kind, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C11: a spawned worker gets offsets, and neither handles nor data."""
+    """A spawned worker gets offsets, and neither handles nor data."""
     source = kind.source(paths)
     before = items(source)
     pickled = pickle.dumps(source)
@@ -291,7 +291,7 @@ def test_threads_read_at_once(kind: Kind, paths: list[Path]) -> None:
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_urls_are_read(kind: Kind, paths: list[Path], tmp_path: Path, scheme: str) -> None:
-    """C8: through fsspec; indices too."""
+    """Through fsspec; indices too."""
     urls = []
     for path in [*paths, *indices(paths)]:
         url = f"file://{path}"

@@ -1,21 +1,20 @@
-"""TFRecord and RecordIO through the loader, compared with the uninterrupted run (C5, C6, C12)."""
+"""TFRecord and RecordIO through the loader, compared with the uninterrupted run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from stateful_gpu_loader import BadSample, StatefulGPULoader, StateMismatch
-from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader import BadSample, StateMismatch
 from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
 from tests.conformance import assert_exact_resume, flat, same, uninterrupted
+from tests.datasets.image_loaders import make_loader
 from tests.datasets.record_files import photos, write_recordio, write_tfrecords
 
 THREADS = {"num_workers": 2, "worker_type": "thread"}
@@ -50,23 +49,12 @@ def recordio(root: Path) -> Source:
 SOURCES = pytest.mark.parametrize("make_source", [tfrecord, recordio])
 
 
-def make_loader(source: Source, **changes: Any) -> StatefulGPULoader[Any]:
-    arguments: dict[str, Any] = {
-        "batch_size": 3,
-        "shuffle": True,
-        "seed": 5,
-        "transform": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()],
-        **changes,
-    }
-    return StatefulGPULoader(source, **arguments)
-
-
 @pytest.mark.processes
 @SOURCES
 def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     root: Path, make_source: Callable[[Path], Source]
 ) -> None:
-    """C11: the source is read here before each fork, so that a shared handle would show."""
+    """The source is read here before each fork, so that a shared handle would show."""
     source = make_source(root)
     source[0]
     assert_exact_resume(partial(make_loader, source), other=(THREADS, FORKED))
@@ -76,7 +64,7 @@ def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
 def test_workers_that_inherit_nothing_resume_what_was_read_here(
     root: Path, make_source: Callable[[Path], Source]
 ) -> None:
-    """C11: the source travels with its index, and without its descriptors."""
+    """The source travels with its index, and without its descriptors."""
     source = make_source(root)
     source[0]
     expected, states = uninterrupted(make_loader(source), 1)
@@ -109,7 +97,7 @@ def test_targets_are_collated(root: Path) -> None:
 def test_a_state_of_other_content_is_refused(
     root: Path, tmp_path: Path, make_source: Callable[[Path], Source]
 ) -> None:
-    """B7: and one of the same content elsewhere is taken."""
+    """And one of the same content elsewhere is taken."""
     loader = make_loader(make_source(root))
     next(iter(loader))
     state = loader.state_dict()
@@ -124,7 +112,7 @@ def test_a_state_of_other_content_is_refused(
 
 
 def test_a_damaged_record_is_a_bad_sample(root: Path, tmp_path: Path) -> None:
-    """Law 6: named, or another takes its place; the others come as they would."""
+    """Named, or another takes its place; the others come as they would."""
     path = tmp_path / "a.tfrecord"
     write_tfrecords([path], photos(tmp_path / "photos", 6))
     source = TFRecordSource(path)

@@ -1,4 +1,4 @@
-"""Caffe's Datum: files and pixels, flags that are missing, records that are damaged (C2)."""
+"""Caffe's Datum: files and pixels, flags that are missing, records that are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caffe2's TensorProtos: the image, and labels of five kinds (C3)."""
+"""Caffe2's TensorProtos: the image, and labels of five kinds."""
 
 from __future__ import annotations
 

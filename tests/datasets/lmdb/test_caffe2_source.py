@@ -1,4 +1,4 @@
-"""Caffe2's LMDBs by index: targets of every kind, through a batch (C3)."""
+"""Caffe2's LMDBs by index: targets of every kind, through a batch."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_arguments_that_mean_nothing_are_named(
 
 
 def test_the_fingerprint_holds_every_argument(tmp_path: Path) -> None:
-    """B7: another label is another data set, though the file is the same."""
+    """Another label is another data set, though the file is the same."""
     path = write_lmdb(tmp_path / "db", [tensors(IMAGE, LABEL, tensor("float", [1]), BOX)])
     arguments: list[dict[str, Any]] = [
         {},

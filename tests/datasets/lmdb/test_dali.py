@@ -1,4 +1,4 @@
-"""DALI's own readers over the same files, on the CPU, agree sample for sample (C2, C3)."""
+"""DALI's own readers over the same files, on the CPU, agree sample for sample."""
 
 from __future__ import annotations
 

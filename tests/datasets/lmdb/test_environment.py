@@ -1,4 +1,4 @@
-"""LMDB files are opened once a process, never across a fork, and never beyond their end (C11)."""
+"""LMDB files are opened once a process, never across a fork, and never beyond their end."""
 
 from __future__ import annotations
 

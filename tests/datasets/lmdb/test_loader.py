@@ -1,4 +1,4 @@
-"""LMDBs through the loader: exact from every batch, on any number and kind of workers (C2, C3)."""
+"""LMDBs through the loader: exact from every batch, on any number and kind of workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from stateful_gpu_loader import BadSample, FolderSource, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import BadSample, FolderSource, StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from tests.conformance import assert_exact_resume, same, uninterrupted
+from tests.datasets.image_loaders import EXECUTIONS, make_loader
 from tests.datasets.lmdb.lmdb_files import (
     encoded_datum,
     photo_files,
@@ -27,11 +28,6 @@ from tests.datasets.lmdb.lmdb_files import (
 )
 from tests.images import photograph
 
-OTHER: tuple[dict[str, Any], ...] = (
-    {},
-    {"num_workers": 2, "worker_type": "thread"},
-    {"num_workers": 2, "worker_type": "process", "multiprocessing_context": "fork"},
-)
 PIXELS = np.asarray(photograph("rocket"))[:64, :80]
 
 
@@ -61,26 +57,15 @@ def caffe2(root: Path) -> Source:
     return Caffe2LMDBSource([root / "caffe2", root / "caffe2.mdb"], label_type=3, num_labels=4)
 
 
-def make_loader(source: Any, **changes: Any) -> StatefulGPULoader[Any]:
-    arguments: dict[str, Any] = {
-        "batch_size": 4,
-        "shuffle": True,
-        "seed": 7,
-        "transform": [T.RandomResizedCrop(24), T.RandomHorizontalFlip()],
-        **changes,
-    }
-    return StatefulGPULoader(source, **arguments)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("make_source", [caffe, caffe2])
 def test_every_batch_resumes_exactly_on_threads_and_forked_processes(
     root: Path, make_source: Any
 ) -> None:
-    """C11: the source is read here before each fork, so that a shared handle would show."""
+    """The source is read here before each fork, so that a shared handle would show."""
     source = make_source(root)
     source[0]
-    assert_exact_resume(partial(make_loader, source), other=OTHER)
+    assert_exact_resume(partial(make_loader, source), other=EXECUTIONS)
 
 
 @pytest.mark.parametrize("make_source", [caffe, caffe2])
@@ -113,12 +98,12 @@ def test_raw_pixels_are_delivered_beside_files(root: Path) -> None:
 
 def test_weighted_labels_come_as_a_matrix(root: Path) -> None:
     images, labels = next(iter(make_loader(caffe2(root), shuffle=False)))
-    assert images.shape == (4, 3, 24, 24)
-    assert torch.equal(labels, torch.tensor([[0.5, 0, 0, 0.25]] * 4))
+    assert images.shape == (3, 3, 24, 24)
+    assert torch.equal(labels, torch.tensor([[0.5, 0, 0, 0.25]] * 3))
 
 
 def test_a_state_of_another_database_is_refused(root: Path, tmp_path: Path) -> None:
-    """B7: the same keys with other labels are another data set."""
+    """The same keys with other labels are another data set."""
     loader = make_loader(CaffeLMDBSource(root / "caffe"))
     next(iter(loader))
     files = photo_files(tmp_path / "photos", num_classes=2, per_class=6)

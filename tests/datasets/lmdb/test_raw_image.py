@@ -1,4 +1,4 @@
-"""Raw pixels become a file that every decoder reads, exactly (C2)."""
+"""Raw pixels become a file that every decoder reads, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caffe's LMDBs by index: what is read, what is refused, what identifies them (C2, C11)."""
+"""Caffe's LMDBs by index: what is read, what is refused, what identifies them."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def del_key(path: Path, key: bytes) -> None:
 def test_a_copy_has_the_same_fingerprint_and_one_written_anew_too(
     path: Path, tmp_path: Path
 ) -> None:
-    """B7: the same records are the same data set, in whatever order they were written."""
+    """The same records are the same data set, in whatever order they were written."""
     fingerprint = CaffeLMDBSource(path).fingerprint()
     assert CaffeLMDBSource(shutil.copytree(path, tmp_path / "copy")).fingerprint() == fingerprint
     (tmp_path / "compact").mkdir()
@@ -180,7 +180,6 @@ CHANGES: dict[str, Callable[[dict[str, bytes]], dict[str, bytes]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_fingerprint_notices_what_changed(tmp_path: Path, change: str) -> None:
-    """B7."""
     records = {str(number): encoded_datum(b"%d" % number, number) for number in range(12)}
     before = CaffeLMDBSource(write_lmdb(tmp_path / "before", records))
     after = CaffeLMDBSource(write_lmdb(tmp_path / "after", CHANGES[change](records)))
@@ -190,7 +189,7 @@ def test_the_fingerprint_notices_what_changed(tmp_path: Path, change: str) -> No
 
 
 def test_the_fingerprint_notices_new_records_under_the_keys_of_old_ones(tmp_path: Path) -> None:
-    """B7: of a large database a sample of records is looked at, the last among them."""
+    """Of a large database a sample of records is looked at, the last among them."""
     records = [encoded_datum(b"%d" % number, number) for number in range(500)]
     fingerprints = {CaffeLMDBSource(write_lmdb(tmp_path / "0", records)).fingerprint()}
     smaller = [encoded_datum(b"%d!" % number, number) for number in range(500)]
@@ -201,14 +200,14 @@ def test_the_fingerprint_notices_new_records_under_the_keys_of_old_ones(tmp_path
 
 
 def test_the_fingerprint_is_kept(path: Path) -> None:
-    """B8: a state that was saved today is compared by later releases."""
+    """A state that was saved today is compared by later releases."""
     source = CaffeLMDBSource(path)
     assert source.fingerprint() == "12 LMDB records, blake2b fe7f6d913001d19e0dd00e238c320f12"
     assert source.fingerprint() is source.fingerprint()
 
 
 def test_a_pickled_source_holds_its_keys_and_no_records(tmp_path: Path) -> None:
-    """C11: a spawned worker neither reads the keys again nor receives data."""
+    """A spawned worker neither reads the keys again nor receives data."""
     path = write_lmdb(tmp_path / "db", [encoded_datum(bytes(5000), 1)] * 1000)
     source = CaffeLMDBSource(path)
     fingerprint = source.fingerprint()

@@ -1,4 +1,4 @@
-"""The tree of an LMDB file: the keys that LMDB itself gives, or a refusal, for any bytes (C2)."""
+"""The tree of an LMDB file: the keys that LMDB itself gives, or a refusal, for any bytes."""
 
 from __future__ import annotations
 

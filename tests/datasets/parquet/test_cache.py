@@ -1,4 +1,4 @@
-"""What a source keeps in memory: bounded, each value made once, in each process (C11)."""
+"""What a source keeps in memory: bounded, each value made once, in each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Footers and row groups of Parquet files, whole and damaged (C7)."""
+"""Footers and row groups of Parquet files, whole and damaged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def labels(footer: Footer, start: int = 0) -> list[int]:
 def test_a_footer_counts_rows_without_reading_data(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C7: an index of a terabyte costs the ends of its files."""
+    """An index of a terabyte costs the ends of its files."""
     read: list[tuple[int, int]] = []
     original = OpenFiles.read
 
@@ -90,7 +90,6 @@ def test_columns_are_fetched_at_once(path: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("start", range(ROWS + 1))
 def test_rows_are_read_from_any_row_on(path: str, start: int) -> None:
-    """B5."""
     assert labels(read_footer(path), start) == list(range(start, ROWS))
     firsts = [first for first, _, _ in iterate_rows(read_footer(path), start, ["label"])]
     assert firsts == sorted({start, *(first for first in (4, 8) if first > start)} - {ROWS})
@@ -108,7 +107,7 @@ def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_named(path: str) -> None:
-    """C12: cut anywhere, a file is refused, and never read in part."""
+    """Cut anywhere, a file is refused, and never read in part."""
     content = Path(path).read_bytes()
     for size in range(len(content)):
         Path(path).write_bytes(content[:size])
@@ -135,7 +134,7 @@ def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_row_group_is_named_and_the_others_are_read(path: str) -> None:
-    """C12: the page's checksum is compared where the writer left one."""
+    """The page's checksum is compared where the writer left one."""
     footer = read_footer(path)
     column = footer.metadata.row_group(1).column(0)
     content = bytearray(Path(path).read_bytes())
@@ -153,7 +152,7 @@ def test_a_damaged_row_group_is_named_and_the_others_are_read(path: str) -> None
 
 
 def test_storage_that_fails_keeps_its_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 6: a lost connection is retried, and makes no sample bad."""
+    """A lost connection is retried, and makes no sample bad."""
     footer = read_footer(path)
 
     def broken(self: OpenFiles, path: str, offset: int, size: int) -> Any:
@@ -188,7 +187,7 @@ def test_the_package_is_asked_for_where_it_is_missing(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_changed_bytes_give_a_named_error_or_rows(tmp_path: Path, data: st.DataObject) -> None:
-    """C12, with checksums of pages: no changed value is ever delivered."""
+    """With checksums of pages: no changed value is ever delivered."""
     buffer = io.BytesIO()
     table = pyarrow.table({"image": images(ROWS), "label": list(range(ROWS))})
     pyarrow.parquet.write_table(table, buffer, row_group_size=4, write_page_checksum=True)

@@ -1,4 +1,4 @@
-"""ParquetShards: Parquet files row after row, from a cursor (B5, C7)."""
+"""ParquetShards: Parquet files row after row, from a cursor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_shards_are_named_after_their_files(folder: Path) -> None:
 
 
 def test_the_rest_from_every_cursor_is_the_rest(folder: Path) -> None:
-    """B5: uneven shards, and one without rows."""
+    """Uneven shards, and one without rows."""
     shards = ParquetShards(folder / "*.parquet")
     for shard, count in zip(shards.shards(), COUNTS, strict=True):
         whole = read(shards, shard)
@@ -66,7 +66,7 @@ def test_the_rest_from_every_cursor_is_the_rest(folder: Path) -> None:
 
 @pytest.mark.parametrize("target", ["label", None, {"y": "label"}])
 def test_samples_are_those_of_the_source(folder: Path, target: Any) -> None:
-    """C7: without a target each is known by its row."""
+    """Without a target each is known by its row."""
     shards = ParquetShards(folder / "*.parquet", target=target)
     source = ParquetSource(folder / "*.parquet", target=target)
     found = list(shards)
@@ -82,7 +82,7 @@ def test_samples_are_those_of_the_source(folder: Path, target: Any) -> None:
 def test_row_groups_before_the_cursor_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B5: a resume at the end of a file costs no more than one at its beginning."""
+    """A resume at the end of a file costs no more than one at its beginning."""
     columns = {"image": [os.urandom(1 << 15) for _ in range(12)], "label": list(range(12))}
     path = write_table(tmp_path / "a.parquet", columns)
     offsets = []
@@ -120,7 +120,6 @@ def test_counts_are_known_from_the_footers_or_not_at_all(folder: Path) -> None:
 
 
 def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_path: Path) -> None:
-    """B7."""
     moved = shutil.copytree(folder, tmp_path / "elsewhere")
     for arguments in ({}, {"count_rows": False}):
         one = ParquetShards(folder / "*.parquet", **arguments)
@@ -171,7 +170,7 @@ def _rename_column(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_truncate, _empty, _rename_column])
 def test_a_damaged_shard_is_named(folder: Path, damage: Callable[[Path], None]) -> None:
-    """C12: and those beside it are read."""
+    """And those beside it are read."""
     shards = ParquetShards(folder / "*.parquet")
     damage(folder / "0.parquet")
     with pytest.raises(ValueError, match=r"0\.parquet'.*Remedy"):
@@ -210,7 +209,7 @@ def test_a_null_image_is_named(tmp_path: Path) -> None:
 
 
 def test_storage_that_fails_keeps_its_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Law 6."""
+    """A bad sample keeps its position."""
     with pytest.raises(FileNotFoundError):
         read(ParquetShards(folder / "absent.parquet"), "absent.parquet")
     rows = ParquetShards(folder / "*.parquet").read_shard("0.parquet", 0)

@@ -1,4 +1,4 @@
-"""ParquetSource: rows of Parquet files by index (C7, C11, C12)."""
+"""ParquetSource: rows of Parquet files by index."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def contents(source: Source) -> list[tuple[bytes, Any]]:
 
 
 def test_rows_of_several_files_are_one_sequence(folder: Path) -> None:
-    """C7: in the order of the files, a file without rows among them."""
+    """In the order of the files, a file without rows among them."""
     source = ParquetSource(folder / "train-*.parquet")
     assert contents(source) == list(zip(images(12), range(12), strict=True))
     assert len(source) == 12
@@ -68,7 +68,7 @@ def test_rows_of_several_files_are_one_sequence(folder: Path) -> None:
 
 
 def test_samples_agree_with_pyarrow(folder: Path) -> None:
-    """C7: sample for sample with the reference reader, in every order."""
+    """Sample for sample with the reference reader, in every order."""
     paths = [str(folder / f"train-{number}.parquet") for number in range(3)]
     rows = [row for path in paths for row in pyarrow.parquet.read_table(path).to_pylist()]
     source = ParquetSource(paths, target=("label", "text", "meta.score"))
@@ -116,7 +116,7 @@ def test_an_image_inside_structs_is_found_by_its_name(tmp_path: Path) -> None:
 
 
 def test_files_that_rows_name_are_read_from_beside(tmp_path: Path) -> None:
-    """C7: as datasets of the Hugging Face hub are before their images are embedded."""
+    """As datasets of the Hugging Face hub are before their images are embedded."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(b"beside")
     paths = ["photos/a.jpg", str(tmp_path / "photos" / "a.jpg"), "memory://far.jpg", "absent.jpg"]
@@ -132,7 +132,7 @@ def test_files_that_rows_name_are_read_from_beside(tmp_path: Path) -> None:
 
 
 def test_nulls_are_named(tmp_path: Path) -> None:
-    """Law 6: a row without an image is a bad sample, and its neighbours are not."""
+    """A row without an image is a bad sample, and its neighbours are not."""
     rows = [*hub_images(5), {"bytes": None, "path": None}, None]
     columns = {"image": rows, "label": [*range(6), None], "jpeg": [*images(6), None]}
     path = write_table(tmp_path / "a.parquet", columns)
@@ -169,7 +169,6 @@ def test_nulls_are_named(tmp_path: Path) -> None:
 def test_columns_that_are_not_there_are_named(
     folder: Path, arguments: dict[str, Any], text: str
 ) -> None:
-    """C12."""
     with pytest.raises(ValueError, match=text):
         ParquetSource(folder / "train-*.parquet", **arguments)
 
@@ -207,7 +206,6 @@ def test_urls_give_the_same_samples(folder: Path, protocol: str) -> None:
 
 
 def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_path: Path) -> None:
-    """B7."""
     source = ParquetSource(folder / "train-*.parquet")
     moved = shutil.copytree(folder, tmp_path / "elsewhere" / "data")
     assert ParquetSource(moved / "train-*.parquet").fingerprint() == source.fingerprint()
@@ -234,7 +232,7 @@ def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_p
 
 
 def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
-    """C12: another file is no bad sample, which a policy might drop one by one."""
+    """Another file is no bad sample, which a policy might drop one by one."""
     source = ParquetSource(folder / "train-*.parquet", cache_bytes=0)
     fresh = pickle.loads(pickle.dumps(source))
     assert source[0][1] == 0
@@ -272,7 +270,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_row_groups_are_kept_within_the_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C7: a bounded cache of row groups of the columns that are needed."""
+    """A bounded cache of row groups of the columns that are needed."""
     decoded = counted(monkeypatch)
     source = ParquetSource(folder / "train-0.parquet")
     for index in (0, 6, 3, 4, 2):
@@ -303,7 +301,6 @@ def test_a_sample_does_not_hold_its_row_group(folder: Path) -> None:
 
 
 def test_a_pickled_source_has_no_data(folder: Path) -> None:
-    """C11."""
     source = ParquetSource(folder / "train-*.parquet")
     before = len(pickle.dumps(source))
     expected = contents(source)

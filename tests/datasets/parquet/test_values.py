@@ -1,4 +1,4 @@
-"""Which values the columns of Parquet files give (C7)."""
+"""Which values the columns of Parquet files give."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def values(array: Any) -> list[Any]:
     ],
 )
 def test_plain_values_are_pythons_own(kind: Any, given_values: list[Any], type_: type) -> None:
-    """C7: what torch's default_collate takes, and compares equal after a resume."""
+    """What torch's default_collate takes, and compares equal after a resume."""
     found = values(pyarrow.array(given_values, kind))
     assert found == given_values
     assert {type(each) for each in found} == {type_}
@@ -118,7 +118,7 @@ def test_lists_of_texts_and_structs_are_lists_and_dicts() -> None:
     ],
 )
 def test_a_null_is_refused_and_its_neighbour_is_not(array: Any) -> None:
-    """Law 6: nothing stands for what is not there."""
+    """Nothing stands for what is not there."""
     read = reader_of(array)
     read(0)
     with pytest.raises(ValueError, match="it is null"):

@@ -1,4 +1,4 @@
-"""RecordIOSource against DALI's reader, and what only RecordIO has (C6)."""
+"""RecordIOSource against DALI's reader, and what only RecordIO has."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offsets_of(index: Path) -> list[int]:
 @pytest.mark.parametrize("several", [False, True])
 @needs_dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> None:
-    """C6: labels of one number and of several, parts, and an .idx in any order."""
+    """Labels of one number and of several, parts, and an .idx in any order."""
     images, path = images_with_magic(tmp_path / "photos"), tmp_path / "train.rec"
     labels: list[Any] = [[i, 0.5, -i] if several else i + 0.5 for i in range(len(images))]
     index = write_recordio(path, images, labels)
@@ -60,7 +60,7 @@ def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> Non
 
 @needs_dali
 def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -> None:
-    """C6: its offsets count on from file to file."""
+    """Its offsets count on from file to file."""
     images, offsets, at = photos(tmp_path / "photos"), [], 0
     paths, indices = [tmp_path / f"{name}.rec" for name in "abc"], []
     for path, part in zip(paths, (images[:5], images[5:6], images[6:]), strict=True):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 
 def open_descriptors() -> int:
@@ -21,3 +24,22 @@ def in_a_fork(work: Callable[[], bool]) -> int:
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_a_fork_while_held(lock: AbstractContextManager[Any], work: Callable[[], bool]) -> int:
+    """As :func:`in_a_fork`, at a moment when another thread of this process holds a lock."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            let_go.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    try:
+        return in_a_fork(work)
+    finally:
+        let_go.set()
+        holder.join()

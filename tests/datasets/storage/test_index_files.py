@@ -1,4 +1,4 @@
-"""Indices that are kept, and those that are stale, damaged or of another kind (C4)."""
+"""Indices that are kept, and those that are stale, damaged or of another kind."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Ranges of files, from many threads and processes, with few descriptors (C4, C11)."""
+"""Ranges of files, from many threads and processes, with few descriptors."""
 
 from __future__ import annotations
 
 import gc
 import os
 import pickle
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import fsspec
 import pytest
 
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
-from tests.datasets.storage.processes import in_a_fork, open_descriptors
+from tests.datasets.storage.processes import in_a_fork, in_a_fork_while_held, open_descriptors
 
 
 def write_files(folder: Path, count: int) -> list[str]:
@@ -104,19 +103,5 @@ def test_a_fork_opens_its_own(tmp_path: Path) -> None:
         return closed and bytes(files.read(path, 0, 4)) == b"0000"
 
     assert in_a_fork(reads) == 0
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with files._lock:
-            held.set()
-            let_go.wait(60)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(60)
-    try:
-        assert in_a_fork(reads) == 0
-    finally:
-        let_go.set()
-        holder.join()
+    assert in_a_fork_while_held(files._lock, reads) == 0
     assert bytes(files.read(path, 0, 4)) == b"0000"

@@ -1,4 +1,4 @@
-"""One path or several, URLs, braces and wildcards (C4)."""
+"""One path or several, URLs, braces and wildcards."""
 
 from __future__ import annotations
 

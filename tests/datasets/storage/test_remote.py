@@ -1,11 +1,10 @@
-"""Files by URL: errors, forks, and packages that are not there (C4, C11)."""
+"""Files by URL: errors, forks, and packages that are not there."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from stateful_gpu_loader.datasets.storage import remote
 from stateful_gpu_loader.datasets.storage.remote import open_remote, read_remote, remote_identity
 from stateful_gpu_loader.datasets.storage.streams import open_stream
 from stateful_gpu_loader.errors import MissingDependency
-from tests.datasets.storage.processes import in_a_fork
+from tests.datasets.storage.processes import in_a_fork, in_a_fork_while_held
 
 
 class ClientError(Exception):
@@ -151,20 +150,6 @@ def test_a_fork_makes_its_own_file_systems(url: str) -> None:
         return read_remote(url, 0, 3) == b"012" and remote._systems[url][0] is not system
 
     assert in_a_fork(reads) == 0
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with remote._lock:
-            held.set()
-            let_go.wait(60)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(60)
-    try:
-        assert in_a_fork(reads) == 0
-    finally:
-        let_go.set()
-        holder.join()
+    assert in_a_fork_while_held(remote._lock, reads) == 0
     assert remote._owner == os.getpid()
     assert remote._systems[url][0] is system

@@ -1,4 +1,4 @@
-"""Files from beginning to end, decompressed, and what damage looks like (B5)."""
+"""Files from beginning to end, decompressed, and what damage looks like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of every kind, compared with Python's tarfile (C4)."""
+"""Headers of every kind, compared with Python's tarfile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tars by index against webdataset's and DALI's own readers, sample for sample (C4)."""
+"""Tars by index against webdataset's and DALI's own readers, sample for sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouping by key, choosing and decoding members, as the package webdataset does (C4)."""
+"""Grouping by key, choosing and decoding members, as the package webdataset does."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_pickles_are_never_loaded() -> None:
     ],
 )
 def test_malformed_values_are_value_errors(extension: str, data: bytes) -> None:
-    """Law 6: they are malformed at every retry."""
+    """They are malformed at every retry."""
     with pytest.raises(ValueError, match=r"\w"):
         value_of(extension, data)
 

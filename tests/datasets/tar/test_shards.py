@@ -1,4 +1,4 @@
-"""Tars as streams: each sample from each cursor on (B5, C4)."""
+"""Tars as streams: each sample from each cursor on."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_torch_iterates_them_too(tmp_path: Path) -> None:
 
 
 def test_names_and_fingerprint_do_not_depend_on_the_place(tmp_path: Path) -> None:
-    """B7; no tar is opened for them."""
+    """No tar is opened for them."""
     shards = TarShards([tmp_path / "train" / "a.tar", tmp_path / "val" / "a.tar"])
     assert shards.shards() == ["train/a.tar", "val/a.tar"]
     moved = TarShards(["s3://bucket/train/a.tar", "s3://bucket/val/a.tar"])

@@ -1,4 +1,4 @@
-"""Shards that are damaged, cut off, changed or gone: the right samples, then a named error (B5)."""
+"""Shards that are damaged, cut off, changed or gone: the right samples, then a named error."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_samples_before_the_damage_come(tmp_path: Path, ending: str) -> None
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"])
 def test_damaged_compressed_bytes_are_named(tmp_path: Path, ending: str) -> None:
-    """Law 6: a ValueError, for no retry helps."""
+    """A ValueError, for no retry helps."""
     path = tmp_path / f"a{ending}"
     data = bytearray(COMPRESS[ending](WHOLE))
     middle = len(data) // 2

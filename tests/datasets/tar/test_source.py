@@ -1,4 +1,4 @@
-"""Tars by index: what a sample is, and what does not change it (C4, C11)."""
+"""Tars by index: what a sample is, and what does not change it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["memory", "file"])
 def test_tars_by_url(tars: list[Path], tmp_path: Path, protocol: str) -> None:
-    """C4: read by ranges, never whole."""
+    """Read by ranges, never whole."""
     urls = [f"file://{path}" for path in tars]
     if protocol == "memory":
         urls = [f"memory://tars/{path.name}" for path in tars]
@@ -173,7 +173,7 @@ def test_tars_by_url(tars: list[Path], tmp_path: Path, protocol: str) -> None:
 
 
 def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> None:
-    """B7: equal wherever and however the same samples lie, and another one for other samples."""
+    """Equal wherever and however the same samples lie, and another one for other samples."""
     source = TarSource(tars)
     moved = [shutil.copy(path, tmp_path / f"moved-{i}.tar") for i, path in enumerate(tars)]
     one = write_tar(tmp_path / "one.tar", sample_entries(0, 9), tar_format=2)
@@ -205,7 +205,7 @@ def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> 
 
 
 def test_the_fingerprint_is_kept(tars: list[Path]) -> None:
-    """B8: a state that was saved today is compared by later releases."""
+    """A state that was saved today is compared by later releases."""
     known = "9 samples in tars, blake2b 7664412a55d74b0d75cc68cc786d3536"
     assert TarSource(tars).fingerprint() == known
 
@@ -228,7 +228,7 @@ def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) ->
 def test_a_pickled_source_reads_without_the_index(
     tars: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C11: a spawned worker indexes nothing."""
+    """A spawned worker indexes nothing."""
     source = TarSource(tars)
     source.read(0)
     for kept in tars[0].parent.glob("*.npz"):
@@ -249,7 +249,7 @@ def test_threads_read_at_once(tars: list[Path]) -> None:
 
 
 def test_a_fork_opens_the_tars_anew(tars: list[Path]) -> None:
-    """C11: and reads the same."""
+    """And reads the same."""
     source = TarSource(tars)
     source.read(0)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Tars that are damaged, cut off, replaced, compressed or gone (C4, C11)."""
+"""Tars that are damaged, cut off, replaced, compressed or gone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_tar_that_is_not_there_is_named(tmp_path: Path, tar: Path) -> None:
 
 @pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
 def test_a_tar_that_vanished_names_path_and_index(tar: Path, kind: type[OSError]) -> None:
-    """Law 6: an OSError stays one, for it may pass."""
+    """An OSError stays one, for it may pass."""
     # A copy, as a worker gets it: what is open can still be read.
     source = pickle.loads(pickle.dumps(TarSource(tar)))
     tar.unlink()
@@ -133,7 +133,7 @@ def test_a_damaged_tar_is_named_with_the_byte(
 
 
 def test_a_malformed_target_is_a_bad_sample(tar: Path) -> None:
-    """Law 6: only this one; key, tar, byte and index are named."""
+    """Only this one; key, tar, byte and index are named."""
     entries = [(name, b"seven" if name == "0001.cls" else data) for name, data in ENTRIES]
     source = TarSource(write_tar(tar, entries))
     assert source[0][1] == 0

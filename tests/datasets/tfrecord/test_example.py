@@ -1,4 +1,4 @@
-"""tf.train.Example without TensorFlow, against bytes that TensorFlow wrote (C5)."""
+"""tf.train.Example without TensorFlow, against bytes that TensorFlow wrote."""
 
 from __future__ import annotations
 

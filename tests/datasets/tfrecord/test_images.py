@@ -1,4 +1,4 @@
-"""Image and target out of an Example: which features, in which types (C5)."""
+"""Image and target out of an Example: which features, in which types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TFRecordSource against DALI's reader, and what only TFRecords have (C5)."""
+"""TFRecordSource against DALI's reader, and what only TFRecords have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FEATURES = {
 @pytest.mark.dali
 @needs_dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path) -> None:
-    """C5: with its own index, over several files, image, integers, floats and text."""
+    """With its own index, over several files, image, integers, floats and text."""
     images = photos(tmp_path / "photos")
     paths = [tmp_path / f"train-{i:05d}-of-00003" for i in range(3)]
     indices = write_tfrecords(paths, images)
@@ -59,7 +59,7 @@ def test_samples_are_those_of_dalis_reader(tmp_path: Path) -> None:
 def test_the_index_is_that_of_dalis_own_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C5: tfrecord2idx, as DALI's wheel installs it."""
+    """tfrecord2idx, as DALI's wheel installs it."""
     tool = Path(sys.executable).with_name("tfrecord2idx")
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed")
@@ -73,7 +73,7 @@ def test_the_index_is_that_of_dalis_own_tool(
 
 
 def test_every_flipped_byte_of_a_record_is_noticed(tmp_path: Path) -> None:
-    """C5: with checksums nothing wrong is ever delivered."""
+    """With checksums nothing wrong is ever delivered."""
     path = tmp_path / "a.tfrecord"
     frames = [tfrecord_frame(example(imagenet_example(b"jpeg" * 9, i))) for i in range(3)]
     places = write_records(path, frames)

@@ -1,4 +1,4 @@
-"""DevicePrefetch: ahead of the user, in turn, and nothing lost (D9, G3)."""
+"""DevicePrefetch: ahead of the user, in turn, and nothing lost."""
 
 from __future__ import annotations
 
@@ -110,7 +110,6 @@ def test_what_is_not_ready_is_not_waited_for_while_another_batch_is_under_way() 
 
 
 def test_the_next_batches_are_made_while_the_user_works() -> None:
-    """D9."""
     made = [threading.Event() for _ in range(3)]
 
     def finish(number: torch.Tensor) -> torch.Tensor:
@@ -162,7 +161,6 @@ def test_what_a_worker_says_of_a_batch_is_kept_where_the_stage_says_nothing() ->
 
 
 def test_an_exception_of_the_stage_stands_in_for_its_batch_alone() -> None:
-    """G3."""
 
     def finish(number: torch.Tensor) -> torch.Tensor:
         if number == 1:
@@ -206,7 +204,7 @@ def test_full_memory_is_reported_with_sizes_and_the_batch_is_tried_again(error: 
 
 
 def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
-    """G2: as a worker that hangs."""
+    """As a worker that hangs."""
     go_on = threading.Event()
 
     def hang(payload: Any) -> Any:
@@ -296,7 +294,7 @@ def test_one_request_at_a_time_means_one_batch_on_the_device() -> None:
 
 
 def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
-    """A8: nothing stale is delivered afterwards."""
+    """Nothing stale is delivered afterwards."""
     inner = Scripted([torch.tensor(i) for i in range(3)])
     device = pipeline(inner, ahead=3)
     next(device)
@@ -311,7 +309,7 @@ def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:
 
 @pytest.mark.parametrize("forks", [True, False])
 def test_the_device_is_touched_after_workers_were_forked(forks: bool) -> None:
-    """C9: no process is forked behind the first touch of the device."""
+    """No process is forked behind the first touch of the device."""
     inner = Scripted([])
     pipeline(inner, forks=forks)
     assert inner.was_open is not forks

@@ -1,4 +1,4 @@
-"""DeviceImages by itself: what it leaves to be done when it returns (D8)."""
+"""DeviceImages by itself: what it leaves to be done when it returns."""
 
 from __future__ import annotations
 

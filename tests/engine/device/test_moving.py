@@ -1,4 +1,4 @@
-"""Batches of any structure, tensor by tensor (A1, D8)."""
+"""Batches of any structure, tensor by tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CudaPlace where there is no GPU, and with a CUDA that is played (D8, A10)."""
+"""CudaPlace where there is no GPU, and with a CUDA that is played."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_current_device_is_that_of_the_thread_that_opens(
 ) -> None:
     cuda = PlayedCuda(monkeypatch)
     place = open_place(torch.device("cuda"))
-    assert cuda.log == [], "A10: nothing before it is opened"
+    assert cuda.log == [], "nothing before it is opened"
     place.open()
     place.open()
     assert place.device == torch.device("cuda", 3)
@@ -123,7 +123,7 @@ def test_work_is_queued_on_a_private_stream_and_waited_for_there(
 
 
 def test_a_consumer_waits_for_the_mark_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D8: the allocator keeps the memory until the consumer's stream is past its use."""
+    """The allocator keeps the memory until the consumer's stream is past its use."""
     cuda = PlayedCuda(monkeypatch)
     place = CudaPlace(torch.device("cuda", 1))
     place.open()
@@ -156,7 +156,7 @@ def test_where_no_memory_can_be_locked_plain_memory_does(monkeypatch: pytest.Mon
 def test_an_allocator_that_reuses_memory_in_stream_order_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D8: nvJPEG's hardware engine keeps no such order."""
+    """nvJPEG's hardware engine keeps no such order."""
     PlayedCuda(monkeypatch, backend="cudaMallocAsync")
     with pytest.raises(LoaderError, match=r"cudaMallocAsync.*PYTORCH_CUDA_ALLOC_CONF"):
         CudaPlace(torch.device("cuda")).open()

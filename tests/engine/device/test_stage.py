@@ -1,4 +1,4 @@
-"""The stage: one thread, one place, batches that are safe when they are handed over (D8, D9)."""
+"""The stage: one thread, one place, batches that are safe when they are handed over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def filled_late(place: FakePlace, value: int) -> Any:
 
 
 def test_a_batch_is_taken_over_behind_the_work_that_makes_it(place: FakePlace) -> None:
-    """D8: what was queued is done before the consumer may read it, and its memory is recorded."""
+    """What was queued is done before the consumer may read it, and its memory is recorded."""
     stage = Stage(place)
     tasks = [stage.submit(filled_late(place, number)) for number in range(20)]
     for number, task in enumerate(tasks):
@@ -87,7 +87,7 @@ def test_the_last_step_works_behind_the_first_on_the_device(place: FakePlace) ->
 
 
 def test_what_was_begun_is_freed_behind_the_work_that_reads_it(place: FakePlace) -> None:
-    """D8: the engines may be given its memory at once, and wait for no stream."""
+    """The engines may be given its memory at once, and wait for no stream."""
     stage = Stage(place)
 
     def begin() -> torch.Tensor:
@@ -218,7 +218,7 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 
 
 def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
-    """C9: nobody forks while the stage holds a lock."""
+    """Nobody forks while the stage holds a lock."""
     stage = Stage(place)
     stage.pause()
     done: list[int] = []

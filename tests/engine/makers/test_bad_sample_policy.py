@@ -1,4 +1,4 @@
-"""Which exceptions are a bad sample's, and which position takes its place (law 6)."""
+"""Which exceptions are a bad sample's, and which position takes its place."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_no_candidate_comes_twice(n: int) -> None:
 
 
 def test_candidates_do_not_depend_on_batch_or_rank() -> None:
-    """B3: seen from the key, whoever serves it."""
+    """Seen from the key, whoever serves it."""
     policy = BadSamplePolicy(mode="replace", order=ShuffledOrder(range(20)))
     found = {
         (ranks, batch_size): {

@@ -1,4 +1,4 @@
-"""Bad samples, maker by maker: what no run of a loader shows by itself (G3, G4, laws 1 and 6)."""
+"""Bad samples, maker by maker: what no run of a loader shows by itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ ANY = {**PLAIN, **{name: partial(_of_images, make) for name, make in IMAGES.item
     "name", [*PLAIN, *(pytest.param(name, marks=pytest.mark.fuzz) for name in IMAGES)]
 )
 def test_a_batch_depends_on_nothing_but_its_request(photos: Path, name: str, mode: str) -> None:
-    """Law 1: whatever was met before, by whatever worker, at whatever stage, and what is known."""
+    """Whatever was met before, by whatever worker, at whatever stage, and what is known."""
     requests = [r for epoch in range(3) for r in requests_of(N, 4, epoch=epoch)]
     make = partial(ANY[name], photos, mode)
     alone = [run(make(), request) for request in requests]
@@ -333,7 +333,7 @@ def test_indices_that_cannot_be_hashed_or_compared_do_no_harm() -> None:
 
 
 def test_what_draws_decided_is_read_again_in_every_epoch() -> None:
-    """Law 1: the index is not to blame, and other draws may spare it."""
+    """The index is not to blame, and other draws may spare it."""
     maker = sample_maker(FailsByDraw(N), "replace")
     found = [bad for r in requests_of(N, 5) for bad in run(maker, r)[1]]
     assert {bad.always for bad in found} == {False}
@@ -608,7 +608,7 @@ def test_one_bad_image_costs_no_second_decoding_of_the_others(photos: Path, mode
 def test_the_size_that_a_damaged_header_claims_is_no_reason_to_stop(
     recipes: list[T.Recipe], mode: str, known: tuple[int, ...]
 ) -> None:
-    """Law 1: the recipes would refuse it, unless it had been known to be bad."""
+    """The recipes would refuse it, unless it had been known to be bad."""
     sizes = [(32, 32), (16, 60), (32, 32), (20, 20), (32, 32), (32, 32), (32, 32)]
     source = InMemory(sizes, broken={1, 3})
     (request,) = requests_of(7, 7)

@@ -1,4 +1,4 @@
-"""A lane's samples, from any cursor on, are those of the lane read at once (law 1)."""
+"""A lane's samples, from any cursor on, are those of the lane read at once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_what_was_read_before_an_exception_is_kept(window: int) -> None:
 
 
 def test_whoever_is_stopped_takes_nothing() -> None:
-    """Law 1: between samples."""
+    """Between samples."""
     calls = iter([None] * 3)
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Merging the states of ranks: what fits, and what is refused by name (B5, E5)."""
+"""Merging the states of ranks: what fits, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_rank_that_has_ended_its_epoch() -> None:
     ],
 )
 def test_states_that_do_not_belong_together(changes: dict[str, Any], field: str) -> None:
-    """B7: by field, with both values."""
+    """By field, with both values."""
     first, second = states_of()
     for states in ([first, {**second, **changes}], [{**second, **changes}, first]):
         with pytest.raises(StateMismatch) as refused:
@@ -93,7 +93,7 @@ def test_one_state_twice() -> None:
 
 
 def test_a_rank_that_is_missing() -> None:
-    """B7: before anything is loaded, with the numbers."""
+    """Before anything is loaded, with the numbers."""
     states = states_of(ranks=4)
     with pytest.raises(StateMismatch, match=r"3 of 4 lanes, in the states of 3 ranks") as refused:
         merge_state_dicts([states[0], states[1], states[3]])
@@ -101,7 +101,7 @@ def test_a_rank_that_is_missing() -> None:
 
 
 def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_others() -> None:
-    """E5: as torch.distributed.checkpoint hands them to another number of ranks: one rank's epoch
+    """As torch.distributed.checkpoint hands them to another number of ranks: one rank's epoch
     and position, and every rank's lanes."""
     behind = states_of(steps=5, ranks=1)[0]
     ahead = {**behind, "epoch": 1, "position": 0}
@@ -116,7 +116,7 @@ def test_lanes_of_an_epoch_that_a_rank_has_ended_are_not_mixed_with_those_of_oth
 
 
 def test_records_of_bad_samples_are_united() -> None:
-    """G4: of map-style data, too."""
+    """Of map-style data, too."""
     ranks = []
     for rank in range(2):
         loader = StatefulGPULoader(Indices(8), num_replicas=2, rank=rank, seed=1)
@@ -137,7 +137,7 @@ def test_gathering_without_torch_distributed() -> None:
 @pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
-    """B7: the lanes of three of four ranks: refused where the missing lane would be read, before it
+    """The lanes of three of four ranks: refused where the missing lane would be read, before it
     is, and on all ranks where they need each other's lanes."""
     dataset = Numbers((9, 4, 7, 8), lanes=4, counted=counted)
     states = []
@@ -160,7 +160,7 @@ def test_a_lane_is_missing(ranks: int, counted: bool) -> None:
 
 
 def test_cursors_of_another_number_of_ranks_lose_no_samples() -> None:
-    """B5, B7: as a DCP checkpoint hands them out: own lanes, a position of other ranks."""
+    """As a DCP checkpoint hands them out: own lanes, a position of other ranks."""
     dataset = Numbers((9, 4, 7, 8), lanes=4, counted=True)
 
     def build(ranks: int, rank: int) -> StatefulGPULoader[Any]:

@@ -1,4 +1,4 @@
-"""Which batch of lanes is asked for next, and what the state says behind it (B5, law 2)."""
+"""Which batch of lanes is asked for next, and what the state says behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an epoch is divided into steps and ranks (B3, B4)."""
+"""How an epoch is divided into steps and ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_ranks_pad_as_distributed_sampler_does(n: int, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("start", [0, 5, 12])
 def test_the_global_batch_depends_on_the_global_batch_size_alone(ranks: int, start: int) -> None:
-    """B3: compared without the padding of the last step."""
+    """Compared without the padding of the last step."""
     n = 100
     alone = requests(n, 12, start=start)
     together = [
@@ -68,7 +68,6 @@ def test_the_global_batch_depends_on_the_global_batch_size_alone(ranks: int, sta
 
 
 def test_another_batch_size_gives_the_same_order() -> None:
-    """B4."""
     orders = [
         np.concatenate([r.indices for r in requests(50, size)]).tolist()
         for size in (1, 4, 7, 50, 99)
@@ -102,7 +101,7 @@ def test_a_padded_position_has_a_key_of_its_own() -> None:
 
 
 def test_the_first_request_of_a_huge_epoch_is_immediate_and_exact() -> None:
-    """B1: in the middle of 2**62 samples."""
+    """In the middle of 2**62 samples."""
     n, start = 2**62, 2**61 + 12345
 
     class Huge:

@@ -19,7 +19,7 @@ from stateful_gpu_loader.state.user_states import worker_state
 def test_a_snapshot_holds_the_last_batch_of_each_worker_before_it(
     interval: int, num_workers: int
 ) -> None:
-    """A3: what travels is enough for the next snapshot, and none of it is stale."""
+    """What travels is enough for the next snapshot, and none of it is stale."""
     ledger = WorkerLedger([None] * num_workers, interval=interval)
     for ordinal in range(40):
         worker = ordinal % num_workers
@@ -83,7 +83,7 @@ def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: i
 def test_turns_go_round_whatever_is_known_of_ends_and_go_on_after_a_loss(
     ahead: int, interval: int
 ) -> None:
-    """Law 5: the order depends on no timing, and recovery goes on in it at every place."""
+    """The order depends on no timing, and recovery goes on in it at every place."""
     lengths = [5, 0, 9]
     whole = play(turns(3, interval), lengths, ahead=3, stop_after=99)
     assert whole == [0, 2] * 5 + [2] * 4

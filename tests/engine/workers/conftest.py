@@ -31,7 +31,7 @@ def _limit() -> Iterator[None]:
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Any]]:
-    """Makes process pipelines that are closed, and have left no process (A8)."""
+    """Makes process pipelines that are closed, and have left no process."""
     before = children()
     made = []
 

@@ -56,7 +56,7 @@ def test_what_was_written_before_the_alarm_is_read(ends: Ends) -> None:
 
 @pytest.mark.parametrize("how", ["alarm", "end"])
 def test_half_a_message_is_given_up(ends: Ends, how: str) -> None:
-    """G1: at the alarm even if some process still has the pipe open."""
+    """At the alarm even if some process still has the pipe open."""
     reader, writer, alarm, ring = ends
     os.write(writer.fileno(), b"\x00\x00\x00\x09half")
     if how == "alarm":

@@ -11,7 +11,7 @@ from tests.engine.workers import fakes
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bool) -> None:
-    """Law 2: the stream would take the worker's state before it for the one behind it."""
+    """The stream would take the worker's state before it for the one behind it."""
     two = iter([fakes.request(i, fakes.nothing, snapshot=snapshot) for i in range(2)])
     dispatch = Dispatch(two, None, num_workers=2, limit=2, in_order=True)
     dispatch.assign(7)

@@ -64,7 +64,7 @@ class Drawing(Doing):
 
 
 def test_the_callers_generators_are_put_back_after_a_beginning_too() -> None:
-    """Law 7."""
+    """Nothing starts before the first batch, and state_dict() changes nothing."""
     pipeline = InlinePipeline(Drawing())
     pipeline.start(requests(fakes.nothing), starts(1))
     before = torch.get_rng_state()

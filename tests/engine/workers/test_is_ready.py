@@ -1,4 +1,4 @@
-"""is_ready: whether next() has nothing to wait for, asked without waiting (D9)."""
+"""is_ready: whether next() has nothing to wait for, asked without waiting."""
 
 from __future__ import annotations
 

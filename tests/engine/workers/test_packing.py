@@ -1,4 +1,4 @@
-"""What leaves a worker arrives the same, in memory of its own (A1)."""
+"""What leaves a worker arrives the same, in memory of its own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_pickled_raises_here() -> None:
 
 
 def test_an_answer_that_fails_on_its_way_keeps_what_else_it_says() -> None:
-    """Law 2: otherwise the worker's state would be taken for the one before."""
+    """Otherwise the worker's state would be taken for the one before."""
     bad = (FoundBad(index=1, position=2, epoch=3, reason="torn"),)
     packed = pack(Answer(torch.ones(2), worker=1, snapshot=b"state", bad=bad))
     answer = unpack(in_place_of(packed, OSError("too many open files")))

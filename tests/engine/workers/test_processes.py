@@ -24,7 +24,7 @@ METHODS = ["fork", "spawn", "forkserver"]
 @pytest.mark.processes
 @pytest.mark.parametrize("method", METHODS)
 def test_answers_come_in_order_and_a_second_pass_follows(make: Any, method: str) -> None:
-    """B2: every start method."""
+    """Every start method."""
     pipeline = make(multiprocessing_context=method, num_workers=2 if method == "fork" else 1)
     for _ in range(2 if method == "fork" else 1):
         pipeline.start(requests(*[fakes.returning(i) for i in range(9)]))
@@ -52,7 +52,7 @@ def test_large_and_shared_batches_arrive_whole(make: Any) -> None:
 
 
 def test_batches_are_not_touched(make: Any) -> None:
-    """A1: torch's own collate functions would make lists of tuples, and tensors of arrays."""
+    """torch's own collate functions would make lists of tuples, and tensors of arrays."""
     pipeline = make()
     batches = [(1, 2.0), np.arange(3), "text", None, {"a": (1,)}]
     pipeline.start(requests(*[fakes.returning(batch) for batch in batches]))
@@ -70,7 +70,7 @@ def test_an_answer_waits_for_the_older_ones(make: Any, gate: Gate) -> None:
 
 
 def test_out_of_order_a_slow_worker_holds_back_nobody(make: Any, gate: Gate) -> None:
-    """A11: all other requests are answered while the first worker waits."""
+    """All other requests are answered while the first worker waits."""
     pipeline = make(in_order=False)
     actions = [gate.action, *[fakes.returning(i) for i in range(10)]]
     pipeline.start(requests(*actions))
@@ -147,7 +147,6 @@ def test_one_at_a_time_means_one(make: Any, gate: Gate) -> None:
 
 
 def test_an_exception_keeps_its_type_and_the_others_go_on(make: Any) -> None:
-    """G3."""
     pipeline = make()
     pipeline.start(requests(fakes.nothing, fakes.failing, fakes.nothing, snapshot=True))
     one, failed, other = answers(pipeline)
@@ -172,7 +171,7 @@ def bad_sample() -> None:
 def test_what_cannot_be_sent_fails_in_its_place(
     make: Any, action: Callable[[], Any], kind: type[Exception], match: str
 ) -> None:
-    """G3: torch's DataLoader would wait for it for ever."""
+    """torch's DataLoader would wait for it for ever."""
     pipeline = make()
     pipeline.start(requests(fakes.nothing, action, fakes.nothing))
     one, failed, other = answers(pipeline)
@@ -239,7 +238,7 @@ def all_items() -> list[Any]:
 
 
 def test_a_datapipe_is_divided_among_the_workers(make: Any) -> None:
-    """A1: before worker_init_fn is called, as torch's DataLoader does."""
+    """Before worker_init_fn is called, as torch's DataLoader does."""
     datapipe = IterableWrapper(range(7)).sharding_filter()
     pipeline = make(dataset=datapipe, num_workers=3, worker_init_fn=fakes.returning)
     pipeline.start(requests(*[all_items] * 3))
@@ -289,7 +288,6 @@ def test_an_interrupt_of_the_requests_loses_nothing(make: Any) -> None:
 def test_answers_of_an_abandoned_pass_are_not_delivered(
     make: Any, gate: Gate, persistent: bool
 ) -> None:
-    """A8."""
     pipeline = make(persistent_workers=persistent)
     pipeline.start(requests(fakes.nothing, fakes.nothing, gate.action, *[fakes.nothing] * 9))
     assert next(pipeline)[1] == 0
@@ -307,7 +305,7 @@ def generator_states() -> list[Any]:
 
 
 def test_the_callers_generators_are_left_alone(make: Any) -> None:
-    """Law 7, over starts, passes and deaths."""
+    """Nothing is left behind, over starts, passes and deaths."""
     before = generator_states()
     pipeline = make()
     for action in (fakes.nothing, fakes.die):

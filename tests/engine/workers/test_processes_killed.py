@@ -26,7 +26,7 @@ def ordinal_of(died: WorkersDied) -> int | None:
 @pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_any_worker_killed_while_next_waits(make: Any, gate: Gate, victim: int) -> None:
-    """G1: whoever dies, the answers that came before are delivered, and the oldest is named."""
+    """Whoever dies, the answers that came before are delivered, and the oldest is named."""
     pipeline = make(num_workers=3)
     pipeline.start(requests(fakes.nothing, gate.action, *[fakes.nothing] * 9))
     assert next(pipeline)[1] == 0
@@ -47,7 +47,7 @@ def test_any_worker_killed_while_next_waits(make: Any, gate: Gate, victim: int) 
 
 
 def test_the_users_own_step_is_not_interrupted(make: Any) -> None:
-    """G1, law 7: torch's SIGCHLD handler would raise there."""
+    """torch's SIGCHLD handler would raise there."""
     pipeline = make()
     pipeline.start(iter([request(i, fakes.nothing) for i in range(1000)]))
     next(pipeline)
@@ -65,7 +65,7 @@ def test_the_users_own_step_is_not_interrupted(make: Any) -> None:
 def test_killed_before_the_batch_is_received(
     make: Any, batch: Callable[[], Any], victims: tuple[int, ...]
 ) -> None:
-    """G1: its head is in the pipe; the rest, or the memory it lies in, goes with the worker."""
+    """Its head is in the pipe; the rest, or the memory it lies in, goes with the worker."""
     pipeline = make()
     pipeline.start(requests(*[batch] * 6))
     pipeline._torch_workers.wait()
@@ -79,7 +79,6 @@ def test_killed_before_the_batch_is_received(
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_killed_with_other_start_methods(make: Any, gate: Gate, method: str) -> None:
-    """G1."""
     pipeline = make(multiprocessing_context=method, num_workers=1)
     pipeline.start(requests(gate.action))
     gate.reached()
@@ -90,7 +89,6 @@ def test_killed_with_other_start_methods(make: Any, gate: Gate, method: str) -> 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_killed_at_once(make: Any, gate: Gate, count: int) -> None:
-    """G1."""
     pipeline = make(num_workers=4)
     pipeline.start(requests(gate.action, *[fakes.large] * 7))
     gate.reached()
@@ -101,7 +99,6 @@ def test_several_killed_at_once(make: Any, gate: Gate, count: int) -> None:
 
 
 def test_killed_at_the_last_batch(make: Any) -> None:
-    """G1."""
     pipeline = make()
     pipeline.start(requests(fakes.nothing, fakes.nothing, fakes.die), one_at_a_time=True)
     found, died = until_death(pipeline)
@@ -111,7 +108,7 @@ def test_killed_at_the_last_batch(make: Any) -> None:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_killed_when_all_was_delivered(make: Any, persistent: bool) -> None:
-    """G1: it is noticed at the next start, or not at all."""
+    """It is noticed at the next start, or not at all."""
     pipeline = make(persistent_workers=persistent)
     pipeline.start(requests(*[fakes.nothing] * 3))
     for _ in range(3):
@@ -122,7 +119,7 @@ def test_killed_when_all_was_delivered(make: Any, persistent: bool) -> None:
 
 
 def test_persistent_workers_killed_while_idle(make: Any) -> None:
-    """G1: start() says so, and after close() they are started anew."""
+    """start() says so, and after close() they are started anew."""
     pipeline = make(persistent_workers=True)
     pipeline.start(requests(fakes.nothing))
     assert answers(pipeline) == [0]
@@ -147,7 +144,6 @@ def dying_initially(worker: int) -> None:
 
 
 def test_killed_while_it_starts(make: Any) -> None:
-    """G1."""
     pipeline = make(worker_init_fn=dying_initially)
     with pytest.raises(WorkersDied, match=KILLED):
         start_and_finish(pipeline, requests(fakes.nothing, fakes.nothing))
@@ -170,14 +166,14 @@ class _DyingWhenRead:
 @pytest.mark.processes
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_killed_before_it_has_read_a_large_dataset(make: Any, method: str) -> None:
-    """G1: multiprocessing itself would wait for ever to write the rest of it."""
+    """Multiprocessing itself would wait for ever to write the rest of it."""
     pipeline = make(DyingWhenRead(), multiprocessing_context=method, num_workers=1)
     with pytest.raises(WorkersDied, match="exited unexpectedly"):
         start_and_finish(pipeline, requests(fakes.nothing))
 
 
 def test_requests_of_the_dead_do_not_hold_back_the_end(make: Any, gate: Gate) -> None:
-    """A8: more than a pipe holds is still to be sent to a worker that is dead."""
+    """More than a pipe holds is still to be sent to a worker that is dead."""
     before = set(threading.enumerate())
     pipeline = make(prefetch_factor=4)
     load = bytes(1 << 20)
@@ -203,7 +199,7 @@ def leave_by_exception() -> None:
     ],
 )
 def test_a_worker_that_ends_by_itself(make: Any, action: Any, what: str) -> None:
-    """G1: what happened is told in torch's words."""
+    """What happened is told in torch's words."""
     pipeline = make(num_workers=1)
     pipeline.start(requests(action))
     pid = pipeline.workers[0].pid
@@ -214,7 +210,6 @@ def test_a_worker_that_ends_by_itself(make: Any, action: Any, what: str) -> None
 
 
 def test_a_hanging_worker_is_found_by_timeout(make: Any, gate: Gate) -> None:
-    """G2."""
     pipeline = make(timeout=0.2)
     pipeline.start(requests(gate.action, fakes.nothing))
     gate.reached()
@@ -225,7 +220,7 @@ def test_a_hanging_worker_is_found_by_timeout(make: Any, gate: Gate) -> None:
 
 @pytest.mark.parametrize("batch", [fakes.large, fakes.shared])
 def test_a_stopped_worker_is_found_by_timeout(make: Any, batch: Callable[[], Any]) -> None:
-    """G2: a batch has begun to arrive, whose rest only the stopped worker can hand over."""
+    """A batch has begun to arrive, whose rest only the stopped worker can hand over."""
     pipeline = make(timeout=0.2, num_workers=1)
     pipeline.start(requests(batch))
     pipeline._torch_workers.wait()
@@ -235,7 +230,7 @@ def test_a_stopped_worker_is_found_by_timeout(make: Any, batch: Callable[[], Any
 
 
 def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gate) -> None:
-    """G1: it keeps the pipe open behind half a message, and the worker's sentinel."""
+    """It keeps the pipe open behind half a message, and the worker's sentinel."""
     pipeline = make(num_workers=1)
     pipeline.start(requests(partial(fakes.leaving_a_child, gate.action)))
     gate.reached()
@@ -247,7 +242,6 @@ def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gat
 
 
 def test_out_of_order_the_oldest_without_an_answer_is_named(make: Any, gate: Gate) -> None:
-    """A11, G1."""
     pipeline = make(in_order=False)
     pipeline.start(requests(gate.action, fakes.nothing, fakes.nothing, fakes.nothing))
     gate.reached()
@@ -258,7 +252,7 @@ def test_out_of_order_the_oldest_without_an_answer_is_named(make: Any, gate: Gat
 
 
 def test_an_interrupt_within_a_batch_is_no_wrong_batch(make: Any, monkeypatch: Any) -> None:
-    """Law 1: what cannot be read from its beginning is not read at all."""
+    """What cannot be read from its beginning is not read at all."""
     pipeline = make(num_workers=1)
     pipeline.start(requests(*[fakes.nothing] * 4))
     receive = pipeline._torch_workers._pipe.receive

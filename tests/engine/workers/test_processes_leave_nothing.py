@@ -1,4 +1,4 @@
-"""What is left of worker processes: nothing (A8)."""
+"""What is left of worker processes: nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def endless() -> Any:
 
 @pytest.mark.parametrize("persistent", [True, False])
 def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
-    """A8, G1."""
     before = None
     pipeline = fakes.processes(persistent_workers=persistent)
     for turn in range(50):
@@ -56,7 +55,7 @@ def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
 def test_workers_keep_their_sockets_where_the_main_process_cleans_up(
     make: Any, method: str
 ) -> None:
-    """A8: a killed worker would leave a directory of its own behind for ever."""
+    """A killed worker would leave a directory of its own behind for ever."""
     pipeline = make(multiprocessing_context=method)
     pipeline.start(requests(*[get_temp_dir] * 4))
     assert fakes.answers(pipeline) == [get_temp_dir()] * 4
@@ -64,7 +63,7 @@ def test_workers_keep_their_sockets_where_the_main_process_cleans_up(
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_pipeline_that_is_dropped_ends_its_workers_at_once(gate: Gate, killed: bool) -> None:
-    """A8: without waiting for the garbage collector to find a cycle."""
+    """Without waiting for the garbage collector to find a cycle."""
     gc.collect()
     gc.disable()
     try:
@@ -86,7 +85,7 @@ def test_a_pipeline_that_is_dropped_ends_its_workers_at_once(gate: Gate, killed:
 
 
 def test_requests_that_failed_do_not_keep_the_workers() -> None:
-    """A8: the traceback of an exception that waits for its turn holds all frames above it."""
+    """The traceback of an exception that waits for its turn holds all frames above it."""
 
     def failing() -> Any:
         yield request(0, fakes.nothing)
@@ -107,7 +106,7 @@ def test_requests_that_failed_do_not_keep_the_workers() -> None:
 
 
 def test_a_hung_worker_is_ended_by_close(gate: Gate, monkeypatch: Any) -> None:
-    """A8: whatever it does, after a while it is killed."""
+    """Whatever it does, after a while it is killed."""
     monkeypatch.setattr(
         "stateful_gpu_loader.engine.workers.torch_workers._SECONDS_TO_CLEAN_UP", 0.1
     )
@@ -121,7 +120,7 @@ def test_a_hung_worker_is_ended_by_close(gate: Gate, monkeypatch: Any) -> None:
 
 
 def test_killed_in_the_middle_of_a_polite_end(gate: Gate, monkeypatch: Any) -> None:
-    """G1: the end waits for nothing that a dead worker holds."""
+    """The end waits for nothing that a dead worker holds."""
     pipeline = fakes.processes()
     pipeline.start(requests(gate.action, *[fakes.large] * 3))
     gate.reached()
@@ -146,7 +145,7 @@ def wait_with_an_end(end: Connection) -> None:
 
 
 def test_a_process_ends_with_another() -> None:
-    """A8: what workers of a forkserver do, whose parent is the server, with the main process."""
+    """What workers of a forkserver do, whose parent is the server, with the main process."""
     end, held = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=wait_with_an_end, args=(end,))
     process.start()
@@ -156,7 +155,7 @@ def test_a_process_ends_with_another() -> None:
 
 
 def test_a_forked_child_leaves_the_workers_alone() -> None:
-    """A8: the child has all the objects, and none of the threads and workers."""
+    """The child has all the objects, and none of the threads and workers."""
     pipeline = fakes.processes()
     pipeline.start(requests(*[fakes.returning(i) for i in range(6)]))
     assert next(pipeline)[1] == 0

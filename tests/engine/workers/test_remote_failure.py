@@ -63,7 +63,6 @@ def remote(error: BaseException) -> BaseException:
     ],
 )
 def test_the_type_and_the_traceback_arrive(error: Exception, kind: type[Exception]) -> None:
-    """G3."""
     found = remote(error)
     assert type(found) is kind
     text = str(found)
@@ -73,7 +72,7 @@ def test_the_type_and_the_traceback_arrive(error: Exception, kind: type[Exceptio
 
 
 def test_a_local_type_becomes_its_nearest_base() -> None:
-    """G3: whoever catches the base catches it."""
+    """Whoever catches the base catches it."""
 
     class Mixin:
         pass
@@ -87,7 +86,7 @@ def test_a_local_type_becomes_its_nearest_base() -> None:
 
 
 def test_an_error_of_this_package_travels_whole() -> None:
-    """G3: with its fields."""
+    """With its fields."""
     found = remote(BadSample("a.jpg", index=1, position=2, epoch=3, reason="truncated"))
     assert isinstance(found, BadSample)
     assert (found.name, found.index, found.position) == ("a.jpg", 1, 2)
@@ -95,7 +94,7 @@ def test_an_error_of_this_package_travels_whole() -> None:
 
 
 def test_notes_arrive_even_where_python_does_not_print_them(monkeypatch: Any) -> None:
-    """G3: Python 3.10 knows no notes."""
+    """Python 3.10 knows no notes."""
     error: Any = ValueError("seven")
     error.__notes__ = ["in dataset index 3"]
     assert as_text(error).count("in dataset index 3") == 1
@@ -104,7 +103,6 @@ def test_notes_arrive_even_where_python_does_not_print_them(monkeypatch: Any) ->
 
 
 def test_without_frames_the_traceback_is_a_note() -> None:
-    """A8."""
     try:
         raise ValueError("seven")
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A process that is killed at the wrong moment leaves no shared memory behind (A8)."""
+"""A process that is killed at the wrong moment leaves no shared memory behind."""
 
 from __future__ import annotations
 

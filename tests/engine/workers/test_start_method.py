@@ -1,4 +1,4 @@
-"""Workers are not forked where DALI is live (C9): in scripts, because its threads stay."""
+"""Workers are not forked where DALI is live: in scripts, because its threads stay."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(script: str, folder: Path) -> list[str]:
 @pytest.mark.dali
 @NEEDS_DALI
 def test_only_threads_of_dali_rule_out_a_fork(tmp_path: Path) -> None:
-    """C9; and to ask settles nothing: the start method can still be set."""
+    """To ask settles nothing: the start method can still be set."""
     pytest.importorskip("nvidia.dali")
     assert run(STATES, tmp_path) == [
         "nothing None",
@@ -158,7 +158,7 @@ if __name__ == "__main__":
 @pytest.mark.dali
 @NEEDS_DALI
 def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
-    """C9, law 5; start_workers refuses a fork behind CUDA, and only where there would be one."""
+    """start_workers refuses a fork behind CUDA, and only where there would be one."""
     pytest.importorskip("nvidia.dali")
     assert run(LOADERS, tmp_path) == [
         "refused True",

@@ -1,4 +1,4 @@
-"""The thread pipeline: order, bounds, failures, stops (A8, law 1)."""
+"""The thread pipeline: order, bounds, failures, stops."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_whatever_a_worker_raises_reaches_the_one_who_waits() -> None:
 
 @pytest.mark.parametrize("how", ["close", "drop", "restart"])
 def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
-    """A8: waiting threads and threads at work alike."""
+    """Waiting threads and threads at work alike."""
     before = live_threads()
     maker = Gated(10)
     work = pipeline(maker)
@@ -173,7 +173,7 @@ def test_nothing_is_left_after_a_stop_in_the_middle(how: str) -> None:
 
 
 def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypatch: Any) -> None:
-    """G2: nothing can end a thread, so that nobody waits for it."""
+    """Nothing can end a thread, so that nobody waits for it."""
     monkeypatch.setattr("stateful_gpu_loader.engine.workers.threads._JOIN_SECONDS", 10**6)
 
     class Stuck(Gated):
@@ -201,7 +201,6 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
 
 
 def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
-    """A11."""
     maker = Gated(8)
     work = pipeline(maker, in_order=False)
     work.start(stream(8))

@@ -36,7 +36,6 @@ def processes(request: Any, monkeypatch: Any) -> Iterator[list[Any]]:
 
 
 def test_the_death_of_one_ends_all(processes: list[Any]) -> None:
-    """G1."""
     before = fds()
     watch = WorkerMonitor(processes, 0)
     assert not watch.has_lost()
@@ -52,7 +51,6 @@ def test_the_death_of_one_ends_all(processes: list[Any]) -> None:
 
 
 def test_one_that_is_dead_before_it_is_watched(processes: list[Any]) -> None:
-    """G1."""
     os.kill(processes[2].pid, signal.SIGKILL)
     os.waitid(os.P_PID, processes[2].pid, os.WEXITED | os.WNOWAIT)
     watch = WorkerMonitor(processes, 0)
@@ -62,7 +60,6 @@ def test_one_that_is_dead_before_it_is_watched(processes: list[Any]) -> None:
 
 
 def test_it_ends_all_when_somebody_waits_too_long(processes: list[Any]) -> None:
-    """G2."""
     watch = WorkerMonitor(processes, 0.1)
     with watch.waiting():
         assert watch.has_lost(60)
@@ -73,7 +70,7 @@ def test_it_ends_all_when_somebody_waits_too_long(processes: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
-    """G2: a slow step between two calls of next() kills nobody."""
+    """A slow step between two calls of next() kills nobody."""
     watch = WorkerMonitor(processes, 0.1)
     with watch.waiting():
         pass
@@ -83,7 +80,6 @@ def test_the_time_while_nobody_waits_is_the_users(processes: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_stopped_it_lets_them_live_and_end(processes: list[Any]) -> None:
-    """A8."""
     before, threads = fds(), threading.active_count()
     watch = WorkerMonitor(processes, 1)
     watch.stop()
@@ -98,7 +94,7 @@ def test_stopped_it_lets_them_live_and_end(processes: list[Any]) -> None:
 
 
 def test_collected_in_a_cycle_it_leaves_nothing_open(processes: list[Any]) -> None:
-    """A8: garbage is collected in any order."""
+    """Garbage is collected in any order."""
     before = fds()
     watch = WorkerMonitor(processes, 0)
     thread, cycle = watch._thread, [watch._ours, watch]

@@ -1,4 +1,4 @@
-"""Accelerate on several processes of one gloo group, resumed on another number (F2, B3)."""
+"""Accelerate on several processes of one gloo group, resumed on another number."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resume(rank: int, folder: Path, dataset: Any, names: list[str]) -> list[Trai
 
 @pytest.mark.parametrize("kind", ["even map", "even lanes"])
 def test_two_processes_resume_on_two_one_and_four(kind: str, tmp_path: Path) -> None:
-    """F2, B3, B5: the same global batches, and of lanes the same samples; behind a SIGKILL, too."""
+    """The same global batches, and of lanes the same samples; behind a SIGKILL, too."""
     dataset = dataset_of(kind, tmp_path / "data")
     ranks = on_ranks(save_and_resume, 2, tmp_path, dataset)
     whole = together([rank["whole"] for rank in ranks])
@@ -105,7 +105,7 @@ def metrics_of_several(rank: int) -> tuple[list[int], str]:
 
 
 def test_metrics_have_each_sample_once_where_one_is_repeated(tmp_path: Path) -> None:
-    """F2: gather_for_metrics on two processes; on four, what it cannot cut off is told."""
+    """gather_for_metrics on two processes; on four, what it cannot cut off is told."""
     assert [sorted(found) for found in on_ranks(metrics, 2, 13, 4)] == [list(range(13))] * 2
     for found, told in on_ranks(metrics_of_several, 4):
         assert set(found) == set(range(13))
@@ -138,7 +138,7 @@ def refused(rank: int, datasets: list[Any]) -> list[str]:
 
 
 def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
-    """F2: no sample goes to every process in silence."""
+    """No sample goes to every process in silence."""
     datasets = [dataset_of(kind, tmp_path / kind) for kind in ("lanes", "iterable")]
     parts = ["lanes", "num_replicas", "same samples", "split_batch", "dispatch_batch", "even_batch"]
     for told in on_ranks(refused, 3, datasets):
@@ -174,7 +174,7 @@ def main_alone(rank: int, folder: Path) -> tuple[list[Any], list[Any]]:
 
 
 def test_the_main_process_saves_alone(tmp_path: Path) -> None:
-    """F2: nobody waits for the other; and a state that was loaded first is not lost."""
+    """Nobody waits for the other; and a state that was loaded first is not lost."""
     for whole, rests in on_ranks(main_alone, 2, tmp_path / "saved"):
         assert len(whole) == 4
         assert rests == [whole[2:], whole[2:]]

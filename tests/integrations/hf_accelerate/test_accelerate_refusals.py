@@ -1,4 +1,4 @@
-"""States that do not fit are refused ahead of everything, and nothing was changed (F2)."""
+"""States that do not fit are refused ahead of everything, and nothing was changed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def assert_nothing_changes(
 
 
 def test_accelerates_own_prepare_is_refused() -> None:
-    """A1: it would build a DataLoader of the dataset, and lose images, transforms and state."""
+    """It would build a DataLoader of the dataset, and lose images, transforms and state."""
     accelerator = new_accelerator()
     for prepare in (accelerator.prepare, accelerator.prepare_data_loader):
         with pytest.raises(LoaderError, match=r"prepare_loader\(accelerator, loader\)"):
@@ -53,7 +53,7 @@ def test_accelerates_own_prepare_is_refused() -> None:
 
 
 def test_functions_of_accelerate_that_build_another_loader_are_refused() -> None:
-    """A1: ``skip_first_batches`` returned a plain DataLoader, and said nothing; of map-style and
+    """``skip_first_batches`` returned a plain DataLoader, and said nothing; of map-style and
     iterable datasets."""
     for dataset in (range(10), Stream(10)):
         loader = StatefulGPULoader(dataset, batch_size=3, seed=1)
@@ -66,7 +66,7 @@ def test_functions_of_accelerate_that_build_another_loader_are_refused() -> None
 
 
 def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
-    """F2: another number of loaders, other loaders, the second of two, and files that are damaged
+    """Another number of loaders, other loaders, the second of two, and files that are damaged
     or missing."""
     accelerator, _, loaders = job(numbers(), numbers(drop_last=True))
     for loader in loaders:
@@ -89,10 +89,20 @@ def test_states_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_a_change_that_is_meant_is_accepted() -> None:
+    shuffled = [StatefulGPULoader(range(10), shuffle=True, seed=seed) for seed in (1, 2)]
+    loader, other = [prepare_loader(new_accelerator(), each) for each in shuffled]
+    state = {**loader.state_dict(), "epoch": 4}
+    with pytest.raises(StateMismatch, match="seed"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, accept={"seed"})
+    assert other.state_dict()["epoch"] == 4
+
+
 def test_a_save_that_dies_leaves_no_half_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F2: what was saved before is what is loaded."""
+    """What was saved before is what is loaded."""
     accelerator, _, (loader,) = job(numbers())
     accelerator.save_state(str(tmp_path))
     monkeypatch.setattr("os.replace", lambda *names: (_ for _ in ()).throw(OSError("full")))

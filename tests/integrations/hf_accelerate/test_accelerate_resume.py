@@ -1,4 +1,4 @@
-"""Accelerate on one process: what is resumed is what an undisturbed run would have done (F2)."""
+"""Accelerate on one process: what is resumed is what an undisturbed run would have done."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("map", "lanes", "iterable")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_save_in_the_loop_resumes(kind: str, tmp_path: Path) -> None:
-    """F2: sized, unsized and in lanes; at the last batch of an epoch, too; and the weights, where
+    """Sized, unsized and in lanes; at the last batch of an epoch, too; and the weights, where
     the optimizer has made its step (Accelerate saves no gradients)."""
     make = loader_of(kind, tmp_path / "data")
     length = {"map": 7, "lanes": 6, "iterable": 4}[kind]
@@ -41,7 +41,7 @@ def test_a_save_in_the_loop_resumes(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_resume(num_workers: int, tmp_path: Path) -> None:
-    """F2: on another number of workers."""
+    """On another number of workers."""
     make = loader_of("map", tmp_path / "data", num_workers=num_workers)
     whole = train(make)
     train(make, save=(3, tmp_path / "saved"))
@@ -53,7 +53,7 @@ def test_workers_resume(num_workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_between_epochs(kind: str, tmp_path: Path) -> None:
-    """F2: saved behind the loop over an epoch."""
+    """Saved behind the loop over an epoch."""
     make = loader_of(kind, tmp_path / "data")
     whole = train(make)
     train(make, save=(1, tmp_path / "saved"), behind_epoch=True)
@@ -62,7 +62,7 @@ def test_between_epochs(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_resumed(tmp_path: Path) -> None:
-    """F2: twice in one epoch."""
+    """Twice in one epoch."""
     make = loader_of("map", tmp_path / "data")
     whole = train(make)
     train(make, save=(2, tmp_path / "first"))
@@ -75,7 +75,7 @@ def test_a_resumed_run_is_resumed(tmp_path: Path) -> None:
 def test_gradients_are_synchronized_as_with_a_plain_loader(
     accumulated: int, tmp_path: Path
 ) -> None:
-    """F2: beside Accelerate's own DataLoaderShard over as many batches."""
+    """Beside Accelerate's own DataLoaderShard over as many batches."""
     ours = train(loader_of("map", tmp_path / "data"), accumulated=accumulated)
     accelerator = new_accelerator(gradient_accumulation_steps=accumulated)
     theirs = []
@@ -89,7 +89,7 @@ def test_gradients_are_synchronized_as_with_a_plain_loader(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_skip_first_batches_skips_once(kind: str, tmp_path: Path) -> None:
-    """F2: behind a load it passes over what was trained on; without one it skips in earnest."""
+    """Behind a load it passes over what was trained on; without one it skips in earnest."""
     make = loader_of(kind, tmp_path / "data")
     whole = train(make, accumulated=2)
     train(make, accumulated=2, save=(2, tmp_path / "saved"))
@@ -106,7 +106,7 @@ def test_skip_first_batches_skips_once(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_skipping_pass_is_saved(tmp_path: Path) -> None:
-    """F2: in the loader that skip_first_batches made, and at its last batch."""
+    """In the loader that skip_first_batches made, and at its last batch."""
     make = loader_of("map", tmp_path / "data")
     whole = train(make)
 
@@ -121,7 +121,7 @@ def test_a_skipping_pass_is_saved(tmp_path: Path) -> None:
 
 
 def test_another_number_to_skip_is_told(tmp_path: Path) -> None:
-    """F2: batches from before the checkpoint are not there any more."""
+    """Batches from before the checkpoint are not there any more."""
     make = loader_of("map", tmp_path / "data")
     accelerator = new_accelerator()
     loader = prepare_loader(accelerator, make())
@@ -134,7 +134,7 @@ def test_another_number_to_skip_is_told(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_was_broken_off(tmp_path: Path) -> None:
-    """F2: the state is that of the last batch in hand, not of the one fetched ahead."""
+    """The state is that of the last batch in hand, not of the one fetched ahead."""
     make = loader_of("map", tmp_path / "data")
     expected = [seen(batch) for batch in make()]
     loader = prepare_loader(new_accelerator(), make())
@@ -149,7 +149,7 @@ def test_a_pass_that_was_broken_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("broken", "trained"), [(2, []), (6, [[0, 1], [2, 3]])])
 def test_a_batch_that_fails_ahead_loses_none(broken: int, trained: list[Any]) -> None:
-    """F2: Accelerate drops the batch in hand when the next one fails; a resume has it."""
+    """Accelerate drops the batch in hand when the next one fails; a resume has it."""
 
     def sometimes(sample: int) -> int:
         if sample == broken:
@@ -170,7 +170,7 @@ def test_a_batch_that_fails_ahead_loses_none(broken: int, trained: list[Any]) ->
 
 
 def test_what_is_loaded_is_what_is_saved(tmp_path: Path) -> None:
-    """F2: into a loader whose pass was broken off."""
+    """Into a loader whose pass was broken off."""
     loader = prepare_loader(new_accelerator(), loader_of("map", tmp_path / "data")())
     state = loader.state_dict()
     for _ in loader:
@@ -180,7 +180,7 @@ def test_what_is_loaded_is_what_is_saved(tmp_path: Path) -> None:
 
 
 def test_several_loaders(tmp_path: Path) -> None:
-    """F2: each at a place of its own, in one file."""
+    """Each at a place of its own, in one file."""
     first, second = loader_of("map", tmp_path / "a"), loader_of("map", tmp_path / "b", seed=3)
 
     def prepared(accelerator: Accelerator) -> list[PreparedLoader]:
@@ -203,7 +203,7 @@ def test_several_loaders(tmp_path: Path) -> None:
 
 
 def test_free_memory_forgets_the_loaders(tmp_path: Path) -> None:
-    """F2: the next job of the same accelerator saves and loads its own loader."""
+    """The next job of the same accelerator saves and loads its own loader."""
     make = loader_of("map", tmp_path / "data")
     accelerator = new_accelerator()
     former = prepare_loader(accelerator, loader_of("map", tmp_path / "data", drop_last=True)())
@@ -217,7 +217,7 @@ def test_free_memory_forgets_the_loaders(tmp_path: Path) -> None:
 
 
 def test_metrics_have_each_sample_once(tmp_path: Path) -> None:
-    """F2: at a short last batch, resumed with another batch size."""
+    """At a short last batch, resumed with another batch size."""
     accelerator = new_accelerator()
     for batch_size in (4, 5):
         loader = StatefulGPULoader(range(26), batch_size=4, seed=1)
@@ -230,7 +230,7 @@ def test_metrics_have_each_sample_once(tmp_path: Path) -> None:
 
 
 def test_prepare_takes_and_leaves_a_prepared_loader(tmp_path: Path) -> None:
-    """F2: the line of Accelerate's documentation, and what the result tells of the loader."""
+    """The line of Accelerate's documentation, and what the result tells of the loader."""
     accelerator, make = new_accelerator(), loader_of("map", tmp_path / "data")
     model = torch.nn.Linear(1, 1)
     model, loader = accelerator.prepare(model, prepare_loader(accelerator, make()))
@@ -243,7 +243,7 @@ def test_prepare_takes_and_leaves_a_prepared_loader(tmp_path: Path) -> None:
 
 
 def test_the_resumed_epoch_is_the_loaders(tmp_path: Path) -> None:
-    """F2: without set_epoch() the epochs are counted on, and another one is warned of."""
+    """Without set_epoch() the epochs are counted on, and another one is warned of."""
     make = loader_of("map", tmp_path / "data")
     epochs = [[seen(batch) for batch in loader] for loader in [make()] * 3]
     state = make()
@@ -261,7 +261,7 @@ def test_the_resumed_epoch_is_the_loaders(tmp_path: Path) -> None:
 
 
 def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None:
-    """F2: no warning of a set_epoch() that nobody called, and the epochs are counted on."""
+    """No warning of a set_epoch() that nobody called, and the epochs are counted on."""
     make = loader_of("map", tmp_path / "data")
     accelerator = new_accelerator()
     loader = prepare_loader(accelerator, make())
@@ -281,7 +281,7 @@ def test_skipping_in_the_resumed_epoch_asks_for_no_other(tmp_path: Path) -> None
 
 
 def test_more_to_skip_than_was_trained_on_is_told(tmp_path: Path) -> None:
-    """F2: they would be lost in silence."""
+    """They would be lost in silence."""
     accelerator = new_accelerator()
     loader = prepare_loader(accelerator, loader_of("map", tmp_path / "data")())
     for _ in zip(range(2), loader, strict=False):
@@ -292,7 +292,7 @@ def test_more_to_skip_than_was_trained_on_is_told(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
-    """F2: its rest is trained on, and skip_first_batches() makes nothing twice."""
+    """Its rest is trained on, and skip_first_batches() makes nothing twice."""
     make = loader_of("map", tmp_path / "data")
     whole = [seen(batch) for batch in make()]
     saved = make()
@@ -309,7 +309,7 @@ def test_a_loader_that_was_loaded_first(tmp_path: Path) -> None:
 
 
 def test_attributes_of_the_dataset_are_there() -> None:
-    """A1: as users ask a DataLoader for its dataset's classes."""
+    """As users ask a DataLoader for its dataset's classes."""
 
     class Labelled(list[int]):
         classes = ("cat", "dog")

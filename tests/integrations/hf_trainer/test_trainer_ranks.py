@@ -1,4 +1,4 @@
-"""The Trainer on processes of one gloo group, resumed on another number of them (F3, B3, B5)."""
+"""The Trainer on processes of one gloo group, resumed on another number of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def together(ranks: list[Fitted]) -> list[Any]:
 
 
 def test_two_processes_resume_on_two_one_and_four(tmp_path: Path) -> None:
-    """F3, B3, B5: the same global batches; a group that was killed, too."""
+    """The same global batches; a group that was killed, too."""
     datasets = {"map": photos(tmp_path / "a", 32), "lanes": tars(tmp_path / "b", (8, 8, 8, 8))}
     ranks = on_ranks(save_and_resume, 2, datasets, tmp_path)
     whole = together([rank["map"][0] for rank in ranks])

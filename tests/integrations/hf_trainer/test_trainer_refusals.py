@@ -1,4 +1,4 @@
-"""What a Trainer cannot keep with a loader is told ahead of the training (F3)."""
+"""What a Trainer cannot keep with a loader is told ahead of the training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_refused(
 
 
 def test_checkpoints_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
-    """F3: another loader, another global batch, another accumulation, missing files, torn ones,
+    """Another loader, another global batch, another accumulation, missing files, torn ones,
     and one of several loaders."""
     make = loader_of("map", tmp_path / "data")
     fit(make(), tmp_path / "run", max_steps=3, save_steps=3)
@@ -75,7 +75,7 @@ def test_arguments_that_would_change_the_data_are_refused(name: str, tmp_path: P
 
 
 def test_arguments_that_the_loader_has_are_told(tmp_path: Path) -> None:
-    """F3: dataloader_num_workers and others are the loader's."""
+    """dataloader_num_workers and others are the loader's."""
     given = arguments(tmp_path, dataloader_num_workers=3, per_device_train_batch_size=4)
     make = loader_of("map", tmp_path / "data")
     with pytest.warns(UserWarning, match="dataloader_num_workers=3.*has num_workers=0") as told:
@@ -139,7 +139,7 @@ class EndingEpochs(TrainerCallback):
 
 @pytest.mark.parametrize("kind", ["map", "lanes"])
 def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> None:
-    """F3: the Trainer counts whole epochs, where it knows their length; what was saved before is
+    """The Trainer counts whole epochs, where it knows their length; what was saved before is
     good."""
     make = loader_of(kind, tmp_path / "data")
     run = tmp_path / "run"
@@ -170,7 +170,7 @@ def test_epochs_that_end_early_are_not_resumed(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_loader_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    """F3: the Trainer counts batches that it never had, and would skip others."""
+    """The Trainer counts batches that it never had, and would skip others."""
     make = loader_of("map", tmp_path / "data")
     loader, begun = make(), make()
     next(iter(begun))
@@ -193,7 +193,7 @@ class Miscounted(torch.utils.data.IterableDataset[Any]):
 
 
 def test_a_dataset_whose_length_is_wrong(tmp_path: Path) -> None:
-    """F3: in the second epoch, the Trainer still counts the first."""
+    """In the second epoch, the Trainer still counts the first."""
     loader = StatefulGPULoader(Miscounted(), batch_size=4)
     fit(loader, tmp_path / "run", max_steps=6)
     folder = tmp_path / "run" / "checkpoint-3"

@@ -1,4 +1,4 @@
-"""The Trainer of transformers: what is resumed is what an undisturbed run would have done (F3)."""
+"""The Trainer of transformers: what is resumed is what an undisturbed run would have done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checkpoint(folder: Path, step: int) -> str:
 
 @pytest.mark.parametrize("accumulated", [1, 2, 3])
 def test_checkpoints_resume(accumulated: int, tmp_path: Path) -> None:
-    """F3: in an epoch and at its end, with a last step of fewer batches than the others; the same
+    """In an epoch and at its end, with a last step of fewer batches than the others; the same
     numbers, pixels and weights, with a dropout that draws from torch's generator."""
     make = loader_of("map", tmp_path / "data")
     given = {"gradient_accumulation_steps": accumulated}
@@ -50,7 +50,7 @@ def delivered(loader: StatefulGPULoader[Any], epochs: int) -> list[Any]:
 
 @pytest.mark.parametrize("accumulated", [1, 4])
 def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> None:
-    """F3: by max_steps, in the second epoch, too; a rest of an epoch that is too small for a step
+    """By max_steps, in the second epoch, too; a rest of an epoch that is too small for a step
     is accumulated with the next epoch's, as the Trainer does."""
     make = loader_of("lanes", tmp_path / "data")
     given = {"gradient_accumulation_steps": accumulated, "max_steps": 8 // accumulated + 1}
@@ -69,7 +69,7 @@ def test_a_loader_without_length_resumes(accumulated: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_exception_in_a_step(num_workers: int, tmp_path: Path) -> None:
-    """F3: the run that broke goes on from its last checkpoint; twice."""
+    """The run that broke goes on from its last checkpoint; twice."""
     make = loader_of("map", tmp_path / "data", num_workers=num_workers)
     whole = fit(make(), tmp_path / "whole", save_strategy="no")
     first = fit(make(), tmp_path / "run", breaks_at=6, save_steps=2)
@@ -92,7 +92,7 @@ class Stopping(TrainerCallback):
 
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
 def test_a_run_that_was_stopped(strategy: str, tmp_path: Path) -> None:
-    """F3: by a callback, at the last step of an epoch."""
+    """By a callback, at the last step of an epoch."""
     make = loader_of("map", tmp_path / "data")
     whole = fit(make(), tmp_path / "whole", save_strategy="no")
     fit(make(), tmp_path / "run", callbacks=(Stopping(7),), save_strategy=strategy)
@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped(strategy: str, tmp_path: Path) -> None:
 
 
 def test_more_epochs_than_before(tmp_path: Path) -> None:
-    """F3: a finished run goes on to a later end."""
+    """A finished run goes on to a later end."""
     make = loader_of("map", tmp_path / "data")
     given = {"lr_scheduler_type": "constant", "save_strategy": "epoch"}
     whole = fit(make(), tmp_path / "whole", num_train_epochs=3, **given)
@@ -111,7 +111,7 @@ def test_more_epochs_than_before(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
-    """F3: between the steps, of a dataset of its own; it moves nothing of the training's."""
+    """Between the steps, of a dataset of its own; it moves nothing of the training's."""
     make = loader_of("map", tmp_path / "data")
     whole = fit(make(), tmp_path / "whole", save_strategy="no")
 
@@ -124,7 +124,7 @@ def test_evaluation_is_the_trainers(tmp_path: Path) -> None:
 
 
 def test_the_file_lies_in_the_checkpoint_alone(tmp_path: Path) -> None:
-    """F3: save_model() of the user's is no checkpoint."""
+    """save_model() of the user's is no checkpoint."""
     fit(loader_of("map", tmp_path / "data")(), tmp_path / "run", max_steps=2)
     found = sorted(path.parent.name for path in (tmp_path / "run").rglob("loader_state.json"))
     assert found == ["checkpoint-1", "checkpoint-2"]

@@ -1,4 +1,4 @@
-"""The state of another reader is refused by name (law 4), and so is what is no state (G6)."""
+"""The state of another reader is refused by name, and so is what is no state."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_another_configuration_is_refused_by_name(field: str, root: str) -> None
 
 
 def test_what_is_free_may_change(root: str) -> None:
-    """Law 4; a default that is written out is no change either."""
+    """A default that is written out is no change."""
     expected = epochs(raw(root), 1)[0]
     reader = build(root)
     after(reader, 2)
@@ -103,7 +103,7 @@ def test_a_stray_file_is_no_other_data(root: str, tmp_path: Path) -> None:
 def test_other_data_of_the_same_length_may_be_accepted(
     root: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Law 4: by name, and it is said. More of them are refused at the first batch."""
+    """By name, and it is said. More of them are refused at the first batch."""
     shutil.copytree(root, tmp_path / "photos")
     reader = build(root)
     epoch = after(reader, 2)
@@ -171,7 +171,7 @@ def test_another_batch_size_is_refused_once_there_were_batches(root: str) -> Non
 
 @pytest.mark.parametrize("key", ["epoch", "position", "reader", "configuration", "digest"])
 def test_an_altered_state_is_refused(key: str, root: str) -> None:
-    """G6: DALI waits for ever where its own part of the state is empty or altered."""
+    """DALI waits for ever where its own part of the state is empty or altered."""
     reader = build(root)
     epochs(reader, 1)
     after(reader, 2)

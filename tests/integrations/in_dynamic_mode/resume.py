@@ -1,4 +1,4 @@
-"""A resumed epoch has exactly its remainder (E2)."""
+"""A resumed epoch has exactly its remainder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARDS = [{}, {"num_shards": 2, "shard_id": 1}, {"num_shards": 3, "shard_id": 2}
 def test_resumes_exactly_behind_every_batch(
     shuffle: bool, pad_last_batch: bool, stick_to_shard: bool, shard: dict[str, int], root: str
 ) -> None:
-    """E2: as an uninterrupted reader of DALI's, with the remainder only."""
+    """As an uninterrupted reader of DALI's, with the remainder only."""
     how = {
         "random_shuffle": shuffle,
         "pad_last_batch": pad_last_batch,
@@ -87,7 +87,7 @@ def test_dali_alone_repeats_the_full_length(root: str) -> None:
 
 
 def test_the_state_is_small_flat_and_plain(root: str) -> None:
-    """Law 3."""
+    """The state is small, flat and plain."""
     reader = build(root)
     keys = set(reader.state_dict())
     after(reader, 2)
@@ -184,7 +184,7 @@ def test_samples_one_by_one_resume_too(root: str) -> None:
 
 
 def test_an_error_costs_nothing_that_was_delivered(root: str, tmp_path: Path) -> None:
-    """Recovery is resume (law 5): the next epoch is the remainder."""
+    """Recovery is resume: the next epoch is the remainder."""
     write_photo_folder(tmp_path, num_classes=3, per_class=5)
     paths = sorted(tmp_path.glob("*/*.jpg"))
     files = {"files": list(map(str, paths)), "labels": list(range(15)), "prefetch_queue_depth": 1}

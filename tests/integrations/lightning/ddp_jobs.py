@@ -1,4 +1,4 @@
-"""Fits that a rank of a real process group runs, with its own part of the data (F1, B3)."""
+"""Fits that a rank of a real process group runs, with its own part of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Lightning's own saving of loader states, without any callback, resumes exactly (F1).
+"""Where Lightning's own saving of loader states, without any callback, resumes exactly.
 
 Its fit loop saves ``[loader.state_dict(), ...]`` of the train loaders. What it cannot restore is in
 ``test_built_in_limits.py``.
@@ -62,34 +62,34 @@ def assert_exact(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at", [1, 5, 8], ids=lambda step: f"step {step}")
 def test_mid_epoch(data: FolderSource, tmp_path: Path, workers: int, at: int) -> None:
-    """F1: a checkpoint by ``every_n_train_steps``."""
+    """A checkpoint by ``every_n_train_steps``."""
     assert_exact(Job(make=make(data, num_workers=workers)), tmp_path, every_step, (at,))
 
 
 def test_mid_epoch_with_the_default_boundary(data: FolderSource, tmp_path: Path) -> None:
-    """F1: ``on_epoch_boundary`` only matters at an epoch's last batch."""
+    """``on_epoch_boundary`` only matters at an epoch's last batch."""
     job = Job(make=make(data, on_epoch_boundary="empty"))
     assert_exact(job, tmp_path, every_step, (1, 5, 7, 11))
 
 
 def test_epochs_last_batch_with_next_epoch(data: FolderSource, tmp_path: Path) -> None:
-    """F1: with ``on_epoch_boundary="next_epoch"`` the epoch after is delivered in full."""
+    """With ``on_epoch_boundary="next_epoch"`` the epoch after is delivered in full."""
     assert_exact(Job(make=make(data)), tmp_path, every_step, (6, 12))
 
 
 def test_epochs_last_batch_with_the_default_boundary(data: FolderSource, tmp_path: Path) -> None:
-    """F1: Lightning tells the next epoch to the sampler, so that no empty rest is what it means."""
+    """Lightning tells the next epoch to the sampler, so that no empty rest is what it means."""
     job = Job(make=make(data, on_epoch_boundary="empty"))
     assert_exact(job, tmp_path, every_step, (6, 12))
 
 
 def test_epoch_end_of_an_unshuffled_loader(data: FolderSource, tmp_path: Path) -> None:
-    """F1: its sampler is told the epoch, which keys the crops."""
+    """Its sampler is told the epoch, which keys the crops."""
     assert_exact(Job(make=make(data, shuffle=False)), tmp_path, every_epoch, (6, 12))
 
 
 def test_unshuffled_validation_with_random_crops(data: FolderSource, tmp_path: Path) -> None:
-    """F1: as above."""
+    """As above."""
     job = Job(make=make(data), validation=make(data, batch_size=8, seed=3, shuffle=False))
     undisturbed = job.run()
     job.run(every_step(tmp_path), fails_at=13)
@@ -99,12 +99,12 @@ def test_unshuffled_validation_with_random_crops(data: FolderSource, tmp_path: P
 
 
 def test_epoch_end(data: FolderSource, tmp_path: Path) -> None:
-    """F1: Lightning drops the state there and tells the sampler the epoch, which says it all."""
+    """Lightning drops the state there and tells the sampler the epoch, which says it all."""
     assert_exact(Job(make=make(data)), tmp_path, every_epoch, (6, 12))
 
 
 def test_by_time(data: FolderSource, tmp_path: Path) -> None:
-    """F1: ``train_time_interval`` is due after every batch here."""
+    """``train_time_interval`` is due after every batch here."""
 
     def at_once(folder: Path) -> ModelCheckpoint:
         interval = timedelta(0)
@@ -114,7 +114,7 @@ def test_by_time(data: FolderSource, tmp_path: Path) -> None:
 
 
 def test_max_steps_by_the_step_checkpoint(data: FolderSource, tmp_path: Path) -> None:
-    """F1: stopped by ``max_steps``, resumed from the checkpoint of that step."""
+    """Stopped by ``max_steps``, resumed from the checkpoint of that step."""
     job = Job(make=make(data))
     undisturbed = job.run()
     assert len(job.run(every_step(tmp_path), max_steps=4).seen) == 4
@@ -124,20 +124,20 @@ def test_max_steps_by_the_step_checkpoint(data: FolderSource, tmp_path: Path) ->
 
 
 def test_in_the_middle_of_a_counted_job(data: FolderSource, tmp_path: Path) -> None:
-    """F1: a job that only ``max_steps`` ends."""
+    """A job that only ``max_steps`` ends."""
     job = Job(make=make(data), trainer={"max_epochs": -1, "max_steps": BATCHES})
     assert_exact(job, tmp_path, every_step, (3, 6, 10))
 
 
 def test_accumulation(data: FolderSource, tmp_path: Path) -> None:
-    """F1: checkpoints at optimizer steps; four batches a step, and two at an epoch's end."""
+    """Checkpoints at optimizer steps; four batches a step, and two at an epoch's end."""
     job = Job(make=make(data), trainer={"accumulate_grad_batches": 4})
     assert_exact(job, tmp_path, every_step, (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_reloaded_loaders(data: FolderSource, tmp_path: Path, every: int) -> None:
-    """F1: a new loader object each epoch, or every second one."""
+    """A new loader object each epoch, or every second one."""
     job = Job(
         model={"make_loader": make(data)}, trainer={"reload_dataloaders_every_n_epochs": every}
     )
@@ -158,7 +158,7 @@ class Photographs(LightningDataModule):
 
 @pytest.mark.parametrize("place", ["hook", "data module"])
 def test_where_the_loader_is_built(data: FolderSource, tmp_path: Path, place: str) -> None:
-    """F1: in ``train_dataloader`` of the model, or of a LightningDataModule."""
+    """In ``train_dataloader`` of the model, or of a LightningDataModule."""
     loader = make(data)
     job = Job(make=lambda: Photographs(loader))
     if place == "hook":
@@ -170,13 +170,13 @@ def test_where_the_loader_is_built(data: FolderSource, tmp_path: Path, place: st
 def test_use_distributed_sampler_in_one_process(
     data: FolderSource, tmp_path: Path, use: bool
 ) -> None:
-    """F1: without ranks Lightning leaves the loader as it is."""
+    """Without ranks Lightning leaves the loader as it is."""
     job = Job(make=make(data), trainer={"use_distributed_sampler": use})
     assert_exact(job, tmp_path, every_step, (3, 6))
 
 
 def test_lanes_with_counts(tmp_path: Path) -> None:
-    """F1: shards that tell their number of samples make a sized loader."""
+    """Shards that tell their number of samples make a sized loader."""
     lengths = (5, 8, 3, 8)
     shards = tars(tmp_path / "shards", lengths)
     counted = type(shards)(shards.paths, num_lanes=len(lengths), counts=lengths)
@@ -185,7 +185,7 @@ def test_lanes_with_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
 def test_several_loaders_mid_epoch(data: FolderSource, tmp_path: Path, mode: str) -> None:
-    """F1: two loaders of unequal lengths, before the shorter one ends."""
+    """Two loaders of unequal lengths, before the shorter one ends."""
     loader, other = make(data), make(data, batch_size=6, seed=5)
     job = Job(make=lambda: CombinedLoader([loader(), other()], mode))
     undisturbed = job.run()
@@ -198,7 +198,7 @@ def test_several_loaders_mid_epoch(data: FolderSource, tmp_path: Path, mode: str
 
 
 def test_validation_each_epoch(data: FolderSource, tmp_path: Path) -> None:
-    """F1: a validation loader whose sampler is told the epoch needs no state between passes."""
+    """A validation loader whose sampler is told the epoch needs no state between passes."""
     job = Job(make=make(data), validation=make(data, batch_size=8, seed=3))
     undisturbed = assert_exact(job, tmp_path, every_step, (1, 5, 9))
     assert len(undisturbed.validated) == 9
@@ -206,7 +206,7 @@ def test_validation_each_epoch(data: FolderSource, tmp_path: Path) -> None:
 
 
 def test_a_second_resume_in_the_same_epoch(data: FolderSource, tmp_path: Path) -> None:
-    """F1: interrupted at batch 8, resumed, interrupted at batch 10, resumed."""
+    """Interrupted at batch 8, resumed, interrupted at batch 10, resumed."""
     job = Job(make=make(data))
     undisturbed = job.run()
     job.run(every_step(tmp_path / "first"), fails_at=8)
@@ -220,7 +220,7 @@ def test_a_second_resume_in_the_same_epoch(data: FolderSource, tmp_path: Path) -
 
 
 def test_a_dataset_that_draws_from_the_global_generators(tmp_path: Path) -> None:
-    """F1: in worker processes, whatever the model draws in between."""
+    """In worker processes, whatever the model draws in between."""
 
     class Drawing(Recorder):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where Lightning's own saving of loader states is not exact, and by how much (F1).
+"""Where Lightning's own saving of loader states is not exact, and by how much.
 
 Each test states the precise difference, so that a release of Lightning that mends it fails here.
 The numbers are those of the undisturbed run's batches: six an epoch.

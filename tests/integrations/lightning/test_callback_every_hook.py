@@ -1,4 +1,4 @@
-"""LoaderStateCallback: checkpoints of every hook resume exactly (F1)."""
+"""LoaderStateCallback: checkpoints of every hook resume exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoaderStateCallback: where Lightning's own counters say another place than there is (F1)."""
+"""LoaderStateCallback: where Lightning's own counters say another place than there is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoaderStateCallback: what it refuses, before training starts and with nothing changed (F1)."""
+"""LoaderStateCallback: what it refuses, before training starts and with nothing changed."""
 
 from __future__ import annotations
 

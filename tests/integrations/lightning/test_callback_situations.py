@@ -1,4 +1,4 @@
-"""LoaderStateCallback: how fits are interrupted, and how their loaders come about (F1)."""
+"""LoaderStateCallback: how fits are interrupted, and how their loaders come about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP without a callback: rank 0's state serves every rank, on any number of them (F1, B3).
+"""DDP without a callback: rank 0's state serves every rank, on any number of them.
 
 Three epochs of three global batches, in 1, 2 and 4 gloo processes.
 """
@@ -84,7 +84,7 @@ def resumed(request: pytest.FixtureRequest, folder: Path, saved: Path) -> dict[s
 def test_ranks_share_the_batches_of_one_process(
     on_one: Batches, on_two: dict[str, list[Found]]
 ) -> None:
-    """B3: numbers and pixels of the global batches."""
+    """Numbers and pixels of the global batches."""
     assert len(on_one) == 9
     for name in list(LOADINGS)[:3]:
         assert trained_on(on_two[name]) == on_one, name
@@ -95,14 +95,14 @@ def test_ranks_share_the_batches_of_one_process(
 def test_exact_on_any_number_of_ranks(
     resumed: dict[str, list[Found]], on_one: Batches, name: str, step: int
 ) -> None:
-    """F1, B3: from rank 0's state alone."""
+    """From rank 0's state alone."""
     assert trained_on(resumed[f"{name} {step}"]) == on_one[step:]
 
 
 def test_killed_and_exact_on_any_number_of_ranks(
     resumed: dict[str, list[Found]], on_one: Batches
 ) -> None:
-    """F1: with SIGKILL, in the middle of a step."""
+    """With SIGKILL, in the middle of a step."""
     assert trained_on(resumed["killed 4"]) == on_one[4:]
 
 
@@ -110,7 +110,7 @@ def test_killed_and_exact_on_any_number_of_ranks(
 def test_torchs_order_on_as_many_ranks(
     resumed: dict[str, list[Found]], on_two: dict[str, list[Found]], step: int
 ) -> None:
-    """F1: an undivided loader, which Lightning has divided."""
+    """An undivided loader, which Lightning has divided."""
     name = "undivided, use_distributed_sampler"
     if f"{name} {step}" not in resumed:
         pytest.skip("torch's DistributedSampler has another order on each number of ranks")
@@ -119,12 +119,12 @@ def test_torchs_order_on_as_many_ranks(
 
 @pytest.mark.parametrize("name", list(LOADINGS)[:3])
 def test_left_untouched(on_two: dict[str, list[Found]], name: str) -> None:
-    """A1: a loader that is divided already, Lightning does not rebuild."""
+    """A loader that is divided already, Lightning does not rebuild."""
     assert all(found.is_same_loader for found in on_two[name])
 
 
 def test_rebuilt_with_torchs_sampler(on_two: dict[str, list[Found]], on_one: Batches) -> None:
-    """A1: an undivided one is rebuilt, with all its arguments but the sampler: torch's order."""
+    """An undivided one is rebuilt, with all its arguments but the sampler: torch's order."""
     for found in on_two["undivided, use_distributed_sampler"]:
         assert not found.is_same_loader
         assert found.public == {
@@ -144,7 +144,7 @@ def test_rebuilt_with_torchs_sampler(on_two: dict[str, list[Found]], on_one: Bat
 
 @pytest.mark.parametrize("kind", ["lanes"])
 def test_states_of_one_rank_alone(folder: Path, tmp_path: Path, kind: str) -> None:
-    """F1: where rank 0's state is not that of the others, they refuse it by name."""
+    """Where rank 0's state is not that of the others, they refuse it by name."""
     loading = Loading(kind)
     save = Run(loading=loading, save=tmp_path)
     resume = Run(loading=loading, resume=tmp_path / "step=2.ckpt")

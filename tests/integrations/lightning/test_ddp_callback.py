@@ -1,4 +1,4 @@
-"""DDP with LoaderStateCallback; its checkpoints without it, and the other way round (F1, B3)."""
+"""DDP with LoaderStateCallback; its checkpoints without it, and the other way round."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def resumed(
 def test_saved_and_resumed(
     resumed: dict[str, list[Found]], undisturbed: dict[str, list[Found]], how: str, step: int
 ) -> None:
-    """F1, B3: with the callback or without it, on any number of ranks."""
+    """With the callback or without it, on any number of ranks."""
     expected: Batches = trained_on(undisturbed["with"])
     assert len(expected) == 9
     assert trained_on(resumed[f"{how} {step}"]) == expected[step:]
@@ -88,7 +88,7 @@ def test_saved_and_resumed(
 def test_torchs_order_on_as_many_ranks(
     resumed: dict[str, list[Found]], undisturbed: dict[str, list[Found]], step: int
 ) -> None:
-    """F1: an undivided loader, which Lightning has divided."""
+    """An undivided loader, which Lightning has divided."""
     if "default 2" not in resumed:
         pytest.skip("torch's DistributedSampler has another order on each number of ranks")
     expected = trained_on(undisturbed["default"])[step:]
@@ -98,7 +98,7 @@ def test_torchs_order_on_as_many_ranks(
 def test_lanes_give_every_sample_once(
     resumed: dict[str, list[Found]], undisturbed: dict[str, list[Found]]
 ) -> None:
-    """F1: two steps on 2 ranks, and the rest of the epoch on any number that the lanes allow."""
+    """Two steps on 2 ranks, and the rest of the epoch on any number that the lanes allow."""
     batches = [batch for rank in undisturbed["lanes"] for batch in rank.seen[:2]]
     batches += [batch for rank in resumed["lanes"] for batch in rank.seen]
     numbers = [number for batch in batches for number, _ in batch]

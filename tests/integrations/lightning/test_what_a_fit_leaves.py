@@ -1,4 +1,4 @@
-"""Behind a fit no process and no thread of the loaders' is left, as with torch's (A8, F1)."""
+"""Behind a fit no process and no thread of the loaders' is left, as with torch's."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def make(folder: Path) -> Callable[..., StatefulGPULoader[Any]]:
 def test_resumed_run_consumes_what_an_undisturbed_one_does(
     kind: str, num_workers: int, make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """F4: samples, pixels and final weights, interrupted mid-epoch and at boundaries."""
+    """Samples, pixels and final weights, interrupted mid-epoch and at boundaries."""
     build = lambda: make(kind, num_workers=num_workers)  # noqa: E731
     undisturbed = train(one_process(), adapted, build())
     assert [len(undisturbed.steps(epoch)) for epoch in range(3)] == [6, 6, 6]
@@ -76,7 +76,7 @@ def test_resumed_run_consumes_what_an_undisturbed_one_does(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_undisturbed_run_is_that_of_fabric_alone(kind: str, make: Callable[..., Any]) -> None:
-    """F4: the adapter changes nothing but the resume."""
+    """The adapter changes nothing but the resume."""
     with_adapter = train(one_process(), adapted, make(kind))
     assert with_adapter == train(one_process(), built_in, make(kind))
     loader = make(kind)
@@ -90,7 +90,7 @@ def test_undisturbed_run_is_that_of_fabric_alone(kind: str, make: Callable[..., 
 def test_built_in_way_is_exact_where_no_sampler_is_told_its_epoch(
     kind: str, num_workers: int, make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """F4: Fabric counts epochs for samplers alone, and these loaders have none that listens."""
+    """Fabric counts epochs for samplers alone, and these loaders have none that listens."""
     build = lambda: make(kind, num_workers=num_workers)  # noqa: E731
     undisturbed = train(one_process(), built_in, build())
     for moment, stop in MOMENTS.items():
@@ -99,7 +99,7 @@ def test_built_in_way_is_exact_where_no_sampler_is_told_its_epoch(
 
 
 def test_built_in_way_is_exact_in_the_first_epoch(make: Callable[..., Any], tmp_path: Path) -> None:
-    """F4: there Fabric's count and ours begin alike."""
+    """There Fabric's count and ours begin alike."""
     undisturbed = train(one_process(), built_in, make("shuffled"))
     for stop in [(0, 2), (0, 6)]:
         resumed = interrupted_and_resumed(
@@ -111,7 +111,7 @@ def test_built_in_way_is_exact_in_the_first_epoch(make: Callable[..., Any], tmp_
 def test_built_in_way_goes_back_to_the_epochs_of_a_new_process(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """F4: the resumed pass is exact, with a warning; the one behind it is of Fabric's epoch 1."""
+    """The resumed pass is exact, with a warning; the one behind it is of Fabric's epoch 1."""
     path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("shuffled"))
     before = train(one_process(), built_in, make("shuffled"), save_to=path, stop=(1, 3))
     with pytest.warns(UserWarning, match="set_epoch\\(0\\) after load_state_dict\\(\\) of epoch 1"):
@@ -124,7 +124,7 @@ def test_built_in_way_goes_back_to_the_epochs_of_a_new_process(
 def test_checkpoint_loads_with_and_without_the_adapter(
     first: Any, second: Any, make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """F4: in one process the state is the loader's own in both."""
+    """In one process the state is the loader's own in both."""
     path, undisturbed = tmp_path / "state", train(one_process(), built_in, make("lanes"))
     before = train(one_process(), first, make("lanes"), save_to=path, stop=(1, 3))
     after = train(one_process(), second, make("lanes"), resume_from=path)
@@ -135,7 +135,7 @@ def test_checkpoint_loads_with_and_without_the_adapter(
 def test_steps_of_several_batches_end_where_they_did(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """F4: an epoch of 6 batches has a step of four and one of two, also when it is resumed."""
+    """An epoch of 6 batches has a step of four and one of two, also when it is resumed."""
     arguments = {"accumulate": 4}
     build = lambda: make("shuffled")  # noqa: E731
     undisturbed = train(one_process(), adapted, build(), **arguments)
@@ -147,7 +147,7 @@ def test_steps_of_several_batches_end_where_they_did(
 
 
 def test_broken_pass_counts_as_an_epoch(make: Callable[..., Any]) -> None:
-    """F4: as with Fabric, for samplers of this package and of torch."""
+    """As with Fabric, for samplers of this package and of torch."""
     for kind in ("shuffled", "torch's"):
         seen = []
         for set_up in (built_in, adapted):
@@ -160,7 +160,7 @@ def test_broken_pass_counts_as_an_epoch(make: Callable[..., Any]) -> None:
 
 
 def test_several_loaders_each_have_their_state(make: Callable[..., Any], tmp_path: Path) -> None:
-    """F4: training and validation loader in one dictionary, saved inside the validation."""
+    """Training and validation loader in one dictionary, saved inside the validation."""
     fabric = one_process()
     train_batches, valid_batches = setup_dataloaders(fabric, make("shuffled"), make("in order"))
     list(train_batches)
@@ -177,14 +177,14 @@ def test_several_loaders_each_have_their_state(make: Callable[..., Any], tmp_pat
 
 
 def test_checkpoint_is_of_plain_values(make: Callable[..., Any], tmp_path: Path) -> None:
-    """F4: it loads under ``weights_only=True``."""
+    """It loads under ``weights_only=True``."""
     train(one_process(), adapted, make("lanes"), save_to=tmp_path / "state", stop=(1, 3))
     saved = torch.load(tmp_path / "state", weights_only=True)
     assert saved["loader"]["epoch"] == 1
 
 
 def test_batches_move_unless_they_are_to_stay(make: Callable[..., Any]) -> None:
-    """F4: as ``fabric.setup_dataloaders(move_to_device=)``; the rest of the loader is at hand."""
+    """As ``fabric.setup_dataloaders(move_to_device=)``; the rest of the loader is at hand."""
 
     class Elsewhere:
         world_size, strategy = 1, None
@@ -201,7 +201,7 @@ def test_batches_move_unless_they_are_to_stay(make: Callable[..., Any]) -> None:
 
 
 def test_epoch_can_be_chosen(make: Callable[..., Any]) -> None:
-    """F4: ``set_epoch`` before a pass, for samplers of this package and of torch."""
+    """``set_epoch`` before a pass, for samplers of this package and of torch."""
     builds = {
         "ours": lambda: make("shuffled"),
         "torch's": lambda: _of_torch(make),
@@ -217,7 +217,7 @@ def test_epoch_can_be_chosen(make: Callable[..., Any]) -> None:
 
 
 def test_empty_rest_of_an_epoch_can_be_skipped(make: Callable[..., Any]) -> None:
-    """F4: ``on_epoch_boundary="next_epoch"``, without a warning of another epoch."""
+    """``on_epoch_boundary="next_epoch"``, without a warning of another epoch."""
     batches = setup_dataloaders(one_process(), make("shuffled"))
     epochs = [[samples_of(batch) for batch in batches] for _ in range(3)]
     batches = setup_dataloaders(one_process(), make("shuffled"))

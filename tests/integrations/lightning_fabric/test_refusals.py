@@ -28,7 +28,7 @@ def begun(length: int = 24) -> Any:
 
 
 def test_other_objects_are_refused_by_their_names() -> None:
-    """F4: nothing, torch's own loader, and one that Fabric has wrapped already."""
+    """Nothing, torch's own loader, and one that Fabric has wrapped already."""
     fabric = one_process()
     with pytest.raises(ValueError, match="no loader was given"):
         setup_dataloaders(fabric)
@@ -41,14 +41,14 @@ def test_other_objects_are_refused_by_their_names() -> None:
 
 
 def test_fabric_that_was_not_launched_is_refused() -> None:
-    """F4: its ranks are not known yet."""
+    """Its ranks are not known yet."""
     unlaunched = SimpleNamespace(world_size=2, strategy=None)
     with pytest.raises(RuntimeError, match=r"fabric\.world_size = 2.*fabric\.launch\(\) first"):
         setup_dataloaders(unlaunched, numbers())
 
 
 def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
-    """F4: training and validation exchanged; the lengths are named, and no loader has moved."""
+    """Training and validation exchanged; the lengths are named, and no loader has moved."""
     fabric = one_process()
     fabric.save(tmp_path / "state", {"train": begun(24), "valid": begun(20)})
     train, valid = begun(24), begun(20)
@@ -59,7 +59,7 @@ def test_state_of_another_loader_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_fewer_loaders_is_refused_by_fabric(tmp_path: Path) -> None:
-    """F4: with ``strict=True``, its default, before any object is changed."""
+    """With ``strict=True``, its default, before any object is changed."""
     fabric = one_process()
     fabric.save(tmp_path / "state", {"train": begun()})
     train, valid = adapted(fabric, numbers()), adapted(fabric, numbers())
@@ -70,7 +70,7 @@ def test_checkpoint_of_fewer_loaders_is_refused_by_fabric(tmp_path: Path) -> Non
 
 
 def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None:
-    """F4: Fabric loads in the order of the dictionary: with the loaders first, all or nothing."""
+    """Fabric loads in the order of the dictionary: with the loaders first, all or nothing."""
     fabric, trained = one_process(), torch.nn.Linear(1, 1)
     fabric.save(tmp_path / "state", {"loader": begun(24), "model": trained})
     model = torch.nn.Linear(1, 1)
@@ -82,7 +82,7 @@ def test_refused_loader_leaves_the_model_behind_it_alone(tmp_path: Path) -> None
 
 
 def test_state_without_a_lane_is_refused(tmp_path: Path) -> None:
-    """F4: a rank's part is missing."""
+    """A rank's part is missing."""
     shards = tars(tmp_path / "tars")
     loader = adapted(one_process(), image_loader(shards))
     next(iter(loader))
@@ -96,7 +96,7 @@ def test_state_without_a_lane_is_refused(tmp_path: Path) -> None:
 
 
 def test_change_that_is_meant_is_accepted() -> None:
-    """F4: ``accept`` reaches the loader, whose epoch then counts."""
+    """``accept`` reaches the loader, whose epoch then counts."""
     loader = begun()
     state = {**loader.state_dict(), "epoch": 4}
     other = adapted(one_process(), StatefulGPULoader(range(24), batch_size=4, shuffle=True, seed=2))

@@ -78,7 +78,7 @@ def four_ranks(
 def test_two_ranks_consume_what_they_do_undisturbed(
     situation: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    """F4, F6: samples, pixels and final weights of both; Fabric's own sampler is warned of, whose
+    """Samples, pixels and final weights of both; Fabric's own sampler is warned of, whose
     epoch Fabric sets back, which in order changes nothing."""
     for rank in two_ranks:
         assert rank[situation]["exact"], rank[situation]["each"]
@@ -88,7 +88,7 @@ def test_two_ranks_consume_what_they_do_undisturbed(
 
 @pytest.mark.parametrize("situation", ["adapter, divided by it", "adapter, auto", "adapter, lanes"])
 def test_each_sample_goes_to_one_rank(situation: str, two_ranks: list[dict[str, Any]]) -> None:
-    """F4: an undivided loader is divided, as Fabric divides one."""
+    """An undivided loader is divided, as Fabric divides one."""
     records = [rank[situation]["undisturbed"] for rank in two_ranks]
     for epoch in range(3):
         numbers = [number for step in together(records, epoch) for number, _ in step]
@@ -98,7 +98,7 @@ def test_each_sample_goes_to_one_rank(situation: str, two_ranks: list[dict[str, 
 def test_global_batches_are_those_of_one_process(
     two_ranks: list[dict[str, Any]], folder: Path
 ) -> None:
-    """B3: by the loader's own order, whoever divides it; Fabric's own division has another."""
+    """By the loader's own order, whoever divides it; Fabric's own division has another."""
     alone = train(one_process(), adapted, map_style(folder, 1))
     for situation in ("adapter, divided by it", "adapter, auto", "built in, auto"):
         records = [rank[situation]["undisturbed"] for rank in two_ranks]
@@ -112,7 +112,7 @@ def test_global_batches_are_those_of_one_process(
 def test_built_in_way_is_exact_on_two_ranks_in_the_first_epoch_alone(
     situation: str, two_ranks: list[dict[str, Any]]
 ) -> None:
-    """F4: later, Fabric sets the sampler to the epochs of a new process, of which is warned."""
+    """Later, Fabric sets the sampler to the epochs of a new process, of which is warned."""
     for rank in two_ranks:
         assert rank[situation]["each"] == [True, False]
         assert rank[situation]["warned"]
@@ -121,13 +121,13 @@ def test_built_in_way_is_exact_on_two_ranks_in_the_first_epoch_alone(
 def test_built_in_way_draws_other_augmentations_in_a_later_epoch(
     two_ranks: list[dict[str, Any]],
 ) -> None:
-    """F4: also in order, where our sampler divides: the pass behind the resumed one is another."""
+    """Also in order, where our sampler divides: the pass behind the resumed one is another."""
     for rank in two_ranks:
         assert rank["built in, auto, in order"]["each"] == [False, True]
 
 
 def test_built_in_way_saves_the_lanes_of_rank_0_alone(two_ranks: list[dict[str, Any]]) -> None:
-    """F4: the other rank refuses them, with the numbers, when it loads."""
+    """The other rank refuses them, with the numbers, when it loads."""
     assert two_ranks[0]["built in, lanes"] == "loaded"
     assert "the cursors of 2 lanes: [0, 2]" in two_ranks[1]["built in, lanes"]
     assert "which serves lanes [1, 3] of 4" in two_ranks[1]["built in, lanes"]
@@ -143,7 +143,7 @@ def test_killed_run_goes_on_on_another_number_of_ranks(
     two_ranks: list[dict[str, Any]],
     request: pytest.FixtureRequest,
 ) -> None:
-    """F4, B3, B5: at the same global batch; of lanes each sample comes once, with its pixels."""
+    """At the same global batch; of lanes each sample comes once, with its pixels."""
     if num_ranks == 1:
         after = [resume_killed(0, 1, folder)[name]]
     elif num_ranks == 2:
@@ -172,7 +172,7 @@ def test_killed_run_goes_on_on_another_number_of_ranks(
 def test_tensor_parallel_ranks_consume_the_same_batches(
     four_ranks: list[dict[str, Any]],
 ) -> None:
-    """B6: under Fabric's ModelParallelStrategy, resumed from a folder, map-style and lanes."""
+    """Under Fabric's ModelParallelStrategy, resumed from a folder, map-style and lanes."""
     for situation in ("map-style, None", "map-style, auto", "lanes, None", "lanes, auto"):
         of_rank = [rank["mesh"][situation] for rank in four_ranks]
         assert all(rank["exact"] for rank in of_rank), situation
@@ -186,7 +186,7 @@ def test_tensor_parallel_ranks_consume_the_same_batches(
 def test_states_of_each_rank_are_refused_on_another_number(
     four_ranks: list[dict[str, Any]],
 ) -> None:
-    """F4: with both numbers, on every rank, and nothing is changed."""
+    """With both numbers, on every rank, and nothing is changed."""
     for rank in four_ranks:
         assert (
             "number of ranks differs: the state has 2, expected was 4"
@@ -197,7 +197,7 @@ def test_states_of_each_rank_are_refused_on_another_number(
 def test_ranks_at_different_steps_are_refused_when_they_save(
     four_ranks: list[dict[str, Any]],
 ) -> None:
-    """E5, F4: with both positions, on every rank."""
+    """With both positions, on every rank."""
     for rank in four_ranks:
         assert 'position differs: the state has 2, expected was "1, ' in rank["refused"]["steps"]
 
@@ -205,12 +205,12 @@ def test_ranks_at_different_steps_are_refused_when_they_save(
 def test_sampler_that_would_give_all_ranks_the_same_is_refused(
     four_ranks: list[dict[str, Any]],
 ) -> None:
-    """F4: before anything is trained on twice."""
+    """Before anything is trained on twice."""
     for rank in four_ranks:
         assert "num_replicas = 4, and the loader's RandomSampler" in rank["refused"]["undivided"]
 
 
 def test_loader_is_left_as_it_was_where_that_is_asked_for(four_ranks: list[dict[str, Any]]) -> None:
-    """F4: ``use_distributed_sampler=False``."""
+    """``use_distributed_sampler=False``."""
     for rank in four_ranks:
         assert rank["refused"]["left as it was"] == "None, 6 batches"

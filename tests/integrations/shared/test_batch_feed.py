@@ -38,7 +38,7 @@ def run(feed: BatchFeed, skipped: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("skipped", [3, 4, 5])
 def test_skip_of_more_than_was_delivered_is_refused(skipped: int) -> None:
-    """F2: no batch is thrown away in silence; of a pass from the beginning it is what was asked."""
+    """No batch is thrown away in silence; of a pass from the beginning it is what was asked."""
     with pytest.raises(LoaderError, match=r"batch 2 .* was skipped.* behind 2 of them.*Remedy"):
         run(resumed(2), skipped)
     whole = [batch.tolist() for batch in loader_of()]
@@ -47,7 +47,7 @@ def test_skip_of_more_than_was_delivered_is_refused(skipped: int) -> None:
 
 
 def test_second_pass_after_a_resume_skips_in_earnest() -> None:
-    """F2: only the resumed pass has batches from before the checkpoint."""
+    """Only the resumed pass has batches from before the checkpoint."""
     feed = resumed(2)
     run(feed, 2)
     second = loader_of()
@@ -56,7 +56,7 @@ def test_second_pass_after_a_resume_skips_in_earnest() -> None:
 
 
 def test_skip_of_less_than_was_delivered_is_refused() -> None:
-    """F2: and the text speaks of a checkpoint only where there is one."""
+    """And the text speaks of a checkpoint only where there is one."""
     with pytest.raises(LoaderError, match="batch 1 of the epoch was delivered before the checkp"):
         run(resumed(2), 1)
     with pytest.raises(LoaderError, match=r"\[0\] of a BatchFeed.*Remedy") as caught:
@@ -65,7 +65,7 @@ def test_skip_of_less_than_was_delivered_is_refused() -> None:
 
 
 def test_attributes_are_the_datasets() -> None:
-    """A1: loader.dataset.classes, as users write it."""
+    """Loader.dataset.classes, as users write it."""
     feed = BatchFeed(loader_of())
     assert feed.classes == ("cat", "dog")
     assert not hasattr(feed, "absent")
@@ -79,7 +79,7 @@ def test_attributes_are_the_datasets() -> None:
 def test_resume_at_an_epochs_last_batch_asks_for_the_epoch_that_comes(
     boundary: str, batch_size: int, drop_last: bool
 ) -> None:
-    """F2: without a warning of an epoch that nobody has asked for."""
+    """Without a warning of an epoch that nobody has asked for."""
     given = {"on_epoch_boundary": boundary, "batch_size": batch_size, "drop_last": drop_last}
     feed = resumed(len(loader_of(**given)), **given)
     second = loader_of(**given)
@@ -94,7 +94,7 @@ def test_resume_at_an_epochs_last_batch_asks_for_the_epoch_that_comes(
 
 
 def test_next_epoch_asked_for_at_an_epochs_last_batch_has_nothing_to_skip() -> None:
-    """F2: as scripts do that count from the steps taken."""
+    """As scripts do that count from the steps taken."""
     feed = resumed(5)
     feed.set_epoch(1)
     second = loader_of()

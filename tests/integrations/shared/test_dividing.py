@@ -59,7 +59,7 @@ def delivered(loader: StatefulGPULoader[Any]) -> list[list[int]]:
 def test_order_of_the_loader_is_divided(
     arguments: dict[str, Any], num_replicas: int | str | None
 ) -> None:
-    """F4, B3: the ranks' global batches are those that the loader has alone."""
+    """The ranks' global batches are those that the loader has alone."""
     given = {"batch_size": 4, "seed": 3, "num_replicas": num_replicas, **arguments}
     ranks = [
         divided(StatefulGPULoader(range(24), **given), num_replicas=2, rank=rank) for rank in (0, 1)
@@ -74,7 +74,7 @@ def test_order_of_the_loader_is_divided(
 
 
 def test_everything_else_stays_as_it_was(tmp_path: Path) -> None:
-    """A1: every argument is an attribute of the same name, of a subclass, too."""
+    """Every argument is an attribute of the same name, of a subclass, too."""
     given = {"batch_size": 4, "num_workers": 2, "prefetch_factor": 3, "drop_last": True}
     original = WithExtra(photos(tmp_path), extra="kept", seed=5, on_bad_sample="drop", **given)
     rank = divided(original, num_replicas=3, rank=2)
@@ -88,7 +88,7 @@ def test_everything_else_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_loader_of_one_rank_and_divided_ones_stay_themselves() -> None:
-    """F4: numbers of ranks that were given, a DistributedSampler, and the user's iterables."""
+    """Numbers of ranks that were given, a DistributedSampler, and the user's iterables."""
     for loader in (
         StatefulGPULoader(range(8), num_replicas=4, rank=1),
         StatefulGPULoader(range(8), sampler=DistributedSampler(range(8), 2, 0)),
@@ -104,7 +104,7 @@ def test_loader_of_one_rank_and_divided_ones_stay_themselves() -> None:
 
 
 def test_lanes_are_divided(tmp_path: Path) -> None:
-    """F4, B5: each sample comes once."""
+    """Each sample comes once."""
     shards = tars(tmp_path / "tars")
     ranks = [divided(image_loader(shards), num_replicas=2, rank=rank) for rank in (0, 1)]
     numbers = [number for rank in ranks for batch in rank for number in seen(batch)[0]]
@@ -121,7 +121,7 @@ def test_lanes_are_divided(tmp_path: Path) -> None:
     ],
 )
 def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, Any]) -> None:
-    """F4: by its name, with what to do."""
+    """By its name, with what to do."""
     loader = StatefulGPULoader(range(8), **arguments)
     name = type(next(iter(arguments.values()))).__name__
     told = f"num_replicas = 2, and the loader's {name}.*Remedy.*num_replicas= and rank="
@@ -131,7 +131,7 @@ def test_sampler_that_gives_all_ranks_the_same_is_refused(arguments: dict[str, A
 
 @pytest.mark.parametrize("num_replicas", [None, "auto"])
 def test_loaded_state_is_carried_over(num_replicas: str | None) -> None:
-    """F4: one that was loaded before the loader is divided, at any place, with its seed."""
+    """One that was loaded before the loader is divided, at any place, with its seed."""
     given = {"batch_size": 2, "shuffle": True, "num_replicas": num_replicas}
     for seed, delivered_before in ((3, 0), (3, 2), (None, 0), (None, 2), (None, 6)):
         saved = StatefulGPULoader(
@@ -163,7 +163,7 @@ def delivered_in(loader: StatefulGPULoader[Any], epoch: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("through_sampler", [False, True])
 def test_epoch_that_was_set_is_carried_over(through_sampler: bool) -> None:
-    """F4: and no seed is settled that was not: ranks' own generators differ."""
+    """And no seed is settled that was not: ranks' own generators differ."""
     loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
     (loader.sampler if through_sampler else loader).set_epoch(3)
     ranks = [divided(loader, num_replicas=2, rank=rank) for rank in (0, 1)]
@@ -173,7 +173,7 @@ def test_epoch_that_was_set_is_carried_over(through_sampler: bool) -> None:
 
 
 def test_pass_that_was_only_looked_into_is_not_carried_over() -> None:
-    """F4: as on one rank, no batch is lost to training; the epoch that a whole pass began is."""
+    """As on one rank, no batch is lost to training; the epoch that a whole pass began is."""
     loader = StatefulGPULoader(range(12), batch_size=2, shuffle=True)
     next(iter(loader))
     first = divided(loader, num_replicas=2, rank=0).state_dict()
@@ -183,7 +183,7 @@ def test_pass_that_was_only_looked_into_is_not_carried_over() -> None:
 
 
 def test_loaded_lanes_are_carried_over(tmp_path: Path) -> None:
-    """F4, B5: the rest of each lane, on its rank."""
+    """The rest of each lane, on its rank."""
     shards = tars(tmp_path / "tars")
     saved = image_loader(shards)
     batches = iter(saved)
@@ -196,7 +196,7 @@ def test_loaded_lanes_are_carried_over(tmp_path: Path) -> None:
 
 
 def test_state_that_cannot_be_carried_over_is_refused() -> None:
-    """F2: batches that were delivered out of order are those of one batch size."""
+    """Batches that were delivered out of order are those of one batch size."""
     given = {"batch_size": 2, "seed": 1, "num_workers": 1, "in_order": False}
     loader = StatefulGPULoader(range(12), **given)
     loader.load_state_dict({**loader.state_dict(), "ahead": "[2]"})
@@ -223,14 +223,14 @@ class KeptFolder(StatefulGPULoader[Any]):
     ],
 )
 def test_constructor_that_cannot_be_called_again_is_told(loader: Any, lacking: str) -> None:
-    """A1: what it lacks, and what to do."""
+    """What it lacks, and what to do."""
     remedy = r"Remedy: keep each argument.*num_replicas=2, rank=1"
     with pytest.raises(TypeError, match=f"Folder cannot be built again.*{lacking}.*{remedy}"):
         divided(loader, num_replicas=2, rank=1)
 
 
 def test_an_iterable_must_say_that_it_divides_itself() -> None:
-    """A1: else each process would get all of it."""
+    """Else each process would get all of it."""
 
     loader = StatefulGPULoader(Numbers(), batch_size=2)
     check_divides_itself(loader, 1)

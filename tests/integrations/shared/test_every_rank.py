@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
+from stateful_gpu_loader.integrations.shared import every_rank
 from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from tests.rank_processes import on_ranks
@@ -34,10 +35,13 @@ def of_ranks(*ranks: int, num_ranks: int = 1, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_state_of_each_rank_gives_each_its_own() -> None:
-    """F4: and it survives JSON."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_of_each_rank_gives_each_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it survives JSON."""
+    monkeypatch.setattr(every_rank, "size_and_rank", lambda: (2, rank))
+    other = {f"rank_{1 - rank:05d}": loader_of(epoch=2).state_dict()}
     loader = loader_of()
-    load_own_state(loader, json.loads(json.dumps(of_ranks(0))))
+    load_own_state(loader, json.loads(json.dumps(of_ranks(rank, num_ranks=2, **other))))
     assert loader.state_dict()["epoch"] == 3
 
 
@@ -52,7 +56,7 @@ def test_state_of_each_rank_gives_each_its_own() -> None:
     ],
 )
 def test_damaged_state_of_each_rank_is_refused(state: Any, message: str) -> None:
-    """F4: with the numbers, and nothing is changed."""
+    """With the numbers, and nothing is changed."""
     loader = loader_of()
     before = loader.state_dict()
     with pytest.raises(StateMismatch, match=message):
@@ -61,13 +65,13 @@ def test_damaged_state_of_each_rank_is_refused(state: Any, message: str) -> None
 
 
 def test_loader_alone_refuses_the_state_of_each_rank() -> None:
-    """F4: it says whose states they are."""
+    """It says whose states they are."""
     with pytest.raises(StateMismatch, match="'stateful_gpu_loader of each rank'"):
         loader_of().load_state_dict(of_ranks(0))
 
 
 def test_ranks_of_one_data_parallel_rank_count_once() -> None:
-    """B6, E5: and differ by nothing but the record of bad samples."""
+    """And differ by nothing but the record of bad samples."""
     equal, apart = zip(*on_ranks(_gather_twice, 2), strict=True)
     assert all(state["position"] == 2 for state in equal)
     assert all(
@@ -78,7 +82,7 @@ def test_ranks_of_one_data_parallel_rank_count_once() -> None:
 
 
 def test_records_and_order_of_arrival_may_differ_from_rank_to_rank() -> None:
-    """F4: the records of bad samples are united; without an order each rank keeps its state."""
+    """The records of bad samples are united; without an order each rank keeps its state."""
     for united, unordered in on_ranks(_gather_others, 2):
         assert BadSamples.from_text(united["bad_samples"]).total == 2
         assert unordered["num_ranks"] == 2
@@ -97,7 +101,7 @@ def _gather_others(rank: int) -> list[dict[str, Any]]:
 
 
 def test_states_that_hold_tensors_are_compared_as_a_whole() -> None:
-    """A3, F4: of the user's objects; equal ones are one state, others one for each rank."""
+    """Of the user's objects; equal ones are one state, others one for each rank."""
     for equal, other in on_ranks(_gather_tensors, 2):
         assert equal["format"] == "stateful_gpu_loader"
         assert other["num_ranks"] == 2

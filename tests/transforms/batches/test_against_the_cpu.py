@@ -1,4 +1,4 @@
-"""Whole batches beside the CPU's image by image: what docs/augmentation.md says of them (D5)."""
+"""Whole batches beside the CPU's image by image: what docs/augmentation.md says of them."""
 
 from __future__ import annotations
 

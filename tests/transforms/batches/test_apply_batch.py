@@ -91,7 +91,7 @@ def _float_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_float_path")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_batch_is_its_images(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """D6: one pass over the pixels where it can be; a byte of a resize may differ by 1."""
+    """One pass over the pixels where it can be; a byte of a resize may differ by 1."""
     launched = []
 
     def counted(images: list[Tensor], *others: object) -> Tensor:
@@ -134,7 +134,7 @@ def test_a_batch_is_its_images(monkeypatch: pytest.MonkeyPatch, name: str) -> No
 @pytest.mark.usefixtures("_float_path")
 @pytest.mark.parametrize("name", ["training", "padding", "small images", "expanding", "color"])
 def test_row_does_not_depend_on_the_batch_around_it(name: str) -> None:
-    """Law 1: alone, or among images that need other treatment; bit for bit."""
+    """Alone, or among images that need other treatment; bit for bit."""
     pipeline, images = T.Compose(PIPELINES[name][0]), ragged()
     made = pipeline.apply_batch(images, drawn_for(pipeline, images))
     for i, image in enumerate(images):
@@ -143,7 +143,7 @@ def test_row_does_not_depend_on_the_batch_around_it(name: str) -> None:
 
 
 def test_order_of_flips_and_crops_matters() -> None:
-    """D6: the box of a crop is placed in what the flip before it left."""
+    """The box of a crop is placed in what the flip before it left."""
     images = [noise(8, 8)]
     crop, flip = T.RandomCrop(3), T.RandomHorizontalFlip(1.0)
     for recipes in ([crop, flip], [flip, crop]):
@@ -164,7 +164,7 @@ def test_the_batch_has_memory_of_its_own(recipes: list[T.Recipe]) -> None:
 
 
 def test_channels_that_normalize_adds() -> None:
-    """D6: three numbers make three channels of one, as image by image."""
+    """Three numbers make three channels of one, as image by image."""
     pipeline, images = T.Compose([T.CenterCrop(8), NORMALIZE]), [noise(9, 9, channels=1)]
     drawn = drawn_for(pipeline, images)
     made = pipeline.apply_batch(images, drawn)

@@ -34,7 +34,7 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 @pytest.mark.parametrize("kind", ["bytes", "floats", "channels last", "one channel"])
 def test_a_batch_is_its_images(recipe: Any, kind: str) -> None:
-    """D6: bit for bit, for every dtype and layout."""
+    """Bit for bit, for every dtype and layout."""
     channels = 1 if kind == "one channel" else 3
     if kind == "one channel" and isinstance(getattr(recipe, "fill", None), tuple):
         pytest.skip("a fill of three numbers is for three channels")

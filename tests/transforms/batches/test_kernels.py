@@ -43,7 +43,7 @@ def _interpreted() -> str:
 
 @pytest.mark.parametrize("name", cases())
 def test_the_kernel_is_torchs_path(found: Any, name: str) -> None:
-    """D6: crops, resizes, flips, steps, casts and strides; a byte may differ by 1 at a half."""
+    """Crops, resizes, flips, steps, casts and strides; a byte may differ by 1 at a half."""
     placement, pointwise, _ = cases()[name]
     if placement.antialias is None:
         assert found[name]["unequal"] == 0
@@ -76,7 +76,7 @@ def test_the_kernel_compiles_for_hopper(
     steps: str,
     columns: int,
 ) -> None:
-    """D6: every variant, to machine code, by the ptxas that triton brings."""
+    """Every variant, to machine code, by the ptxas that triton brings."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
     from triton.backends.compiler import GPUTarget

@@ -70,7 +70,7 @@ def one_step(
 def test_folded_is_one_after_the_other(
     data: st.DataObject, before: list[str], resizes: bool, after: list[str]
 ) -> None:
-    """D6: any order of crops and flips around a resize, bit for bit, down to one pixel."""
+    """Any order of crops and flips around a resize, bit for bit, down to one pixel."""
     size = st.tuples(st.integers(1, 24), st.integers(1, 24))
     images = [noise(*data.draw(size), seed=i) for i in range(2)]
     originals, placement = images, Placement.of(sizes_of(images))

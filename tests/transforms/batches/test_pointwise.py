@@ -28,7 +28,7 @@ CHAINS: list[list[T.Recipe]] = [
 
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_folded_is_one_after_the_other(chain: list[T.Recipe]) -> None:
-    """D6: every value that a byte can have, bit for bit."""
+    """Every value that a byte can have, bit for bit."""
     expected, folded = BYTES, Pointwise()
     for recipe in chain:
         expected = recipe.apply(expected, [])

@@ -37,7 +37,7 @@ def aten(image: Tensor, size: tuple[int, int], antialias: bool) -> Tensor:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("antialias", [True, False])
 def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) -> None:
-    """D6: photographs, up and down; unrounded, and rounded to bytes.
+    """Photographs, up and down; unrounded, and rounded to bytes.
 
     Measured, in levels of 255: at most 9e-5, on average 4e-6, 58% to 84% of the sums bit for bit;
     0 to 3 of 10,000 bytes differ, by 1, where a sum is a half. Without antialiasing aten's own
@@ -63,7 +63,7 @@ def test_error_against_aten(monkeypatch: pytest.MonkeyPatch, antialias: bool) ->
 @pytest.mark.parametrize("antialias", [True, False])
 @pytest.mark.parametrize("size", [(1, 1), (3, 200), (224, 224)], ids=str)
 def test_odd_images(antialias: bool, size: tuple[int, int]) -> None:
-    """D6: one pixel to many and many to one."""
+    """One pixel to many and many to one."""
     images = [noise(*shape, seed=i) for i, shape in enumerate(ODD_SIZES)]
     made = resample(images, resized(images, size, antialias), Pointwise())
     exact = torch.stack([aten(image, size, antialias) for image in images])
@@ -74,14 +74,14 @@ def test_odd_images(antialias: bool, size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("antialias", [True, False])
 def test_same_size_is_a_copy(antialias: bool) -> None:
-    """D6: torchvision leaves an image of the right size alone."""
+    """torchvision leaves an image of the right size alone."""
     (image,) = ragged_images([(300, 401)])
     made = resample([image], resized([image], (300, 401), antialias), Pointwise())
     assert torch.equal(made[0], image)
 
 
 def test_pixels_do_not_depend_on_the_batch_around_them() -> None:
-    """Law 1: alone, among others, in another order, and in portions; bit for bit."""
+    """Alone, among others, in another order, and in portions; bit for bit."""
     images = ragged_images([(61, 47), (400, 30), (75, 75), (5, 700), (61, 47)])
     whole = resample(images, resized(images, (32, 40), True), Pointwise())
     for i, image in enumerate(images):
@@ -106,7 +106,7 @@ def test_much_padding_is_done_in_portions(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("layout", range(4))
 def test_memory_layout_changes_no_pixel(layout: int) -> None:
-    """D6: planar, interleaved, rows with a pitch, bytes in between."""
+    """Planar, interleaved, rows with a pitch, bytes in between."""
     image = noise(50, 70)
     view = laid_out(image, layout)
     assert torch.equal(view, image)
@@ -123,7 +123,7 @@ def test_other_numbers_of_channels(channels: int) -> None:
 
 
 def test_default_dtype_changes_nothing() -> None:
-    """Law 1: a setting of the process."""
+    """A setting of the process."""
     image = noise(50, 70)
     placement = resized([image], (20, 31), True)
     steps = Pointwise().then("-", [3.0])
@@ -153,7 +153,7 @@ def test_without_a_working_triton_torch_resamples(
 def test_memory_that_runs_out_is_no_reason_to_change_the_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Law 1: which code resamples depends on the machine, never on its load."""
+    """Which code resamples depends on the machine, never on its load."""
 
     def full(*args: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

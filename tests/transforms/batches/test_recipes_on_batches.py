@@ -1,4 +1,4 @@
-"""Recipes on batches: what they make of each image alone, without waiting for the device (D5)."""
+"""Recipes on batches: what they make of each image alone, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_recipe
 def test_a_batch_is_its_images_one_by_one(recipe: Recipe, dtype: torch.dtype) -> None:
-    """D5: bit for bit, in any layout, and the images stay as they are."""
+    """Bit for bit, in any layout, and the images stay as they are."""
     for size in ((37, 53), (24, 24)):
         for layout in ("planes", "interleaved", "strided"):
             batch = images(9, size, dtype, layout)
@@ -32,7 +32,7 @@ def test_a_batch_is_its_images_one_by_one(recipe: Recipe, dtype: torch.dtype) ->
 
 @every_recipe
 def test_an_image_does_not_depend_on_the_batch_around_it(recipe: Recipe) -> None:
-    """Law 1: any part of a batch, in any order, gets the same pixels."""
+    """Any part of a batch, in any order, gets the same pixels."""
     batch = images(12, (31, 40), torch.float32, "planes")
     numbers = numbers_for(recipe, batch)
     whole = recipe.apply_batch(batch, numbers)
@@ -42,7 +42,7 @@ def test_an_image_does_not_depend_on_the_batch_around_it(recipe: Recipe) -> None
 
 @every_recipe
 def test_threads_do_not_matter(recipe: Recipe) -> None:
-    """Law 1: one intra-op thread or two, the same bits."""
+    """One intra-op thread or two, the same bits."""
     batch = images(5, (160, 131), torch.float32, "planes")
     numbers = numbers_for(recipe, batch)
     alone = recipe.apply_batch(batch, numbers)
@@ -68,7 +68,7 @@ class Recorded(TorchDispatchMode):
 @pytest.mark.fuzz
 @every_recipe
 def test_nothing_is_read_back_and_little_is_launched(recipe: Recipe) -> None:
-    """D5, on a device without memory, where a look at any value raises.
+    """On a device without memory, where a look at any value raises.
 
     The numbers travel in one copy (noise adds its seeds), and as many operations are launched for
     64 images as for 32.
@@ -89,7 +89,7 @@ def test_nothing_is_read_back_and_little_is_launched(recipe: Recipe) -> None:
 @pytest.mark.gpu
 @every_recipe
 def test_a_gpu_makes_the_same_pixels_without_waiting(recipe: Recipe) -> None:
-    """D5: within a level of bytes, but for pixels that a nearest sample takes from next door."""
+    """Within a level of bytes, but for pixels that a nearest sample takes from next door."""
     batch = images(16, (64, 48), torch.uint8, "planes")
     numbers = numbers_for(recipe, batch)
     there = batch.cuda()

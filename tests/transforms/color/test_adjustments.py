@@ -1,4 +1,4 @@
-"""Hue, levels and sharpness for an image or a batch: torchvision's, to the bit (D6)."""
+"""Hue, levels and sharpness for an image or a batch: torchvision's, to the bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_batch(image: Tensor, n: int) -> Tensor:
 
 @every_image
 def test_posterize(image: Tensor) -> None:
-    """D6: each image its own number of bits, none and all of them too."""
+    """Each image its own number of bits, none and all of them too."""
     made = posterize(one_batch(image, 9), columns([2.0**bits for bits in range(9)]))
     for bits, result in enumerate(made):
         assert torch.equal(result, F.posterize(image, bits))
@@ -45,7 +45,7 @@ def test_posterize(image: Tensor) -> None:
 
 @every_image
 def test_solarize(image: Tensor) -> None:
-    """D6: each image its own threshold, those that are levels too."""
+    """Each image its own threshold, those that are levels too."""
     shares = [*torch.linspace(1.0, 0.0, 31).tolist(), 128 / 255, 20 / 255]
     brightest = 1.0 if image.is_floating_point() else 255.0
     for share, result in zip(
@@ -55,7 +55,7 @@ def test_solarize(image: Tensor) -> None:
 
 
 def test_normalized_floats() -> None:
-    """D6: outside [0, 1] too, as torchvision has it."""
+    """Outside [0, 1] too, as torchvision has it."""
     image = as_float(noise(9, 9)) * 4 - 2
     (posterized,) = posterize(image[None], columns([8.0]))
     assert torch.equal(posterized, F.posterize(image, 3))
@@ -75,7 +75,7 @@ def flat_and_others() -> Tensor:
 
 @pytest.mark.parametrize("operation", ["autocontrast", "equalize"])
 def test_each_image_is_judged_alone(operation: str) -> None:
-    """D6: flat images and channels stay as they are, whatever their neighbours are like."""
+    """Flat images and channels stay as they are, whatever their neighbours are like."""
     function = {"autocontrast": autocontrast, "equalize": equalize}[operation]
     reference = getattr(F, operation)
     for images in (flat_and_others(), as_float(flat_and_others())):
@@ -87,7 +87,7 @@ def test_each_image_is_judged_alone(operation: str) -> None:
 
 @every_image
 def test_autocontrast_and_equalize_of_an_image_alone(image: Tensor) -> None:
-    """D6: bit for bit."""
+    """Bit for bit."""
     assert torch.equal(autocontrast(image[None])[0], F.autocontrast(image))
     assert torch.equal(equalize(image[None])[0], F.equalize(image))
 
@@ -103,7 +103,7 @@ def test_images_stay_as_they_are(image: Tensor) -> None:
 
 
 def test_two_channels_are_refused() -> None:
-    """D6: as torchvision refuses them."""
+    """As torchvision refuses them."""
     with pytest.raises(TypeError, match="2 channels"):
         autocontrast(noise(4, 4, 2)[None])
     with pytest.raises(TypeError, match="2 channels"):
@@ -115,7 +115,7 @@ SIXTHS = [i / 6 for i in range(-3, 4)]
 
 @pytest.mark.parametrize("shift", [*SIXTHS, 0.1, -0.037, 0.4999])
 def test_the_hue_of_all_kinds_of_color(shift: float) -> None:
-    """D6: bit for bit for greys, primaries, ties, and one color in 320."""
+    """Bit for bit for greys, primaries, ties, and one color in 320."""
     levels = torch.arange(256, dtype=torch.uint8)
     greens, blues = levels.view(1, -1, 1), levels.view(1, 1, -1)
     for red in (0, 1, 100, 254, 255):
@@ -127,7 +127,7 @@ def test_the_hue_of_all_kinds_of_color(shift: float) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(shift=st.floats(-0.5, 0.5), seed=st.integers(0, 1000), size=st.sampled_from(ODD_SIZES))
 def test_any_shift_of_the_hue(shift: float, seed: int, size: tuple[int, int]) -> None:
-    """D6: bit for bit, on bytes and floats."""
+    """Bit for bit, on bytes and floats."""
     image = noise(*size, seed=seed)
     assert torch.equal(adjust_hue(image, shift), F.adjust_hue(image, shift))
     image = torch.rand(3, *size, generator=torch.Generator().manual_seed(seed))
@@ -143,7 +143,7 @@ def test_a_hue_keeps_other_floats(dtype: torch.dtype) -> None:
 
 
 def test_the_hue_of_one_channel_and_of_two() -> None:
-    """D6: one channel has no hue, two are refused, as torchvision has it."""
+    """One channel has no hue, two are refused, as torchvision has it."""
     grey = noise(5, 5, channels=1)
     assert adjust_hue(grey, 0.3) is grey
     with pytest.raises(TypeError, match="2 channels"):
@@ -155,7 +155,7 @@ FACTORS = [0.01, 0.505, 1.0, 1.33, 1.99]
 
 @pytest.mark.parametrize("name", ["astronaut", "coffee", "rocket"])
 def test_sharp_bytes_are_torchvisions(name: str) -> None:
-    """D6: bit for bit, a factor for each image of a batch."""
+    """Bit for bit, a factor for each image of a batch."""
     image = decoded(name)[:, :224, :201]
     made = adjust_sharpness(image.expand(len(FACTORS), -1, -1, -1), columns(FACTORS))
     for result, factor in zip(made, FACTORS, strict=True):
@@ -164,7 +164,7 @@ def test_sharp_bytes_are_torchvisions(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 def test_sharp_floats_are_torchvisions(dtype: torch.dtype) -> None:
-    """D6: on CPUs with fused multiply-add to the bit for float32; here within a few last bits."""
+    """On CPUs with fused multiply-add to the bit for float32; here within a few last bits."""
     image = as_float(decoded("chelsea")[:, :97, :101]).to(dtype)
     made = adjust_sharpness(image.expand(len(FACTORS), -1, -1, -1), columns(FACTORS))
     tolerance = {torch.float32: 1e-6, torch.float64: 1e-7, torch.float16: 4e-3}[dtype]
@@ -177,14 +177,14 @@ def test_sharp_floats_are_torchvisions(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [*ODD_SIZES, (3, 3), (2, 9)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_odd_images(size: tuple[int, int], channels: int) -> None:
-    """D6: too small ones stay as they are."""
+    """Too small ones stay as they are."""
     image = noise(*size, channels=channels)
     (made,) = adjust_sharpness(image[None], columns([1.7]))
     assert torch.equal(made, F.adjust_sharpness(image, 1.7))
 
 
 def test_floats_stay_in_their_range() -> None:
-    """D6: what is sharpened beyond black and white is cut off, as by torchvision."""
+    """What is sharpened beyond black and white is cut off, as by torchvision."""
     image = as_float(noise(40, 40))
     made = adjust_sharpness(image.expand(2, -1, -1, -1), columns([1.9, 0.1]))
     assert (made[0].min(), made[0].max()) == (0.0, 1.0)
@@ -192,7 +192,7 @@ def test_floats_stay_in_their_range() -> None:
 
 
 def test_floats_are_blurred_in_reading_order_with_one_rounding_a_step() -> None:
-    """Law 1: by exact fractions, so that no library's order of additions is in the result."""
+    """By exact fractions, so that no library's order of additions is in the result."""
     edge, middle = np.float32(1 / 13), np.float32(5 / 13)
     for image in torch.rand(50, 1, 3, 3, generator=torch.Generator().manual_seed(0)):
         blurred = np.float32(0)
@@ -206,7 +206,7 @@ def test_floats_are_blurred_in_reading_order_with_one_rounding_a_step() -> None:
 
 
 def test_every_level_is_blended_as_by_torchvision() -> None:
-    """D6: all levels next to all others, so that no sum that a level hangs on is left out."""
+    """All levels next to all others, so that no sum that a level hangs on is left out."""
     levels = torch.arange(256, dtype=torch.uint8)
     image = torch.stack((levels.repeat(256, 1), levels[:, None].repeat(1, 256)), dim=-1)
     image = image.flatten(1)[None]
@@ -216,7 +216,7 @@ def test_every_level_is_blended_as_by_torchvision() -> None:
 
 
 def test_threads_do_not_matter() -> None:
-    """Law 1."""
+    """A batch is a pure function of its configuration and its positions."""
     for image in (noise(641, 479), as_float(noise(641, 479))):
         torch.set_num_threads(1)
         alone = adjust_sharpness(image[None], columns([0.37]))

@@ -1,4 +1,4 @@
-"""GaussianBlur (D6)."""
+"""GaussianBlur."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARGUMENTS = [
 @pytest.mark.fuzz
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
-    """D6: bit for bit on uint8, float32 and float64."""
+    """Bit for bit on uint8, float32 and float64."""
     recipe, reference = GaussianBlur(**arguments), v2.GaussianBlur(**arguments)
     coffee = decoded("coffee")[:, :150, :200]
     for image in (
@@ -42,7 +42,7 @@ def test_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
 
 
 def test_a_grey_image_is_within_a_rounding_of_torchvisions() -> None:
-    """D6: a lone plane is convolved by other code there; bytes are equal, floats within 2e-7."""
+    """A lone plane is convolved by other code there; bytes are equal, floats within 2e-7."""
     image = decoded("coffee")[:1, :60, :64]
     assert torch.equal(
         GaussianBlur(3).apply(image, [1.0]), F.gaussian_blur(image, [3, 3], [1.0, 1.0])
@@ -53,7 +53,7 @@ def test_a_grey_image_is_within_a_rounding_of_torchvisions() -> None:
 
 
 def test_a_grey_image_is_what_each_channel_of_a_color_image_is() -> None:
-    """Law 1: other code for a lone plane would show in the last bits."""
+    """Other code for a lone plane would show in the last bits."""
     image = as_float(decoded("coffee")[:, :60, :64])
     made = GaussianBlur(3).apply(image, [1.0])
     for channel in range(3):
@@ -71,7 +71,7 @@ def test_sixteen_bits_are_the_rounded_result_of_float32(dtype: torch.dtype) -> N
 
 
 def test_deviations_are_distributed_as_torchvisions() -> None:
-    """D6: Kolmogorov-Smirnov over 4000 deviations."""
+    """Kolmogorov-Smirnov over 4000 deviations."""
     torch.manual_seed(5)
     ours = [row[0] for row in rows_for(GaussianBlur(3, (0.2, 3)), noise(4, 4), 4000)]
     reference = v2.GaussianBlur(3, (0.2, 3))
@@ -80,7 +80,7 @@ def test_deviations_are_distributed_as_torchvisions() -> None:
 
 
 def test_an_image_too_small_to_be_mirrored_is_refused_when_drawn() -> None:
-    """D6: as torchvision refuses it, but before a pixel was made; width comes first in kernels."""
+    """As torchvision refuses it, but before a pixel was made; width comes first in kernels."""
     sizes = np.array([[9, 9], [2, 5]])
     GaussianBlur((9, 3)).draw(np.zeros((2, 1)), sizes)
     with pytest.raises(ValueError, match="sample 1 of the batch has 2x5"):

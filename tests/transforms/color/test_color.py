@@ -1,4 +1,4 @@
-"""ColorJitter and RandomGrayscale (D6)."""
+"""ColorJitter and RandomGrayscale."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_torchvision(image: Tensor, numbers: list[float]) -> Tensor:
 
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
 def test_jitter_on_photographs(name: str) -> None:
-    """D6: within one level of torchvision, whose mean is a float32; in fact all levels are its."""
+    """Within one level of torchvision, whose mean is a float32; in fact all levels are its."""
     image = decoded(name)[:, :224, :224]
     for numbers in rows_for(ColorJitter(*JITTER), image, 6):
         made, expected = ColorJitter(*JITTER).apply(image, numbers), by_torchvision(image, numbers)
@@ -38,7 +38,7 @@ def test_jitter_on_photographs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["astronaut", "coffee"])
 def test_jitter_on_float(name: str) -> None:
-    """D6: within 1e-6 of torchvision for each of the four; hue as torchvision to the bit."""
+    """Within 1e-6 of torchvision for each of the four; hue as torchvision to the bit."""
     image = as_float(decoded(name)[:, :101, :97])
     for operation, functional in enumerate(FUNCTIONALS):
         arguments = [None] * 4
@@ -59,14 +59,14 @@ def test_jitter_on_odd_images(size: tuple[int, int], channels: int) -> None:
 
 
 def test_contrast_blends_with_the_exact_mean() -> None:
-    """D6, law 1: 97 * 1601 * 1743 is no float32, by which the mean would fall to 96.99999."""
+    """97 * 1601 * 1743 is no float32, by which the mean would fall to 96.99999."""
     image = torch.full((1, 1601, 1743), 97, dtype=torch.uint8)
     made = ColorJitter(contrast=(0.0, 0.0)).apply(image, [0, 1, 2, 3, 1.0, 0.0, 1.0, 0.0])
     assert (made == 97).all()
 
 
 def test_grey_of_every_color_is_torchvisions() -> None:
-    """D6: bit for bit, for one red in sixteen and all greens and blues."""
+    """Bit for bit, for one red in sixteen and all greens and blues."""
     levels = torch.arange(256, dtype=torch.uint8)
     greens, blues = levels.view(1, -1, 1), levels.view(1, 1, -1)
     for red in range(3, 256, 16):
@@ -78,7 +78,7 @@ def test_grey_of_every_color_is_torchvisions() -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("size", [(224, 224), (479, 641)])
 def test_result_does_not_depend_on_the_number_of_threads(size: tuple[int, int]) -> None:
-    """D6, law 1: worker threads run with as many intra-op threads as the process has."""
+    """Worker threads run with as many intra-op threads as the process has."""
     image = noise(*size)
     for pixels in (image, as_float(image), as_float(image).contiguous()):
         for recipe in (ColorJitter(*JITTER), ColorJitter(contrast=0.9), RandomGrayscale(1.0)):
@@ -90,7 +90,7 @@ def test_result_does_not_depend_on_the_number_of_threads(size: tuple[int, int]) 
 
 
 def test_only_what_was_asked_for_changes() -> None:
-    """D6: a property of None is left alone in whatever place it comes."""
+    """A property of None is left alone in whatever place it comes."""
     image = decoded("coffee")
     for numbers in rows_for(ColorJitter(hue=0.1), image, 2):
         expected = F.adjust_hue(image, numbers[7])
@@ -99,7 +99,7 @@ def test_only_what_was_asked_for_changes() -> None:
 
 
 def test_orders_and_factors_are_distributed_as_torchvisions() -> None:
-    """D6: chi-square of the 24 orders, Kolmogorov-Smirnov of each factor."""
+    """Chi-square of the 24 orders, Kolmogorov-Smirnov of each factor."""
     torch.manual_seed(4)
     n = 6000
     ours = rows_for(ColorJitter(*JITTER), noise(2, 2), n)
@@ -119,7 +119,7 @@ def test_orders_and_factors_are_distributed_as_torchvisions() -> None:
 @pytest.mark.parametrize("arguments", [{}, {"brightness": 2.0}, {"brightness": (0.5, 3)}])
 @pytest.mark.parametrize("name", ["contrast", "saturation", "hue"])
 def test_ranges_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
-    """D6: one number, a pair, None, and a range that changes nothing."""
+    """One number, a pair, None, and a range that changes nothing."""
     for value in (0.3, (0.1, 0.2), 0, None):
         recipe = ColorJitter(**arguments, **{name: value})
         reference = v2.ColorJitter(**arguments, **{name: value})
@@ -129,7 +129,7 @@ def test_ranges_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grayscale_is_torchvisions(channels: int) -> None:
-    """D6: bit for bit, as many channels as before."""
+    """Bit for bit, as many channels as before."""
     for image in (decoded("coffee"), as_float(decoded("rocket")), noise(37, 53)):
         pixels = image[:channels]
         expected = F.rgb_to_grayscale(pixels, num_output_channels=channels)
@@ -158,6 +158,6 @@ def test_wrong_arguments_are_refused(
 
 
 def test_two_channels_are_refused() -> None:
-    """D6: as torchvision refuses them."""
+    """As torchvision refuses them."""
     with pytest.raises(TypeError, match="2 channels"):
         ColorJitter(contrast=0.5).apply(noise(4, 4, 2), [0, 1, 2, 3, 1.0, 0.5, 1.0, 0.0])

@@ -26,7 +26,7 @@ from tests.transforms.pictures import as_float, decoded, noise, rows_for
 
 @pytest.mark.parametrize("value", [0, 7.9, (1, 254.6, 3), [0.1], "random"], ids=str)
 def test_pixels_are_torchvisions(value: Any) -> None:
-    """D6: bit for bit on uint8 and float; noise is what the float image shows."""
+    """Bit for bit on uint8 and float; noise is what the float image shows."""
     recipe = RandomErasing(1.0, value=value)
     for image in (
         decoded("coffee"),
@@ -47,7 +47,7 @@ def test_pixels_are_torchvisions(value: Any) -> None:
 
 
 def test_noise_is_normal_and_of_its_seed() -> None:
-    """D6, law 1: another box of that seed begins with the same values; another seed differs."""
+    """Another box of that seed begins with the same values; another seed differs."""
     recipe, image = RandomErasing(1.0, value="random"), torch.full((3, 120, 130), 9.0)
     made = recipe.apply(image, [10, 20, 90, 80, 5, 6])[:, 10:100, 20:100]
     assert stats.kstest(made.flatten().numpy(), "norm").pvalue > 1e-3
@@ -75,7 +75,7 @@ def boxes_by_torchvision(reference: v2.RandomErasing, image: torch.Tensor, n: in
 def test_boxes_are_distributed_as_torchvisions(
     size: tuple[int, int], arguments: dict[str, Any]
 ) -> None:
-    """D6: Kolmogorov-Smirnov of top, left, height, width, area, log of the aspect ratio."""
+    """Kolmogorov-Smirnov of top, left, height, width, area, log of the aspect ratio."""
     torch.manual_seed(1)
     image, n = torch.empty(1, *size), 4000
     ours = np.array(rows_for(RandomErasing(1.0, **arguments), image, n))[:, :4]
@@ -92,7 +92,7 @@ def test_boxes_are_distributed_as_torchvisions(
 @pytest.mark.fuzz
 @pytest.mark.parametrize("size", [(3, 4), (2, 9), (1, 5)])
 def test_every_box_of_a_tiny_image_is_as_likely_as_with_torchvision(size: tuple[int, int]) -> None:
-    """D6: chi-square over whole boxes, where rounding decides and most attempts do not fit.
+    """Chi-square over whole boxes, where rounding decides and most attempts do not fit.
 
     Boxes without pixels count as none.
     """
@@ -112,7 +112,7 @@ def test_every_box_of_a_tiny_image_is_as_likely_as_with_torchvision(size: tuple[
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_probability(p: float) -> None:
-    """D6: binomial test; 0 and 1 are never and always; nothing erased is the image itself."""
+    """Binomial test; 0 and 1 are never and always; nothing erased is the image itself."""
     image = noise(40, 40)
     rows = rows_for(RandomErasing(p), image, 5000)
     erased = [row for row in rows if row[2]]
@@ -160,7 +160,7 @@ def test_wrong_arguments_are_refused(
 
 
 def test_a_value_for_another_number_of_channels_is_refused() -> None:
-    """D6: as torchvision refuses it."""
+    """As torchvision refuses it."""
     recipe, row = RandomErasing(1.0, value=(1, 2)), [0, 0, 2, 2, 0, 0]
     with pytest.raises(ValueError, match="3 channels"):
         recipe.apply(noise(9, 9), row)
@@ -198,7 +198,7 @@ def test_all_halves_of_all_words_are_used() -> None:
 
 
 def test_values_depend_on_their_own_seed_alone() -> None:
-    """Law 1: on neither other seeds nor how many are drawn; both halves of a seed matter."""
+    """On neither other seeds nor how many are drawn; both halves of a seed matter."""
     seeds = np.array([[1, 0], [0, 1], [2**32 - 1, 2**32 - 1], [1, 0]])
     counts = np.array([17, 1, 30, 5])
     values, starts = normal_noise(seeds, counts, CPU)
@@ -212,7 +212,7 @@ def test_values_depend_on_their_own_seed_alone() -> None:
 
 
 def test_golden_values() -> None:
-    """B8: a change would break every saved state; the whole table, by its checksum."""
+    """A change would break every saved state; the whole table, by its checksum."""
     values, _ = normal_noise(np.array([[1, 2]]), np.array([5]), CPU)
     assert (values[:5] * 2**20).tolist() == [1171639, -2114768, 1865, 257416, 160994]
     table = (_quantiles(CPU).double() * 2**20).to(torch.int64).numpy()
@@ -227,7 +227,7 @@ def test_the_table_is_the_normal_distribution() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_draws_the_same_values() -> None:
-    """Law 1: bit for bit."""
+    """Bit for bit."""
     seeds, counts = np.array([[1, 2], [3, 4]]), np.array([100_001, 99])
     there, _ = normal_noise(seeds, counts, torch.device("cuda:0"))
     assert torch.equal(there.cpu(), normal_noise(seeds, counts, CPU)[0])

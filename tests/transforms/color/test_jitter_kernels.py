@@ -55,7 +55,7 @@ def _interpreted() -> str:
 @needs_triton
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernels_are_torchs_path(found: Any, name: str) -> None:
-    """D6: bit for bit, in every order and layout, in memory of their own, laid out as before."""
+    """Bit for bit, in every order and layout, in memory of their own, laid out as before."""
     made = found[name]
     assert made["num_different"] > 0 or name == "a whole turn, uint8"
     assert made["num_unequal"] == 0
@@ -72,7 +72,7 @@ def test_the_kernels_are_torchs_path(found: Any, name: str) -> None:
 def test_the_kernels_compile_for_hopper(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str, kernel: str
 ) -> None:
-    """D6: to machine code, by the ptxas that triton brings, and fused only where it is meant."""
+    """To machine code, by the ptxas that triton brings, and fused only where it is meant."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
     from triton.backends.compiler import GPUTarget
@@ -131,7 +131,7 @@ def test_where_triton_does_not_run_torch_does(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gpu_makes_what_its_torch_makes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """D6: bytes bit for bit; a last bit of a float sum, by the hue that follows, up to 1e-6."""
+    """Bytes bit for bit; a last bit of a float sum, by the hue that follows, up to 1e-6."""
     recipe, batch, numbers = cases()[name]
     there = batch.cuda()
     assert jitter._kernels(there.device) is not None
@@ -158,7 +158,7 @@ def test_a_gpu_makes_what_the_cpu_makes_of_each_image(dtype: torch.dtype) -> Non
 
 @pytest.mark.gpu
 def test_a_gpu_makes_the_same_bits_every_time() -> None:
-    """Law 1: whatever the order in which the programs add up the grey."""
+    """Whatever the order in which the programs add up the grey."""
     batch = torch.rand(8, 3, 777, 999, device="cuda")
     numbers = numbers_for(USUAL, batch)
     first = USUAL.apply_batch(batch, numbers)

@@ -28,7 +28,7 @@ AFFINE_ARGUMENTS = [
 @pytest.mark.fuzz
 @pytest.mark.parametrize("arguments", AFFINE_ARGUMENTS, ids=str)
 def test_affine_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
-    """D6: bit for bit on uint8 and float."""
+    """Bit for bit on uint8 and float."""
     recipe = RandomAffine(**arguments)
     reference = v2.RandomAffine(**in_torchvisions_words(arguments))
     images = [decoded("coffee"), as_float(decoded("chelsea")), *(noise(*s) for s in ODD_SIZES[:6])]
@@ -57,7 +57,7 @@ def test_affine_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
     ids=str,
 )
 def test_numbers_are_distributed_as_torchvisions(arguments: dict[str, Any]) -> None:
-    """D6: Kolmogorov-Smirnov of each number; the shifts, which are whole, by chi-square too."""
+    """Kolmogorov-Smirnov of each number; the shifts, which are whole, by chi-square too."""
     torch.manual_seed(3)
     image, n = torch.empty(1, 45, 60), 4000
     ours = np.array(rows_for(RandomAffine(**arguments), image, n))
@@ -124,7 +124,7 @@ ROTATION_ARGUMENTS = [
 @pytest.mark.fuzz
 @pytest.mark.parametrize("arguments", ROTATION_ARGUMENTS, ids=str)
 def test_rotation_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
-    """D6: bit for bit on uint8 and float; the drawn sizes are those of the result."""
+    """Bit for bit on uint8 and float; the drawn sizes are those of the result."""
     recipe = RandomRotation(**arguments)
     reference = v2.RandomRotation(**in_torchvisions_words(arguments))
     images = [decoded("coffee"), as_float(decoded("chelsea")), *(noise(*s) for s in ODD_SIZES[:6])]
@@ -147,7 +147,7 @@ def test_rotation_pixels_are_torchvisions(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [(24, 24), (24, 30)])
 @pytest.mark.parametrize("center", [None, (12, 12)])
 def test_quarter_turns_among_other_angles(size: tuple[int, int], center: object) -> None:
-    """D6: torchvision turns them without sampling; a batch does so for the images they are of."""
+    """torchvision turns them without sampling; a batch does so for the images they are of."""
     angles = np.array([[0.0], [37.0], [90.0], [-90.0], [180.0], [270.0], [360.0], [450.0], [5.0]])
     recipe = RandomRotation(999, "bilinear", center=center, fill=(1, 2, 3))
     batch = as_float(torch.stack([noise(*size, seed=i) for i in range(len(angles))]))
@@ -162,7 +162,7 @@ def test_quarter_turns_among_other_angles(size: tuple[int, int], center: object)
 
 
 def test_expanded_batches_have_one_size_or_are_refused() -> None:
-    """D6: angles that make one size are one batch; others are refused with both sizes."""
+    """Angles that make one size are one batch; others are refused with both sizes."""
     recipe = RandomRotation(180, "bilinear", expand=True)
     batch = torch.stack([noise(20, 30, seed=i) for i in range(4)])
     for angles in ([[30.0], [-30.0], [150.0], [30.001]], [[90.0], [-90.0], [270.0], [90.0]]):
@@ -177,7 +177,7 @@ def test_expanded_batches_have_one_size_or_are_refused() -> None:
 
 
 def test_angles_are_distributed_as_torchvisions() -> None:
-    """D6: Kolmogorov-Smirnov over 4000 angles."""
+    """Kolmogorov-Smirnov over 4000 angles."""
     torch.manual_seed(3)
     ours = [row[0] for row in rows_for(RandomRotation((-20, 70)), noise(4, 4), 4000)]
     reference = v2.RandomRotation((-20, 70))

@@ -1,4 +1,4 @@
-"""CenterCrop and RandomCrop: boxes of fixed size (D6)."""
+"""CenterCrop and RandomCrop: boxes of fixed size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PADDED = [
 @pytest.mark.parametrize("size", ODD_SIZES)
 @pytest.mark.parametrize("box", [1, 4, 224, (2, 300)])
 def test_center_crop_is_torchvisions(size: tuple[int, int], box: int | tuple[int, int]) -> None:
-    """D6: bit for bit, for images smaller and larger, with every parity of the margins."""
+    """Bit for bit, for images smaller and larger, with every parity of the margins."""
     image, recipe = noise(*size), CenterCrop(box)
     (numbers,) = rows_for(recipe, image, 1)
     assert torch.equal(recipe.apply(image, numbers), v2.CenterCrop(box)(image))
@@ -41,7 +41,7 @@ def test_center_crop_is_torchvisions(size: tuple[int, int], box: int | tuple[int
 
 @pytest.mark.parametrize("arguments", PADDED, ids=str)
 def test_random_crop_is_torchvisions(arguments: dict[str, Any]) -> None:
-    """D6: bit for bit for the same padding and box, on uint8 and float."""
+    """Bit for bit for the same padding and box, on uint8 and float."""
     recipe, reference = RandomCrop(**arguments), v2.RandomCrop(**arguments)
     for image in (decoded("coffee"), decoded("rocket"), as_float(decoded("coffee"))):
         for numbers in rows_for(recipe, image, 3):
@@ -60,7 +60,7 @@ def test_random_crop_is_torchvisions(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("arguments", PADDED, ids=str)
 def test_padding_is_that_of_torchvision(arguments: dict[str, Any]) -> None:
-    """D6: the same pixels are padded, and the box lies within the same room."""
+    """The same pixels are padded, and the box lies within the same room."""
     recipe, reference = RandomCrop(**arguments), v2.RandomCrop(**arguments)
     for image in (decoded("coffee"), decoded("rocket")):
         params = reference.make_params([image])
@@ -74,7 +74,7 @@ def test_padding_is_that_of_torchvision(arguments: dict[str, Any]) -> None:
 
 
 def test_places_are_distributed_as_torchvisions() -> None:
-    """D6: chi-square of the box's place over the 3 x 4 places there are."""
+    """Chi-square of the box's place over the 3 x 4 places there are."""
     torch.manual_seed(0)
     image, n = noise(6, 8), 6000
     recipe, reference = RandomCrop(4, padding=0), v2.RandomCrop(4)
@@ -89,7 +89,7 @@ def test_places_are_distributed_as_torchvisions() -> None:
 
 
 def test_small_image_is_refused_by_number() -> None:
-    """D6: as v2, but the message names the sample."""
+    """As v2, but the message names the sample."""
     with pytest.raises(ValueError, match=r"sample 1 of the batch has 30x40, padded 34x44"):
         RandomCrop(36, padding=2).draw(np.zeros((2, 2)), np.array([[64, 64], [30, 40]]))
 

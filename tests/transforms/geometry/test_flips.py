@@ -1,4 +1,4 @@
-"""RandomHorizontalFlip and RandomVerticalFlip (D6)."""
+"""RandomHorizontalFlip and RandomVerticalFlip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = [(RandomHorizontalFlip, F.horizontal_flip), (RandomVerticalFlip, F.verti
 
 @pytest.mark.parametrize(("recipe", "functional"), CASES)
 def test_pixels_are_torchvisions(recipe: type, functional: object) -> None:
-    """D6: bit for bit, or the image itself."""
+    """Bit for bit, or the image itself."""
     for image in (decoded("coffee"), as_float(decoded("rocket")), *(noise(*s) for s in ODD_SIZES)):
         assert torch.equal(recipe().apply(image, [1]), functional(image))
         assert recipe().apply(image, [0]) is image
@@ -25,7 +25,7 @@ def test_pixels_are_torchvisions(recipe: type, functional: object) -> None:
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize(("recipe", "functional"), CASES)
 def test_probability(recipe: type, functional: object, p: float) -> None:
-    """D6: binomial test of the number of flips; 0 and 1 are never and always."""
+    """Binomial test of the number of flips; 0 and 1 are never and always."""
     rows = rows_for(recipe(p), noise(4, 4), 10000)
     flips = sum(numbers[0] for numbers in rows)
     assert stats.binomtest(flips, len(rows), p).pvalue > 1e-3

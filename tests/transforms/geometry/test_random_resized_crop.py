@@ -1,4 +1,4 @@
-"""RandomResizedCrop: torchvision's algorithm, with a fixed budget of draws (D6)."""
+"""RandomResizedCrop: torchvision's algorithm, with a fixed budget of draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_
     ids=str,
 )
 def test_pixels_are_torchvisions(name: str, arguments: dict[str, Any]) -> None:
-    """D6: bit for bit on uint8 and on float."""
+    """Bit for bit on uint8 and on float."""
     recipe = RandomResizedCrop((96, 64), **arguments)
     for image in (decoded(name), as_float(decoded(name))):
         for numbers in rows_for(recipe, image, 8):
@@ -35,7 +35,7 @@ def test_pixels_are_torchvisions(name: str, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [*ODD_SIZES, (20000, 20), (20, 20000)])
 def test_odd_images(size: tuple[int, int]) -> None:
-    """D6: boxes lie inside and have pixels, whatever the image's shape."""
+    """Boxes lie inside and have pixels, whatever the image's shape."""
     image, recipe = noise(*size), RandomResizedCrop(32)
     for numbers in rows_for(recipe, image, 20):
         top, left, height, width = numbers
@@ -65,7 +65,7 @@ def torchvision_boxes(reference: v2.RandomResizedCrop, image: torch.Tensor, n: i
 def test_boxes_are_distributed_as_torchvisions(
     size: tuple[int, int], arguments: dict[str, Any]
 ) -> None:
-    """D6: Kolmogorov-Smirnov of top, left, height, width, area, log of the aspect ratio."""
+    """Kolmogorov-Smirnov of top, left, height, width, area, log of the aspect ratio."""
     torch.manual_seed(1)
     image = torch.empty(1, *size)
     n = 4000
@@ -82,7 +82,7 @@ def test_boxes_are_distributed_as_torchvisions(
 
 @pytest.mark.parametrize("size", [(3, 4), (2, 9)])
 def test_every_box_of_a_tiny_image_is_as_likely_as_with_torchvision(size: tuple[int, int]) -> None:
-    """D6: chi-square over whole boxes, where rounding and the fallback decide; places included."""
+    """Chi-square over whole boxes, where rounding and the fallback decide; places included."""
     torch.manual_seed(2)
     image, n = torch.empty(1, *size), 6000
     ours = Counter(map(tuple, rows_for(RandomResizedCrop(8), image, n)))
@@ -99,7 +99,7 @@ def test_every_box_of_a_tiny_image_is_as_likely_as_with_torchvision(size: tuple[
     ("size", "ratio"), [((20, 2000), (0.75, 4 / 3)), ((2000, 20), (0.75, 4 / 3)), ((9, 9), (1, 1))]
 )
 def test_fallback_is_torchvisions(size: tuple[int, int], ratio: tuple[float, float]) -> None:
-    """D6: where no attempt fits, the central box; a scale beyond the image forces it."""
+    """Where no attempt fits, the central box; a scale beyond the image forces it."""
     arguments = {"scale": (5.0, 6.0), "ratio": ratio}
     image = torch.empty(1, *size)
     (expected,) = torchvision_boxes(v2.RandomResizedCrop(8, **arguments), image, 1).tolist()
@@ -107,7 +107,7 @@ def test_fallback_is_torchvisions(size: tuple[int, int], ratio: tuple[float, flo
 
 
 def test_first_fitting_attempt_is_taken() -> None:
-    """D6: a later attempt's draws do not matter once one fits; an earlier one's misfit does."""
+    """A later attempt's draws do not matter once one fits; an earlier one's misfit does."""
     uniforms = np.full((2, 22), 0.5)
     uniforms[1, 2], uniforms[1, 12] = 1 - 2.0**-32, 0.0  # nearly all of the area, narrow: misfit
     size = np.array([[375, 500]] * 2)

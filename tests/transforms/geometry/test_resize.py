@@ -1,4 +1,4 @@
-"""Resize and the resampling beneath it: torchvision's pixels, bit for bit (D6)."""
+"""Resize and the resampling beneath it: torchvision's pixels, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
 @pytest.mark.parametrize("name", ["astronaut", "coffee"])
 def test_pixels_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
-    """D6: bit for bit on uint8, from the decoder's view and from planar memory; on float too."""
+    """Bit for bit on uint8, from the decoder's view and from planar memory; on float too."""
     recipe, reference = Resize(**arguments), v2.Resize(**in_torchvisions_words(arguments))
     for image in (decoded(name), decoded(name).contiguous(), as_float(decoded(name))):
         (numbers,) = rows_for(recipe, image, 1)
@@ -43,7 +43,7 @@ def test_pixels_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize("size", ODD_SIZES)
 @pytest.mark.parametrize("arguments", ARGUMENTS[:5], ids=str)
 def test_odd_images(arguments: dict[str, Any], size: tuple[int, int]) -> None:
-    """D6: drawn sizes and pixels equal torchvision's, down to 1x1."""
+    """Drawn sizes and pixels equal torchvision's, down to 1x1."""
     image = noise(*size)
     try:
         expected = v2.Resize(**in_torchvisions_words(arguments))(image)
@@ -66,7 +66,7 @@ def test_odd_images(arguments: dict[str, Any], size: tuple[int, int]) -> None:
 def test_short_way_equals_torchvision(
     height: int, width: int, channels: int, new_size: tuple[int, int]
 ) -> None:
-    """D6: the direct call of the kernel, for any size, number of channels and memory layout."""
+    """The direct call of the kernel, for any size, number of channels and memory layout."""
     image = noise(height + 4, width + 3, channels)
     view = crop(image, 3, 2, height, width)
     expected = F.resize(view.clone(), list(new_size))
@@ -75,13 +75,13 @@ def test_short_way_equals_torchvision(
 
 
 def test_very_long_image() -> None:
-    """D6: 20000 x 20 pixels, both ways."""
+    """20000 x 20 pixels, both ways."""
     for image in (noise(20000, 20), noise(20, 20000)):
         assert torch.equal(resize(image, (224, 224), "bilinear", True), F.resize(image, [224, 224]))
 
 
 def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D6: on a CPU where torchvision goes by way of float, so does the recipe."""
+    """On a CPU where torchvision goes by way of float, so does the recipe."""
     monkeypatch.setattr(
         "stateful_gpu_loader.transforms.geometry.resize._resizes_bytes", lambda: False
     )
@@ -105,7 +105,7 @@ def test_unchanged_size_is_no_work() -> None:
 
 
 def test_sizes_are_those_of_the_batch() -> None:
-    """D5: sizes are known before an image is decoded."""
+    """Sizes are known before an image is decoded."""
     images = [noise(*size) for size in ODD_SIZES]
     drawn = Resize(64).draw(torch.empty(len(images), 0).double().numpy(), sizes_of(images))
     made = [
@@ -135,6 +135,6 @@ def test_sizes_are_those_of_the_batch() -> None:
 def test_wrong_arguments_are_refused(
     arguments: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    """D6: what v2 refuses, and what recipes do not support, is refused when it is built."""
+    """What v2 refuses, and what recipes do not support, is refused when it is built."""
     with pytest.raises(error, match=match):
         Resize(**arguments)

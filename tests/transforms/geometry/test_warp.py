@@ -1,4 +1,4 @@
-"""Warps: torchvision's matrices and pixels, each image of a batch by its own (D6)."""
+"""Warps: torchvision's matrices and pixels, each image of a batch by its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def params(i: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("center", [None, (0.0, 0.0), (10.5, 70.0)])
 def test_matrices_are_torchvisions(center: tuple[float, float] | None) -> None:
-    """D6: to the last bit of a float64."""
+    """To the last bit of a float64."""
     height, width = 47, 60
     made = inverse_affine_matrices(
         (height, width),
@@ -58,7 +58,7 @@ def test_one_number_serves_all_matrices() -> None:
 @pytest.mark.parametrize("fill", [None, 0.0, 7.0, (1.0, 2.0, 3.0)])
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 def test_pixels_are_torchvisions(interpolation: str, fill: float | None) -> None:
-    """D6: bit for bit, on uint8, float32 and float64, for each image with its own matrix."""
+    """Bit for bit, on uint8, float32 and float64, for each image with its own matrix."""
     for dtype in (torch.uint8, torch.float32, torch.float64):
         for size in ((47, 60), (50, 50), (1, 1), (5, 1)):
             batch = images(20, size, dtype, "interleaved")
@@ -77,7 +77,7 @@ def test_pixels_are_torchvisions(interpolation: str, fill: float | None) -> None
 def test_however_the_product_is_rounded_pixels_are_a_level_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D6: with the product as this machine's BLAS rounds it."""
+    """With the product as this machine's BLAS rounds it."""
     monkeypatch.undo()
     batch = images(20, (47, 60), torch.uint8, "interleaved")
     matrices = inverse_affine_matrices(
@@ -99,7 +99,7 @@ def test_odd_images_stay_when_nothing_moves(size: tuple[int, int]) -> None:
 
 
 def test_the_precision_of_matrix_products_does_not_matter() -> None:
-    """Law 1: a process that allows coarse products for its model warps the same pixels."""
+    """A process that allows coarse products for its model warps the same pixels."""
     batch = as_float(decoded("coffee")).unsqueeze(0)
     matrices = inverse_affine_matrices(tuple(batch.shape[-2:]), angles=[17.0])
     expected = warp(batch, matrices, "bilinear", 0.0)
@@ -128,6 +128,6 @@ def test_another_size_keeps_the_center() -> None:
 
 
 def test_a_fill_of_another_number_of_channels_is_refused() -> None:
-    """D6: as torchvision refuses it."""
+    """As torchvision refuses it."""
     with pytest.raises(ValueError, match="3 channels"):
         warp(noise(4, 4).unsqueeze(0), inverse_affine_matrices((4, 4)), "nearest", (1.0, 2.0))

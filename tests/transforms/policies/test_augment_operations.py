@@ -1,4 +1,4 @@
-"""The operations of the automatic augmentations: torchvision's, on batches (D6)."""
+"""The operations of the automatic augmentations: torchvision's, on batches."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def assert_torchvisions(made: Tensor, expected: Tensor, operation: int) -> None:
 
 
 def test_operations_are_torchvisions() -> None:
-    """D6: numbers speak of them by their place."""
+    """Numbers speak of them by their place."""
     ours = [operation.name.replace("_", "").lower() for operation in Operation]
     assert ours == [name.lower() for name in NAMES]
     assert list(v2.RandAugment._AUGMENTATION_SPACE) == NAMES
@@ -71,7 +71,7 @@ def test_operations_are_torchvisions() -> None:
 @every_operation
 @pytest.mark.parametrize(("interpolation", "fill"), WARPS, ids=str)
 def test_photographs(operation: Operation, interpolation: str, fill: object) -> None:
-    """D6: bytes and floats, square ones and others."""
+    """Bytes and floats, square ones and others."""
     photographs = [decoded("coffee")[:, :224, :224], decoded("rocket")[:, :150, :201]]
     for image in (*photographs, as_float(photographs[0]), as_float(photographs[1]).contiguous()):
         for magnitude in MAGNITUDES[operation]:
@@ -83,7 +83,7 @@ def test_photographs(operation: Operation, interpolation: str, fill: object) -> 
 @every_operation
 @pytest.mark.parametrize("channels", [1, 3])
 def test_odd_images(operation: Operation, channels: int) -> None:
-    """D6: single pixels, lines, and one channel."""
+    """Single pixels, lines, and one channel."""
     for size in ODD_SIZES[:6]:
         image = noise(*size, channels=channels)
         for magnitude in MAGNITUDES[operation][1:4]:
@@ -105,7 +105,7 @@ def all_at_once() -> tuple[np.ndarray, np.ndarray]:
 def test_a_batch_is_its_images_one_by_one(
     size: tuple[int, int], interpolation: str, fill: object
 ) -> None:
-    """D6: bit for bit, whatever the others in the batch undergo; and it stays as it is."""
+    """Bit for bit, whatever the others in the batch undergo; and it stays as it is."""
     operations, magnitudes = all_at_once()
     n = len(operations)
     bytes_ = torch.stack([noise(*size, seed=i) for i in range(n)])
@@ -129,7 +129,7 @@ def test_a_batch_of_none() -> None:
 @pytest.mark.fuzz
 @every_operation
 def test_threads_do_not_matter(operation: Operation) -> None:
-    """Law 1: on more pixels than one task takes."""
+    """On more pixels than one task takes."""
     for image in (noise(641, 479), as_float(noise(641, 479))):
         magnitude = MAGNITUDES[operation][3]
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""TrivialAugmentWide and RandAugment: their numbers, and torchvision's for them (D6)."""
+"""TrivialAugmentWide and RandAugment: their numbers, and torchvision's for them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def torchvisions_draws(
 @pytest.mark.parametrize("num_bins", [2, 10, 31])
 @pytest.mark.parametrize("size", [(224, 224), (331, 100), (63, 1000)])
 def test_every_magnitude_is_torchvisions(num_bins: int, size: tuple[int, int]) -> None:
-    """D6: each bin of each operation, as float32; the last bit where torch has FMA."""
+    """Each bin of each operation, as float32; the last bit where torch has FMA."""
     for bin_ in range(num_bins):
         trivial, rand = TrivialAugmentWide(num_bins), RandAugment(1, bin_, num_bins)
         for operation, name in enumerate(NAMES):
@@ -65,7 +65,7 @@ def test_every_magnitude_is_torchvisions(num_bins: int, size: tuple[int, int]) -
 
 
 def test_only_directions_are_turned_about() -> None:
-    """D6: by the last uniform of an operation."""
+    """By the last uniform of an operation."""
     for operation, name in enumerate(NAMES):
         row = np.array([[(operation + 0.5) / 14, 0.75, 0.25], [(operation + 0.5) / 14, 0.75, 0.5]])
         one, other = TrivialAugmentWide().draw(row, np.array([[9, 9]] * 2)).numbers[:, 1]
@@ -73,7 +73,7 @@ def test_only_directions_are_turned_about() -> None:
 
 
 def test_trivial_numbers_are_distributed_as_torchvisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D6: chi-square of the operations, Kolmogorov-Smirnov of each one's magnitudes."""
+    """Chi-square of the operations, Kolmogorov-Smirnov of each one's magnitudes."""
     torch.manual_seed(2)
     n = 14000
     ours = rows_for(TrivialAugmentWide(), noise(200, 300), n)
@@ -82,7 +82,7 @@ def test_trivial_numbers_are_distributed_as_torchvisions(monkeypatch: pytest.Mon
 
 
 def test_rand_numbers_are_distributed_as_torchvisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """D6: each of the operations, first and last, and their pairs."""
+    """Each of the operations, first and last, and their pairs."""
     torch.manual_seed(3)
     n = 6000
     ours = rows_for(RandAugment(2, 14), noise(200, 300), n)
@@ -121,7 +121,7 @@ POLICIES = [
 
 @pytest.mark.parametrize("recipe", POLICIES, ids=repr)
 def test_a_batch_is_its_images_one_by_one(recipe: Recipe) -> None:
-    """D6: bit for bit, through all operations."""
+    """Bit for bit, through all operations."""
     n = 60
     images = torch.stack([decoded("coffee")[:, i : i + 40, i : i + 40] for i in range(n)])
     drawn = recipe.draw(
@@ -134,7 +134,7 @@ def test_a_batch_is_its_images_one_by_one(recipe: Recipe) -> None:
 
 
 def test_operations_follow_each_other() -> None:
-    """D6: the second works on what the first made."""
+    """The second works on what the first made."""
     image = decoded("coffee")[:, :50, :60]
     brightened = v2.functional.adjust_brightness(image, 1.3)
     numbers = [Operation.BRIGHTNESS, 0.3, Operation.EQUALIZE, 0.0]
@@ -166,7 +166,7 @@ GOLDEN: list[tuple[Recipe, list[list[float]]]] = [
 
 @pytest.mark.parametrize(("recipe", "numbers"), GOLDEN, ids=["TrivialAugmentWide", "RandAugment"])
 def test_golden_numbers(recipe: Recipe, numbers: list[list[float]]) -> None:
-    """B8: a change of any breaks every saved state."""
+    """A change of any breaks every saved state."""
     positions = np.array([0, 1, 2**40 + 3, 5])
     sizes = np.array([[375, 500], [1, 1], [20000, 20], [224, 224]])
     drawn = recipe.draw(uniforms(42, 1, positions, Stream.RECIPES, recipe.num_draws), sizes)
@@ -195,7 +195,7 @@ def test_wrong_arguments_are_refused(
 
 
 def test_fingerprint_is_canonical() -> None:
-    """B7: golden, since states hold it."""
+    """Golden, since states hold it."""
     assert TrivialAugmentWide().fingerprint() == (
         "TrivialAugmentWide(num_magnitude_bins=31, interpolation='nearest', fill=None)"
     )

@@ -1,0 +1,49 @@
+"""TFRecord and RecordIO files as bytes, through the three ways in which each is read."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+from stateful_gpu_loader.datasets.framed.framing import Bytes, Framing, Place
+from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming
+from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming
+
+START = Place("a.file", 0, 0)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """What a framing makes of the bytes of a file."""
+
+    framing: Framing
+
+    def streamed(self, file: bytes) -> list[tuple[bytes, int]]:
+        """Each payload, and where its record ends."""
+        found = self.framing.stream(io.BytesIO(file), START)
+        return [(bytes(payload), end) for payload, end in found]
+
+    def walked(self, file: bytes, window: int = 1) -> list[int]:
+        """Where records begin, and where the last one ends."""
+
+        def read(offset: int, size: int) -> Bytes:
+            assert offset >= 0
+            assert offset + size <= len(file)
+            return array_of(file[offset : offset + size])
+
+        return self.framing.walk(START.path, len(file), read, window=window).tolist()
+
+    def unframed(self, framed: bytes) -> bytes:
+        """The payload of one record."""
+        return bytes(self.framing.payload(array_of(framed), START))
+
+
+TFRECORD = Frames(TFRecordFraming())
+UNCHECKED_TFRECORD = Frames(TFRecordFraming(check_crc=False))
+RECORDIO = Frames(RecordIOFraming())
+
+
+def array_of(data: bytes) -> Bytes:
+    return np.frombuffer(bytearray(data), dtype=np.uint8)

@@ -30,7 +30,7 @@ from stateful_gpu_loader.engine.resume.places import (
     states_between_passes,
     with_dataset_state,
 )
-from stateful_gpu_loader.engine.resume.seek import state_of_place
+from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
 from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
@@ -296,7 +296,7 @@ class Engine:
             )
         length = None
         if plan.order is not None and not plan.is_endless:
-            length = plan.order.of_epoch(state.seed, epoch).n
+            length = plan.order.of_epoch(state.seed, existing_epoch(epoch)).n
         target = state_of_place(
             state, epoch=epoch, position=position, samples=samples, percent=percent, length=length
         )

@@ -13,6 +13,11 @@ from stateful_gpu_loader.samplers.sharded import ALGORITHM as SHARDS
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, as_epoch, as_int
 
+_REMEDY = (
+    "Remedy: iterate the loader up to the place, or use a map-style dataset without state in the "
+    "loader's own order or that of a sampler of this package"
+)
+
 
 def state_of_place(
     state: LoaderState,
@@ -38,14 +43,16 @@ def state_of_place(
         TypeError: a number that counts is no int.
     """
     saved = Fingerprint.from_text(state.fingerprint)
-    refuse_unless_ordered(state, saved)
+    refuse_unless_own_order(saved)
+    if state.user is not None:
+        raise NoSuchPlace(
+            "the state holds states of the dataset, or of torchdata's sampler, which belong to the "
+            f"place where it was saved. {_REMEDY}"
+        )
     if length is None and not saved.order.startswith(SHARDS):
         length = saved.length
     lanes = LanePlan.num_lanes_of(saved.order)
-    try:
-        epoch = as_epoch(epoch)
-    except ValueError as error:
-        raise NoSuchPlace(str(error)) from None
+    epoch = existing_epoch(epoch)
     place = in_epoch(
         position=position,
         samples=samples,
@@ -60,27 +67,33 @@ def state_of_place(
     return replace(state, epoch=epoch, position=place, ahead=None, lanes=cursors)
 
 
-def refuse_unless_ordered(state: LoaderState, saved: Fingerprint) -> None:
-    """Refuse a stream whose places are not given by the loader's own order.
+def existing_epoch(epoch: int) -> int:
+    """Return an epoch that a pass may take.
 
     Raises:
-        NoSuchPlace: objects of the user's decide what comes next.
+        NoSuchPlace: it is no int from 0 to 2**32 - 2.
+    """
+    try:
+        return as_epoch(epoch)
+    except ValueError as error:
+        raise NoSuchPlace(str(error)) from None
+
+
+def refuse_unless_own_order(saved: Fingerprint) -> None:
+    """Refuse a stream whose samples do not come in an order of this package.
+
+    Raises:
+        NoSuchPlace: only iterating tells what comes where.
     """
     if saved.order == "iterable":
-        reason = "an iterable dataset is read by its own iterator, which only iterating moves"
+        reason = "an iterable dataset is read by its own iterator"
     elif saved.order.startswith("sampler "):
-        reason = f"the order is that of a {saved.order}, which only iterating it tells"
-    elif state.user is not None:
-        reason = (
-            "the state holds states of the dataset, or of torchdata's sampler, which belong to the "
-            "place where it was saved alone"
-        )
+        reason = f"the order is that of a {saved.order}"
     else:
         return
     raise NoSuchPlace(
-        f"other places of this stream cannot be computed: {reason}. Remedy: iterate the loader up "
-        "to the place, or use a map-style dataset without state in the loader's own order or that "
-        "of a sampler of this package"
+        f"places of this stream cannot be computed: {reason}, and only iterating tells what comes "
+        f"where. {_REMEDY}"
     )
 
 

@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 MARKS := processes ranks trainers dali fuzz benchmarks gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check bench format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check bench dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -37,6 +37,12 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# A wheel and an sdist, each installed into a clean environment and used there.
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/uv build --quiet
+	PATH="$(abspath $(BIN)):$$PATH" bash scripts/smoke_test_dist.sh dist
 
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .

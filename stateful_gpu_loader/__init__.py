@@ -104,4 +104,4 @@ __all__ = [
     "transforms",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -74,6 +74,8 @@ class Begun:
     """Number of samples in a row, since a batch was delivered, that could not be used."""
     ended: bool = False
     """Whether all requests of the pass were answered."""
+    has_met_end: bool = False
+    """Whether the epoch was found to end with a batch that was delivered or failed."""
     has_failed: bool = False
     """Whether making a batch of this pass has raised an exception."""
 

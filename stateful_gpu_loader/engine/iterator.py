@@ -13,7 +13,6 @@ from stateful_gpu_loader.engine.engine import Begun, Engine
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
-    SKIPPED,
     Answer,
     BeginFailure,
     Failure,
@@ -22,7 +21,6 @@ from stateful_gpu_loader.engine.pipeline import (
 )
 from stateful_gpu_loader.errors import BadSample, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
-from stateful_gpu_loader.state.epoch_progress import Address
 
 
 class Run:
@@ -59,7 +57,7 @@ class Run:
         with self._lock:
             while not self._ended:
                 self._leave_if_superseded()
-                if self._begun is not None and self._begun.schedule.has_met_end:
+                if self._begun is not None and self._begun.has_met_end:
                     self._end(self._begun)
                     continue
                 begun = self._started()
@@ -86,20 +84,18 @@ class Run:
                     finally:
                         # The traceback must not keep the workers alive.
                         del self, begun, found, answer, payload
-                is_replay = begun.schedule.is_replay(request)
-                if payload is NOTHING:
-                    self._note_end(begun, answer)
-                elif payload is SKIPPED and answer is not None and answer.bad:
-                    self._note_bad(begun, answer.bad)
-                    self._count_bad(begun, answer.bad)
-                if is_replay or isinstance(payload, NoBatch):
+                if isinstance(payload, NoBatch):
+                    self._note_no_batch(begun, request, answer, payload)
+                    continue
+                arrival = begun.schedule.arrive(request, answer)
+                if arrival is None:
                     begun.schedule.deliver(request, answer)
                     continue
-                batch = self._finished(begun, request, answer, payload)
+                batch = self._finished(begun, request, answer, payload, arrival.position)
                 bad = () if answer is None else answer.bad
                 self._note_bad(begun, bad)
-                self._engine.last = begun.schedule.by_itself(request), bad
-                self._deliver(begun, begun.schedule.deliver(request, answer))
+                self._engine.last = arrival.request, bad
+                self._deliver(begun, request, answer)
                 return batch
             raise StopIteration
 
@@ -151,8 +147,9 @@ class Run:
         else:
             begun.is_running = True
 
-    def _finished(self, begun: Begun, request: Any, answer: Answer | None, payload: Any) -> Any:
-        position = begun.schedule.key_position(request, answer)
+    def _finished(
+        self, begun: Begun, request: Any, answer: Answer | None, payload: Any, position: int
+    ) -> Any:
         try:
             return self._engine.finish(begun, payload, position=position)
         except Exception as error:
@@ -168,7 +165,9 @@ class Run:
             begun.is_running = False
             raise
 
-    def _deliver(self, begun: Begun, place: Address) -> None:
+    def _deliver(self, begun: Begun, request: Any, answer: Answer | None) -> None:
+        place = begun.schedule.deliver(request, answer)
+        _note_end_of_epoch(begun, answer)
         if not begun.has_answered:
             # The user's objects are asked for their state when the first request is drawn.
             begun.current.place = begun.schedule.start_place()
@@ -183,9 +182,9 @@ class Run:
         if not begun.has_answered:
             self._passes.note_start(begun.current, begun.schedule.start_place())
         begun.has_failed = True
-        is_replay = begun.schedule.is_replay(request)
         place = begun.schedule.fail(request, answer)
-        if place is not None and not is_replay:
+        _note_end_of_epoch(begun, answer)
+        if place is not None:
             self._passes.skip(begun.current, place)
             begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
@@ -222,10 +221,18 @@ class Run:
             "it is the end of the epoch, raise StopIteration there, or declare length=",
         )
 
-    def _note_end(self, begun: Begun, answer: Answer | None) -> None:
-        if answer is not None and answer.worker not in begun.ended_workers:
-            begun.ended_workers.add(answer.worker)
+    def _note_no_batch(
+        self, begun: Begun, request: Any, answer: Answer | None, payload: NoBatch
+    ) -> None:
+        if payload is NOTHING:
+            if answer is not None and answer.worker not in begun.ended_workers:
+                begun.ended_workers.add(answer.worker)
+                self._note_bad(begun, answer.bad)
+        elif answer is not None and answer.bad:
             self._note_bad(begun, answer.bad)
+            self._count_bad(begun, answer.bad)
+        begun.schedule.deliver(request, answer)
+        _note_end_of_epoch(begun, answer)
 
     def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """Record bad samples, but not those of an iterator from before a state was loaded."""
@@ -283,6 +290,11 @@ class Run:
         if begun is not None:
             begun.current.is_left = True
             self._engine.release(begun)
+
+
+def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:
+    """Note that later answers do not count, if the epoch was found to end with this one."""
+    begun.has_met_end = begun.has_met_end or (answer is not None and answer.ended_at is not None)
 
 
 def _described(request: Any) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from tests.callables import NoisyPlaces
 from tests.conformance import same
 from tests.lost_workers import KillsItself, kill, lives
 from tests.map_datasets import Failing, Indices
-from tests.user_objects import CountingSampler, StatefulDataset, StatefulSampler
+from tests.user_objects import CountingSampler, StatefulDataset, StatefulIterable, StatefulSampler
 
 N = 20
 
@@ -125,6 +127,59 @@ def test_a_resume_that_fails_once_has_moved_nothing(interval: int) -> None:
         next(again)
     assert resumed.state_dict() == state
     assert same(list(again), expected)
+
+
+class FailsOnce(StatefulDataset):
+    """Reading fails while there is a certain file, which the failure removes."""
+
+    file: Path | None = None
+
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        _fail_once(self.file)
+        return super().__getitem__(index)
+
+
+class IterableFailsOnce(StatefulIterable):
+    """Reading fails while there is a certain file, which the failure removes."""
+
+    file: Path | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            _fail_once(self.file)
+            yield item
+
+
+def _fail_once(file: Path | None) -> None:
+    if file is not None and file.exists():
+        file.unlink()
+        raise OSError("the network is down")
+
+
+@pytest.mark.parametrize("dataset", [FailsOnce(N), IterableFailsOnce([N])])
+def test_a_batch_that_fails_as_it_is_made_again_begins_no_epoch(
+    dataset: Any, tmp_path: Path
+) -> None:
+    """Batches after a snapshot are made again after a resume; they were delivered before."""
+
+    def build() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            copy.deepcopy(dataset), batch_size=2, seed=1, snapshot_every_n_steps=5, num_workers=1
+        )
+
+    loader = build()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    resumed = build()
+    resumed.load_state_dict(state)
+    resumed.dataset.file = tmp_path / "unreachable"
+    resumed.dataset.file.touch()
+    with pytest.raises(OSError, match="network"):
+        next(iter(resumed))
+    assert resumed.state_dict() == state
+    assert same(list(resumed), list(batches))
 
 
 @pytest.mark.processes

@@ -16,6 +16,7 @@ from stateful_gpu_loader.datasets.name_table import NameTable
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.datasets.storage.read_file import read_file
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
@@ -82,7 +83,11 @@ class FolderSource(Source):
             for ending in ([extensions] if isinstance(extensions, str) else extensions)
         )
         classes = list_classes(folder)
-        images = [list_images(folder, class_name, endings) for class_name in classes]
+        images = []
+        with progress_bar(f"listing {folder}", len(classes), " classes") as note:
+            for class_name in classes:
+                images.append(list_images(folder, class_name, endings))
+                note(len(images))
         empty = [name for name, found in zip(classes, images, strict=True) if not found]
         if len(empty) == len(classes) or (empty and not allow_empty):
             raise FileNotFoundError(

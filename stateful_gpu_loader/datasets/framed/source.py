@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.index_files import cached_index, identity_of
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.datasets.storage.streams import is_compressed, open_stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
@@ -144,9 +144,15 @@ class FramedSource(Source):
 
     def _built(self, path: str, cache_dir: str | None) -> Offsets:
         def build() -> dict[str, npt.NDArray[np.generic]]:
-            window = _REMOTE_WINDOW if is_url(path) else _WINDOW
-            read = partial(OpenFiles().read, path)
-            return {"offsets": self._framing.walk(path, identity_of(path)[0], read, window=window)}
+            window, files = _REMOTE_WINDOW if is_url(path) else _WINDOW, OpenFiles()
+            size = identity_of(path)[0]
+
+            def read(offset: int, length: int) -> Bytes:
+                note(offset)
+                return files.read(path, offset, length)
+
+            with progress_bar(f"indexing {path}", size, "B") as note:
+                return {"offsets": self._framing.walk(path, size, read, window=window)}
 
         index = cached_index(path, kind=self._framing.kind, build=build, cache_dir=cache_dir)
         return index["offsets"].astype(np.int64, copy=False)

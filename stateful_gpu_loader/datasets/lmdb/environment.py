@@ -23,6 +23,7 @@ import numpy.typing as npt
 from stateful_gpu_loader.datasets.lmdb.tree import read_leaves, read_meta
 from stateful_gpu_loader.datasets.name_table import KeyTable
 from stateful_gpu_loader.datasets.storage.open_files import FileNumber, file_number
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.errors import MissingDependency
 
 REFETCH = "Remedy: fetch it anew"
@@ -70,13 +71,17 @@ class LmdbEnvironment:
         outside: set[bytes] = set()
 
         def keys(descriptor: int) -> Iterator[bytes]:
-            for names, lengths in read_leaves(descriptor, read_meta(descriptor)):
-                digest.update(np.array(lengths, dtype="<i8").data)
-                if -1 in lengths:
-                    outside.update(
-                        name for name, length in zip(names, lengths, strict=True) if length < 0
-                    )
-                yield from names
+            meta, done = read_meta(descriptor), 0
+            with progress_bar(f"indexing {self.path}", meta.entries, " records") as note:
+                for names, lengths in read_leaves(descriptor, meta):
+                    digest.update(np.array(lengths, dtype="<i8").data)
+                    if -1 in lengths:
+                        outside.update(
+                            name for name, length in zip(names, lengths, strict=True) if length < 0
+                        )
+                    yield from names
+                    done += len(names)
+                    note(done)
 
         _GATE.enter(self)
         try:

@@ -13,6 +13,7 @@ from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import is_url
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.errors import MissingDependency
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
@@ -130,10 +131,16 @@ def read_footers(paths: list[str]) -> list[Footer]:
     Raises:
         OSError, ValueError: as :func:`read_footer`.
     """
-    if len(paths) == 1 or not any(map(is_url, paths)):
-        return [read_footer(path) for path in paths]
-    with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
-        return list(pool.map(read_footer, paths))
+    threads = min(_THREADS, len(paths)) if any(map(is_url, paths)) else 1
+    footers = []
+    with (
+        ThreadPoolExecutor(threads) as pool,
+        progress_bar("reading footers", len(paths), " files") as note,
+    ):
+        for footer in pool.map(read_footer, paths):
+            footers.append(footer)
+            note(len(footers))
+    return footers
 
 
 @contextmanager

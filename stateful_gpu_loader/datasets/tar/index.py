@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.storage.index_files import Index, cached_index, identity_of
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.datasets.storage.streams import is_compressed
 from stateful_gpu_loader.datasets.tar.choice import MemberChoice
 from stateful_gpu_loader.datasets.tar.members import Members, RangeReader
@@ -165,20 +166,22 @@ def _build(files: OpenFiles, path: str) -> Index:
     starts: list[int] = []
     keys: list[bytes] = []
     ignored: list[int] = []
-    for member in Members(RangeReader(files, path, size), path):
-        try:
-            place = grouping.place(member.name)
-        except ValueError as error:
-            raise damaged(path, str(error), offset=member.start, remedy=_TWICE) from None
-        if place is None:
-            ignored.append(member.offset)
-            continue
-        begins, extension = place
-        if begins:
-            starts.append(len(members))
-            keys.append(os.fsencode(grouping.key or ""))
-        members.append((member.offset, member.size, member.mark))
-        extensions.append(numbers.setdefault(extension, len(numbers)))
+    with progress_bar(f"indexing {path}", size, "B") as note:
+        for member in Members(RangeReader(files, path, size), path):
+            note(member.start)
+            try:
+                place = grouping.place(member.name)
+            except ValueError as error:
+                raise damaged(path, str(error), offset=member.start, remedy=_TWICE) from None
+            if place is None:
+                ignored.append(member.offset)
+                continue
+            begins, extension = place
+            if begins:
+                starts.append(len(members))
+                keys.append(os.fsencode(grouping.key or ""))
+            members.append((member.offset, member.size, member.mark))
+            extensions.append(numbers.setdefault(extension, len(numbers)))
     # An extension is what follows the last "/" of a name, so it holds none.
     vocabulary = "".join(f"{name}/" for name in numbers).encode("utf-8", "surrogateescape")
     ends = np.cumsum([0, *map(len, keys)], dtype=np.int64)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from stateful_gpu_loader.datasets.source import Source
@@ -189,10 +188,9 @@ class DeviceImages:
             if isinstance(pixels, torch.Tensor) and image is not None:
                 slot.sample = _Decoded(image.header, image.target, pixels)
         kept = replacer.settle(self._make)
-        positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
-        drawn = draw(self._recipes, request, positions, [slot.sample.header for slot in kept])
-        samples = [slot.sample for slot in kept]
-        return DecodedBatch([slot.key for slot in kept], samples, drawn, replacer)
+        keys, samples = [slot.key for slot in kept], [slot.sample for slot in kept]
+        drawn = draw(self._recipes, keys, [sample.header for sample in samples])
+        return DecodedBatch(keys, samples, drawn, replacer)
 
     def _make(self, slot: Slot) -> None:
         """Read and decode a single sample; the result is the same, to the bit, as in a batch."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import draw, header_of, read
@@ -39,8 +37,8 @@ class DrawnMaker:
             self._policy, request, is_bad=lambda error: False, has_drawn=lambda slot: False
         )
         kept = replacer.settle(self._open)
-        positions = np.array([slot.key.position for slot in kept], dtype=np.int64)
-        drawn = draw(self._recipes, request, positions, [slot.sample for slot in kept])
+        keys = [slot.key for slot in kept]
+        drawn = draw(self._recipes, keys, [slot.sample for slot in kept])
         pairs = zip(self._recipes.recipes, drawn.draws, strict=True)
         return replacer.answer([recipe.named(numbers) for recipe, numbers in pairs])
 

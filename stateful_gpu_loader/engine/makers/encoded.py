@@ -114,19 +114,17 @@ class EncodedMaker:
         # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
         # added. The estimate shrinks slowly, so that one batch of large images does not last.
         self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
-        drawn = self._draw(request, [image for image in opened if image is not None])
+        drawn = self._draw(keys, [image for image in opened if image is not None])
         pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
         if decoded:
             torch.cat(decoded, out=pixels)
         return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), pixels, drawn)
 
-    def _draw(self, request: Request, opened: list[OpenedImage]) -> PipelineDraw | None:
-        if len(opened) < len(request.indices):
+    def _draw(self, keys: list[SampleKey], opened: list[OpenedImage]) -> PipelineDraw | None:
+        if len(opened) < len(keys):
             return None
         try:
-            return draw(
-                self._recipes, request, request.positions, [image.header for image in opened]
-            )
+            return draw(self._recipes, keys, [image.header for image in opened])
         except ValueError:
             if not self._policy.is_active:
                 raise

@@ -80,14 +80,14 @@ class ImageMaker:
         )
         replacer.settle(self._open)
         try:
-            images, targets = self._filled(replacer, request, check)
+            images, targets = self._filled(replacer, check)
         except ValueError as error:
             if isinstance(error, BadSample) or not replacer.replaces:
                 raise
             # The recipes refuse a size, which may come from a damaged header. So all images are
             # decoded first to find the bad ones; otherwise each is decoded when its turn comes.
             replacer.settle(partial(self._judge, check))
-            images, targets = self._filled(replacer, request, check)
+            images, targets = self._filled(replacer, check)
         if isinstance(images, torch.Tensor):
             return replacer.answer([images, collate_targets(self._collate_fn, targets)])
         samples = list(zip(images, targets, strict=True))
@@ -105,12 +105,12 @@ class ImageMaker:
         return self._allocate((len(keys), 3, height, width), recipes.output_dtype)
 
     def _filled(
-        self, replacer: BadSampleReplacer, request: Request, check: Callable[[], None]
+        self, replacer: BadSampleReplacer, check: Callable[[], None]
     ) -> tuple[torch.Tensor | list[torch.Tensor], list[Any]]:
         """Return the images and targets of all samples that can be decoded."""
         kept = replacer.kept
         keys = [slot.key for slot in kept]
-        drawn = self._draw(request, kept)
+        drawn = self._draw(kept)
         moved = self._moved(kept, drawn)
         rows = self._rows(drawn.sizes, keys)
         images: list[torch.Tensor] = []
@@ -126,7 +126,7 @@ class ImageMaker:
                 if slot.key is not key:
                     # Only this sample's numbers change, as they depend on its position and size
                     # alone. If the recipes give it another size, apply_into refuses.
-                    own = self._draw(request, [slot])
+                    own = self._draw([slot])
                     numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
                 image, slot.sample.pixels = slot.sample.pixels, None
                 if rows is None:
@@ -136,12 +136,12 @@ class ImageMaker:
                 targets.append(moved[i])
         if not targets:
             replacer.settle(partial(self._judge, check))
-            return self._filled(replacer, request, check)
+            return self._filled(replacer, check)
         return images if rows is None else rows[: len(targets)], targets
 
-    def _draw(self, request: Request, slots: list[Slot]) -> PipelineDraw:
-        positions = np.array([slot.key.position for slot in slots], dtype=np.int64)
-        return draw(self._recipes, request, positions, [slot.sample.header for slot in slots])
+    def _draw(self, slots: list[Slot]) -> PipelineDraw:
+        headers = [slot.sample.header for slot in slots]
+        return draw(self._recipes, [slot.key for slot in slots], headers)
 
     def _moved(self, slots: list[Slot], drawn: PipelineDraw) -> list[Any]:
         return moved_targets(
@@ -179,19 +179,18 @@ class _Opened:
     """Pixels, uint8 [3, height, width], until they are in the batch."""
 
 
-def draw(
-    recipes: Compose, request: Request, positions: IndexArray, headers: list[ImageHeader]
-) -> PipelineDraw:
+def draw(recipes: Compose, keys: list[SampleKey], headers: list[ImageHeader]) -> PipelineDraw:
     """Draw the recipes' numbers for images of one request.
 
     Args:
-        positions: positions of the images in the epoch's global order, int64 [n].
+        keys: keys of the images, at least one.
         headers: headers of the same n images.
 
     Raises:
         ValueError: an image is too small for a recipe.
     """
-    return recipes.draw(request.seed, request.epoch, positions, _sizes_of(headers))
+    positions = np.array([key.position for key in keys], dtype=np.int64)
+    return recipes.draw(keys[0].seed, keys[0].epoch, positions, _sizes_of(headers))
 
 
 def moved_targets(

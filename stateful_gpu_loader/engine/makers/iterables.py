@@ -52,7 +52,7 @@ class IterableMaker:
         transform: a callable on one sample, or None.
         collate_fn: makes the batch from a list of samples, or converts one sample.
         policy: what is done about bad samples. "drop" takes the iterator's next sample instead, so
-            the epoch gets fewer samples rather than smaller batches. None raises.
+            the epoch gets fewer samples rather than smaller batches.
     """
 
     uses_global_generators = True
@@ -65,7 +65,7 @@ class IterableMaker:
         drop_last: bool,
         transform: Callable[[Any], Any] | None,
         collate_fn: Callable[[Any], Any],
-        policy: BadSamplePolicy | None = None,
+        policy: BadSamplePolicy,
     ) -> None:
         self._dataset = dataset
         self._keeper = state_keeper(dataset)
@@ -73,7 +73,7 @@ class IterableMaker:
         self._drop_last = drop_last
         self._transform = transform
         self._collate_fn = collate_fn
-        self._drops_bad = policy is not None and policy.mode == "drop"
+        self._drops_bad = policy.mode == "drop"
         self._found: list[FoundBad] = []
         """Bad samples of the present fetch."""
         self._seeds = SeedBlock(Stream.ITERABLE)

@@ -133,7 +133,7 @@ class BadSampleReplacer:
             else:
                 return True
         key = slot.key
-        bad = FoundBad(plain_index(key.index), slot.origin, key.epoch, reason, always)
+        bad = FoundBad(key.index, slot.origin, key.epoch, reason, always)
         slot.found += (bad,)
         self._policy.remember(bad)
         return False

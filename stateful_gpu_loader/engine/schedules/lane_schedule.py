@@ -8,6 +8,7 @@ from dataclasses import replace
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
 from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, LaneService
+from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
@@ -25,8 +26,6 @@ class LaneSchedule:
         num_steps: number of batches in a whole epoch, if it is known: one of several ranks that has
             fewer reads its lanes again. A single rank ends on its own.
     """
-
-    has_met_end = False
 
     def __init__(
         self,
@@ -66,22 +65,16 @@ class LaneSchedule:
     def starts(self) -> Sequence[WorkerStart] | None:
         return None
 
-    def key_position(self, request: LaneTurn | RestTurn, answer: Answer | None) -> int:
-        """The position of the first sample."""
-        if isinstance(request, LaneTurn):
-            cursor = self._requests.cursor_before(request)
-            return key_of_lane(request.lane, cursor.count)
-        part = request.parts[0]
-        return key_of_lane(part.lane, LaneCursor.from_text(part.cursor).count + part.skip)
-
-    def is_replay(self, request: LaneTurn | RestTurn) -> bool:
-        """Always False: cursors lead to a position without repeating requests."""
-        return False
-
-    def by_itself(self, request: LaneTurn | RestTurn) -> LaneTurn | RestTurn:
-        if isinstance(request, RestTurn) or request.cursor is not None:
-            return request
-        return replace(request, cursor=self._requests.cursor_before(request).to_text())
+    def arrive(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Arrival:
+        """Key the batch by its first sample; no batch is made twice, as lanes have cursors."""
+        if isinstance(request, RestTurn):
+            part = request.parts[0]
+            count = LaneCursor.from_text(part.cursor).count + part.skip
+            return Arrival(key_of_lane(part.lane, count), request)
+        cursor = self._requests.cursor_before(request)
+        if request.cursor is None:
+            request = replace(request, cursor=cursor.to_text())
+        return Arrival(key_of_lane(request.lane, cursor.count), request)
 
     def deliver(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address:
         is_batch = answer is None or answer.payload is not SKIPPED

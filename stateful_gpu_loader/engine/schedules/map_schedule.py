@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.records import Request, WorkerStart
@@ -131,7 +132,6 @@ class MapSchedule:
         self._drawn = 0
         self._num_done = 0
         """Number of requests after the last snapshot that were delivered."""
-        self.has_met_end = False
         self._failed: dict[int, _Issued] = {}
         """Failed requests: skipped once a later one is delivered, retried by a state before it."""
 
@@ -164,14 +164,9 @@ class MapSchedule:
         self._has_started = True
         return worker_starts(states, seed=self._seed, epoch=self._epoch, loads=self._pending)
 
-    def key_position(self, request: Request, answer: Answer | None) -> int:
-        return request.start
-
-    def is_replay(self, request: Request) -> bool:
-        return self._issued[request.ordinal].is_done
-
-    def by_itself(self, request: Request) -> Request:
-        return request
+    def arrive(self, request: Request, answer: Answer | None) -> Arrival | None:
+        was_delivered = self._issued[request.ordinal].is_done
+        return None if was_delivered else Arrival(request.start, request)
 
     def deliver(self, request: Request, answer: Answer | None) -> Address:
         issued = self._issued[request.ordinal]
@@ -182,7 +177,7 @@ class MapSchedule:
             for each in (*self._failed.values(), issued):
                 self._set_done(each)
             self._failed.clear()
-            ended_at = self._note_end(answer)
+            ended_at = None if answer is None else answer.ended_at
             self._position = request.end if ended_at is None else ended_at
         if self._has_states:
             self._ledger.deliver(worker, answer)
@@ -200,8 +195,9 @@ class MapSchedule:
         issued = self._issued[request.ordinal]
         if self._has_states or issued.mark is not None:
             # The user's objects have moved on.
-            return self.deliver(request, answer)
-        self._note_end(answer)
+            was_delivered = issued.is_done
+            place = self.deliver(request, answer)
+            return None if was_delivered else place
         self._failed[request.ordinal] = issued
         return None
 
@@ -254,11 +250,6 @@ class MapSchedule:
         if was_delivered or is_ahead:
             self._set_done(issued)
         return None if is_ahead or (was_delivered and not self._has_states) else request
-
-    def _note_end(self, answer: Answer | None) -> int | None:
-        ended_at = None if answer is None else answer.ended_at
-        self.has_met_end = self.has_met_end or ended_at is not None
-        return ended_at
 
     def _set_done(self, issued: _Issued) -> None:
         issued.is_done = True

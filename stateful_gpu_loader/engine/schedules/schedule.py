@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.records import WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 
 
+class Arrival(NamedTuple):
+    """What is known of a batch that has been made, before it is delivered."""
+
+    position: int
+    """Position that keys random numbers for the batch as a whole."""
+    request: Any
+    """Its request, in a form that does not depend on earlier ones."""
+
+
 class Schedule(Protocol):
     """One pass, in the main process; holds the position, which counts delivered batches only."""
-
-    has_met_end: bool
-    """Whether a delivered or failed request was found to end the epoch; later ones do not count."""
 
     def requests(self) -> Iterator[Any]:
         """Return the requests after the last delivered batch, oldest first.
@@ -31,16 +37,12 @@ class Schedule(Protocol):
         """Return what each worker begins with before its first request; None without states."""
         ...
 
-    def key_position(self, request: Any, answer: Answer | None) -> int:
-        """Return the position that keys random numbers for a whole batch, before its delivery."""
-        ...
+    def arrive(self, request: Any, answer: Answer | None) -> Arrival | None:
+        """Return what is known of a batch before its delivery.
 
-    def is_replay(self, request: Any) -> bool:
-        """Whether the request was delivered before, and only advances the user's objects again."""
-        ...
-
-    def by_itself(self, request: Any) -> Any:
-        """Return the oldest undelivered request in a form that does not depend on earlier ones."""
+        None means that the batch was delivered before, and was made again only to advance the
+        user's objects. It must be passed to :meth:`deliver` like any other.
+        """
         ...
 
     def deliver(self, request: Any, answer: Answer | None) -> Address:
@@ -48,7 +50,7 @@ class Schedule(Protocol):
         ...
 
     def fail(self, request: Any, answer: Answer | None) -> Address | None:
-        """Return the position after a failed request; None leaves the position before it."""
+        """Return the position after a failed request; None leaves the position as it was."""
         ...
 
     def end(self) -> Address:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
+from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -33,8 +34,6 @@ class WorkerSchedule:
         keeps_workers: whether the next pass uses the same dataset objects.
         length: returns what ``len(dataset)`` gave, if it was called.
     """
-
-    has_met_end = False
 
     def __init__(
         self,
@@ -99,21 +98,17 @@ class WorkerSchedule:
             num_replicas=self._num_replicas,
         )
 
-    def key_position(self, request: Turn, answer: Answer | None) -> int:
-        """Return the number of earlier batches, as the samples' own positions are not known here.
+    def arrive(self, request: Turn, answer: Answer | None) -> Arrival | None:
+        """Key the batch by the number of earlier ones, as its samples' positions are not known.
 
-        Where the order of delivery depends on timing, it follows from the worker and the number of
-        its batch, which gives the same number as long as no worker has ended.
+        Where the order of delivery depends on timing, that number follows from the worker and the
+        number of its batch, which gives the same one as long as no worker has ended.
         """
+        if self._is_replay:
+            return None
         if self._in_order or answer is None:
-            return self._position
-        return self._fetches[answer.worker] * self._workers + answer.worker
-
-    def is_replay(self, request: Turn) -> bool:
-        return self._made < self._delivered
-
-    def by_itself(self, request: Turn) -> Turn:
-        return request
+            return Arrival(self._position, request)
+        return Arrival(self._fetches[answer.worker] * self._workers + answer.worker, request)
 
     def deliver(self, request: Turn, answer: Answer | None) -> Address:
         worker = request.worker
@@ -122,7 +117,7 @@ class WorkerSchedule:
         if answer is not None and answer.payload is NOTHING:
             self._ended.add(worker)
         else:
-            if not self.is_replay(request):
+            if not self._is_replay:
                 self._position += 1
                 self._check_length()
             self._made += 1
@@ -136,7 +131,9 @@ class WorkerSchedule:
 
     def fail(self, request: Turn, answer: Answer | None) -> Address | None:
         """Deliver a failed request like any other, as the iterator has moved on."""
-        return self.deliver(request, answer)
+        was_delivered = self._is_replay
+        place = self.deliver(request, answer)
+        return None if was_delivered else place
 
     def end(self) -> Address:
         between = tuple(map(_between_passes, self._ledger.latest())) if self._keeps_workers else ()
@@ -144,6 +141,11 @@ class WorkerSchedule:
             return Address(self._epoch + 1, 0)
         user = UserStates(num_workers=self._num_workers, workers=between)
         return Address(self._epoch + 1, 0, user=user)
+
+    @property
+    def _is_replay(self) -> bool:
+        """Whether the next batch was delivered before."""
+        return self._made < self._delivered
 
     def _place(self) -> Address:
         steps = max(self._made, self._delivered) - self._at_snapshot

@@ -17,13 +17,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate, default_convert
 
 from stateful_gpu_loader import BadSample, FolderSource
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_TRIES, BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.makers.memory import BatchMemory
+from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
+from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from tests.damaged import (
     BAD,
@@ -154,6 +158,17 @@ def test_threads_share_a_maker(photos: Path) -> None:
     assert generators() == before
 
 
+@pytest.mark.parametrize("name", ANY)
+def test_the_generators_are_put_back_around_a_maker(photos: Path, name: str) -> None:
+    """In the user's own thread, whether or not bad samples were met."""
+    pipeline = InlinePipeline(ANY[name](photos, "drop"))
+    pipeline.start(iter(requests_of(N, 11)))
+    before = generators()
+    for _ in range(2):
+        next(pipeline)
+        assert generators() == before
+
+
 # What takes the place.
 
 
@@ -169,6 +184,46 @@ def test_a_batch_left_empty_keeps_a_replacement_of_its_first(kind: type[Damaged]
     assert {bad.index for bad in found} == set(errors)
     replaced, _ = run(sample_maker(dataset, "replace"), request)
     assert_same(batch["random"][0], replaced["random"][0])
+
+
+def test_dropping_from_native_batches_asks_for_the_sound_ones_alone() -> None:
+    """All at once and anew, as draws may be shared; for one known to be bad it never asks.
+
+    What the transform draws stays each place's own.
+    """
+    asked: list[list[int]] = []
+
+    class Asked(DamagedBatches):
+        def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+            asked.append(indices)
+            return super().__getitems__(indices)
+
+    request = request_of([1, 0, 2, 4, 3])
+    maker = sample_maker(Asked(N, OF_BYTES), "drop", transform=add_noise)
+    wanted, _ = run(sample_maker(DamagedBatches(N)), request_of([0, 2, 3]))
+    whole, _ = run(sample_maker(DamagedBatches(N), transform=add_noise), request)
+    wanted |= {key: whole[key][[1, 2, 4]] for key in ("noise", "choice")}
+    for alone in ([1, 0, 2, 4, 3], [0, 2, 3]):
+        batch, found = run(maker, request)
+        assert_same(batch, wanted)
+        assert [bad.index for bad in found] == [1, 4]
+        first = [alone] if 1 in alone else []
+        assert asked == [*first, *([index] for index in alone), [0, 2, 3]]
+        asked.clear()
+
+
+def test_without_batches_drop_is_a_replacement(photos: Path) -> None:
+    """There is no smaller batch than one sample."""
+    alone: dict[str, Any] = {"collate_fn": default_convert, "batched": False}
+    source = Redirected(FolderSource(photos))
+    for make, dataset in ((sample_maker, Damaged(N, OF_BYTES)), (image_maker, source)):
+        dropping, replacing = make(dataset, "drop", **alone), make(dataset, "replace", **alone)
+        for request in requests_of(N, 1):
+            sample, found = run(dropping, request)
+            assert_same((sample, found), run(replacing, request))
+            assert bool(found) == (request.index_list()[0] in BAD)
+            index = sample["index"] if isinstance(sample, dict) else sample[1]
+            assert index not in BAD
 
 
 @pytest.mark.parametrize("known", [(), (0, 1), (0, 1, 2, 3)])
@@ -249,8 +304,15 @@ def test_a_sample_is_not_tried_in_its_own_place() -> None:
     batch, found = run(sample_maker(Named("b"), policy), request_of([*"bbbbbb", "a"]))
     assert batch["name"] == ["a"] * 7
     assert [bad.position for bad in found] == list(range(6))
-    with pytest.raises(BadSample, match="ValueError: no such name; and 0 other samples of the b"):
-        sample_maker(Named("b"), policy)(request_of(["b", "b"]), never_stopped)
+
+
+@modes
+def test_a_batch_without_another_sample_names_its_lack(mode: str) -> None:
+    maker = sample_maker(Named("b"), BadSamplePolicy(mode=mode))
+    lack = "ValueError: no such name; and 0 other samples of the batch"
+    with pytest.raises(BadSample, match=lack) as caught:
+        maker(request_of(["b", "b"], start=10), never_stopped)
+    assert (caught.value.index, caught.value.position) == ("b", 10)
 
 
 def test_indices_that_cannot_be_hashed_or_compared_do_no_harm() -> None:
@@ -281,8 +343,9 @@ def test_what_draws_decided_is_read_again_in_every_epoch() -> None:
 
 
 class Draws(Dataset[int]):
-    def __init__(self, draw: Callable[[], Any]) -> None:
+    def __init__(self, draw: Callable[[], Any], error: Callable[[], Exception]) -> None:
         self.draw = draw
+        self.error = error
 
     def __len__(self) -> int:
         return 9
@@ -290,7 +353,7 @@ class Draws(Dataset[int]):
     def __getitem__(self, asked: int) -> int:
         if asked == 4:
             self.draw()
-            raise ValueError
+            raise self.error()
         return asked
 
 
@@ -298,12 +361,15 @@ class Draws(Dataset[int]):
     "draw", [random.random, np.random.rand, lambda: torch.rand(()), lambda: random.seed(5)]
 )
 def test_draws_from_any_generator_count(draw: Callable[[], Any]) -> None:
-    def kinds_of(draw: Callable[[], Any]) -> set[bool]:
-        maker = sample_maker(Draws(draw), "replace")
+    """But not against a BadSample, which says itself that the content is to blame."""
+
+    def kinds_of(draw: Callable[[], Any], error: Any = ValueError) -> set[bool]:
+        maker = sample_maker(Draws(draw, error), "replace")
         return {bad.always for r in requests_of(9, 4) for bad in run(maker, r)[1]}
 
     assert kinds_of(draw) == {False}
     assert kinds_of(lambda: torch.zeros(3)) == {True}
+    assert kinds_of(draw, OF_BYTES[7]) == {True}
 
 
 def test_draws_that_fail_for_every_sample_are_no_samples_fault() -> None:
@@ -353,6 +419,23 @@ def test_an_error_of_the_system_in_a_batch_that_was_mended_is_tried_again() -> N
     assert_same(batch, run(sample_maker(DamagedBatches(9, errors), "drop"), request)[0])
 
 
+@pytest.mark.parametrize("mode", ["raise", "replace", "drop"])
+@pytest.mark.parametrize("name", ["plain", "native batches", "images", "callable"])
+def test_the_system_is_asked_three_times_in_all(photos: Path, name: str, mode: str) -> None:
+    """Under "raise" once, as nothing is tried again."""
+    source = Redirected(FolderSource(photos), Wrong({2: SYSTEM_ERROR}))
+    make, dataset = {
+        "plain": (sample_maker, Damaged(N, {2: SYSTEM_ERROR})),
+        "native batches": (sample_maker, DamagedBatches(N, {2: SYSTEM_ERROR})),
+        "images": (image_maker, source),
+        "callable": (callable_maker, source),
+    }[name]
+    maker: Any = make(dataset, mode)
+    with pytest.raises(OSError, match="Input/output error"):
+        maker(request_of([0, 2]), never_stopped)
+    assert dataset.reads[2] == (1 if mode == "raise" else MAX_READS)
+
+
 def test_a_replacement_that_the_system_fails_to_read_is_raised_too() -> None:
     """Another one in its stead would make the stream depend on the storage's weather."""
     request = requests_of(N, 5)[0]
@@ -378,22 +461,24 @@ def test_bugs_are_raised(mode: str, kind: type[Damaged], error: type[Exception])
         assert place in str(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("of_images", [False, True])
-def test_an_abandoned_request_is_left_at_once(photos: Path, of_images: bool) -> None:
+@pytest.mark.parametrize("name", ["plain", "native batches", "images"])
+def test_an_abandoned_request_is_left_at_once(photos: Path, name: str) -> None:
     calls, decoder = [], Counting()
 
     def check() -> None:
         calls.append(1)
-        if (decoder.calls if of_images else len(calls)) == 2:
+        if (decoder.calls if name == "images" else len(calls)) == 2:
             raise Stopped
 
-    maker = image_maker(FolderSource(photos), "drop", decoder=decoder)
+    maker: Any = {
+        "plain": sample_maker(Damaged(N, OF_BYTES), "drop"),
+        "native batches": sample_maker(DamagedBatches(N, OF_BYTES), "drop"),
+        "images": image_maker(FolderSource(photos), "drop", decoder=decoder),
+    }[name]
     with pytest.raises(Stopped):
-        (maker if of_images else sample_maker(Damaged(N), "replace"))(
-            request_of([0, 2, 3, 5, 8]), check
-        )
-    assert decoder.calls == (2 if of_images else 0)
-    assert of_images or len(calls) == 2
+        maker(request_of([1, 0, 2, 3, 5]), check)
+    assert decoder.calls == (2 if name == "images" else 0)
+    assert name == "images" or len(calls) == 2
 
 
 class PillowPhotos(Dataset[Any]):
@@ -476,7 +561,8 @@ def test_what_is_no_samples_fault_is_raised(photos: Path, mode: str) -> None:
     source = FolderSource(photos)
     for maker, message in (
         (sample_maker(AllOrNothing(9), mode), "too much at once"),
-        (sample_maker(Damaged(9, {1: ValueError}), mode, collate_fn=refuses), "a box outside"),
+        (sample_maker(Damaged(9, {2: ValueError}), mode, collate_fn=refuses), "a box outside"),
+        (image_maker(source, mode, collate_fn=refuses), "a box outside"),
         (callable_maker(source, mode, refuses), "a box outside"),
     ):
         with pytest.raises(ValueError, match=message) as caught:
@@ -568,3 +654,23 @@ def test_images_left_out_leave_a_batch_like_any_other(photos: Path) -> None:
         (images, _), _ = run(image_maker(source, "drop"), request)
         assert images.is_contiguous()
         assert not images.is_inference()
+
+
+@modes
+def test_a_device_is_handed_an_empty_place_for_a_bad_image(photos: Path, mode: str) -> None:
+    """And for one that the storage failed to read, which the device stage reads again."""
+    source = Redirected(FolderSource(photos), Wrong({2: SYSTEM_ERROR}))
+    maker = EncodedMaker(
+        source,
+        takes=lambda header, data: True,
+        decoder=make_decoder("torchvision"),
+        recipes=T.Compose(RECIPES),
+        allocate=BatchMemory(2).empty,
+        policy=policy_for(source, mode, known={13: "undecodable"}),
+    )
+    batch = maker(request_of([0, 1, 2, 6, 13]), never_stopped)
+    assert [image is None for image in batch.images] == [False, True, True, False, True]
+    assert [length == 0 for length in batch.lengths] == [False, True, True, False, True]
+    assert batch.arena.numel() == sum(batch.lengths)
+    assert batch.drawn is None
+    assert source.reads == {0: 1, 1: 1, 2: 1, 6: 1}

@@ -161,7 +161,7 @@ def test_a_failed_batch_counts_with_the_next_one() -> None:
     first, second = next(requests), next(requests)
     answer = worker.answer(first)
     assert schedule.fail(first, Answer(Failure(ValueError()), snapshot=answer.snapshot)) is None
-    assert schedule.key_position(next(requests), None) == key_of_lane(0, 2), "it has moved on"
+    assert schedule.arrive(next(requests), None).position == key_of_lane(0, 2), "it has moved on"
     place = schedule.deliver(second, worker.answer(second))
     assert place.position == 1
     assert place.lanes is not None
@@ -190,7 +190,7 @@ def test_keys_are_those_of_the_first_sample() -> None:
     for request in requests:
         answer = worker.answer(request)
         if answer.payload is not SKIPPED:
-            keys.append(schedule.key_position(request, answer))
+            keys.append(schedule.arrive(request, answer).position)
         schedule.deliver(request, answer)
     wanted = [(0, 0), (1, 0), (2, 0), (0, 2), (2, 2), (0, 4), (0, 6)]
     assert keys == [key_of_lane(*one) for one in wanted]

@@ -70,9 +70,10 @@ def play(schedule: WorkerSchedule, lengths: list[int], ahead: int, stop_after: i
         given[worker] += not ended
         state = freeze(worker_state(fetches=given[worker], ended=ended), "")
         snapshot = state if turn.snapshot or ended else None
-        is_replay = schedule.is_replay(turn) and not ended
-        schedule.deliver(turn, Answer(NOTHING if ended else None, worker, snapshot))
-        if not ended and not is_replay:
+        answer = Answer(NOTHING if ended else None, worker, snapshot)
+        is_new = not ended and schedule.arrive(turn, answer) is not None
+        schedule.deliver(turn, answer)
+        if is_new:
             delivered.append(worker)
     return delivered
 

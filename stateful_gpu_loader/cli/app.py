@@ -7,6 +7,8 @@ import sys
 import typer
 
 from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.cli.seek import seek
+from stateful_gpu_loader.cli.which import which
 from stateful_gpu_loader.errors import LoaderError
 
 app = typer.Typer(
@@ -23,6 +25,10 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
+
+
+app.command()(seek)
+app.command()(which)
 
 
 def run() -> None:

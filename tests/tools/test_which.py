@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import (
     BalancedSampler,
@@ -255,3 +256,25 @@ def test_a_sample_that_cannot_be_read_has_no_name(tmp_path: Path) -> None:
         file.unlink()
     order = epoch_of(loader.state_dict(), loader=loader)
     assert [(each.index, each.name) for each in order.at_step(0)] == [(0, None), (1, None)]
+
+
+def test_an_epoch_in_torchdatas_order_is_refused_and_later_ones_are_not() -> None:
+    theirs = StatefulDataLoader(Indices(N), batch_size=4, shuffle=True)
+    next(iter(theirs))
+    loader = make({"shuffle": True}, seed=None)
+    loader.load_state_dict(theirs.state_dict())
+    next(iter(loader))
+    saved = loader.state_dict()
+    with pytest.raises(NoSuchPlace, match="in torchdata's order"):
+        epoch_of(saved)
+    with pytest.raises(NoSuchPlace, match="torchdata's sampler"):
+        loader.seek(epoch=saved["epoch"], position=4)
+    (batches,) = delivered(loader, 1)  # the pass above is broken off: this is the next epoch
+    order = epoch_of(saved, epoch=saved["epoch"] + 1)
+    assert [[each.index for each in order.at_step(i)] for i in range(len(batches))] == batches
+
+
+def test_states_of_a_dataset_do_not_hide_the_order() -> None:
+    loader = KINDS["dataset with state"]()
+    next(iter(loader))
+    assert epoch_of(loader.state_dict()).of_sample(0) != []

@@ -35,6 +35,7 @@ from stateful_gpu_loader.errors import (
     CheckpointNotFound,
     LoaderError,
     MissingDependency,
+    NoSuchPlace,
     StateMismatch,
     WorkerLost,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",
+    "NoSuchPlace",
     "ParquetShards",
     "ParquetSource",
     "RecordIOShards",

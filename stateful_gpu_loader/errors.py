@@ -4,6 +4,7 @@ LoaderError
 ├── StateMismatch      (ValueError)    a state does not fit this loader, or is no state at all
 ├── CheckpointError    (ValueError)    a checkpoint is damaged, does not fit, or cannot be written
 │   └── CheckpointNotFound (FileNotFoundError)    there is no such file
+├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
 ├── BadSample          (ValueError)    the bytes of one sample are not what they should be
 ├── WorkerLost         (RuntimeError)  a worker died more often than the loader may restart it
 └── MissingDependency  (ImportError)   an optional package is not installed
@@ -48,6 +49,10 @@ False. Remedy: pass drop_last=True
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {"saved": self.saved, "present": self.present, "remedy": self.remedy}
         return partial(type(self), self.field, **fields), ()
+
+
+class NoSuchPlace(LoaderError, ValueError):
+    """A place in a stream does not exist, or only iterating up to it would tell what it is."""
 
 
 class CheckpointError(LoaderError, ValueError):

@@ -457,6 +457,40 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         check_accept(accept)
         self._engine.load(state_dict, accept=accept, strict=self.strict)
 
+    def seek(
+        self,
+        *,
+        epoch: int,
+        position: int | None = None,
+        samples: int | None = None,
+        percent: float | None = None,
+    ) -> None:
+        """Go to a place of the stream: the next iterator delivers what an uninterrupted run would.
+
+        It is as ``load_state_dict()`` of a state that was saved there, and applies to the same
+        iterators; nothing in between is read. Every rank seeks the same place. The record of bad
+        samples is kept. Exactly one of ``position``, ``samples`` and ``percent`` is given.
+
+        Args:
+            epoch: epoch of the place, counted from 0.
+            position: position in the epoch's global order, as in a state; 0 is its beginning. Of a
+                sharded dataset only that can be sought.
+            samples: number of samples of the epoch that all ranks together have delivered by then.
+            percent: share of the epoch, from 0 to 100, rounded down to where a batch begins if all
+                batches of the epoch have the present size.
+
+        Raises:
+            NoSuchPlace: the place lies outside the epoch, or its state cannot be computed: inside
+                an epoch of a sharded dataset or one of unknown length, or with an iterable dataset,
+                a dataset with state or a sampler of yours. Nothing was changed.
+
+        >>> loader = StatefulGPULoader(range(10), batch_size=4)
+        >>> loader.seek(epoch=2, samples=8)
+        >>> [batch.tolist() for batch in loader], loader.epoch
+        ([[8, 9]], 3)
+        """
+        self._engine.seek(epoch=epoch, position=position, samples=samples, percent=percent)
+
     def _batches(self) -> tuple[int | None, int | None]:
         engine = self._engine
         return batches_of(engine.plan, present_place(engine), engine.seed.value)

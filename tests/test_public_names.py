@@ -33,6 +33,7 @@ PUBLIC = {
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",
+    "NoSuchPlace",
     "ParquetShards",
     "ParquetSource",
     "RNG",

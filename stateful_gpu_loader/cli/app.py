@@ -9,6 +9,8 @@ import typer
 from stateful_gpu_loader.cli.diff import diff
 from stateful_gpu_loader.cli.inspect import inspect
 from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.cli.seek import seek
+from stateful_gpu_loader.cli.which import which
 from stateful_gpu_loader.errors import LoaderError
 
 app = typer.Typer(
@@ -27,7 +29,7 @@ def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
 
 
-for _command in (inspect, diff):
+for _command in (inspect, diff, seek, which):
     app.command()(_command)
 
 

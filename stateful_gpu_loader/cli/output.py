@@ -27,3 +27,8 @@ def print_json(value: Any) -> None:
 def complain(message: str) -> None:
     """Print what went wrong on stderr."""
     print(f"Error: {message}", file=sys.stderr)
+
+
+def note(message: str) -> None:
+    """Print on stderr what somebody should know about the answer on stdout."""
+    print(f"Note: {message}", file=sys.stderr)

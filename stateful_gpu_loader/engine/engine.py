@@ -30,13 +30,14 @@ from stateful_gpu_loader.engine.resume.places import (
     states_between_passes,
     with_dataset_state,
 )
+from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
 from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
-from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.state.descriptions import own_fingerprint
@@ -272,13 +273,37 @@ class Engine:
         state = self._decoded(state_dict)
         saved = Fingerprint.from_text(state.fingerprint)
         plan, identity = self._checked(state, saved, accept=accept, strict=strict)
-        place = place_of(plan, state, self.dataset_memory, accept=accept)
-        place = lane_place(plan, state, place)
+        place = self._resolved(plan, state, accept=accept)
         bad_samples = BadSamples.from_text(state.bad_samples)
         report_changes(saved, identity.fingerprint)
         report_unverified(identity.unverified)
         report_batch_size(state, plan.global_batch_size)
         self._apply(plan, state, place, bad_samples, takes_seed="seed" not in accept)
+
+    def seek(
+        self, *, epoch: int, position: int | None, samples: int | None, percent: float | None
+    ) -> None:
+        """Go to a place of the stream by loading the state that the loader would have there.
+
+        Raises:
+            NoSuchPlace: there is no such place, or its state cannot be computed; nothing was
+                changed.
+        """
+        plan, state = self.plan, self.state(batches_ago=0)
+        if plan.has_worker_states:
+            raise NoSuchPlace(
+                f"other places of this stream cannot be computed: the dataset, "
+                f"{type(plan.config.dataset).__name__}, is iterated or has a state, which only "
+                "iterating moves. Remedy: iterate the loader up to the place"
+            )
+        length = None
+        if plan.order is not None and not plan.is_endless:
+            length = plan.order.of_epoch(state.seed, existing_epoch(epoch)).n
+        target = state_of_place(
+            state, epoch=epoch, position=position, samples=samples, percent=percent, length=length
+        )
+        place = self._resolved(plan, target, accept=())
+        self._apply(plan, target, place, self.bad_samples, takes_seed=True)
 
     def _decoded(self, state_dict: Any) -> LoaderState:
         if not is_torchdata_state(state_dict):
@@ -299,6 +324,10 @@ class Engine:
             check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
         check_fits(state, seed=self.seed.given, num_positions=plan.num_positions, accept=accept)
         return plan, identity
+
+    def _resolved(self, plan: Plan, state: LoaderState, *, accept: Collection[str]) -> Address:
+        place = place_of(plan, state, self.dataset_memory, accept=accept)
+        return lane_place(plan, state, place)
 
     def _apply(
         self,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted
+from stateful_gpu_loader.samplers.draws import permuted, unpermuted
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     Identity,
@@ -150,6 +150,10 @@ class _EvenLayout:
         """Return the dataset's index of the first sample in the blocks read at the turns."""
         return self._blocks(turns) * self._length
 
+    def turns_of(self, index: int) -> IndexArray:
+        """Return the turn at which the block of an index is read, int64 [1]."""
+        return self._blocks.inverse(np.array([index // self._length], dtype=np.int64))
+
 
 class _UnevenLayout:
     """As :class:`_EvenLayout`, for any lengths, with 24 bytes a block and a binary search."""
@@ -169,6 +173,10 @@ class _UnevenLayout:
 
     def first_indices(self, turns: IndexArray) -> IndexArray:
         return self._first_indices[turns]
+
+    def turns_of(self, index: int) -> IndexArray:
+        first, sizes = self._first_indices, np.diff(self._starts)
+        return np.flatnonzero((first <= index) & (index < first + sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,18 +198,33 @@ class _BlockEpoch:
             )
         layout = self.layout
         windows = layout.turns(places) // self.window
-        starts = layout.starts(windows * self.window)
-        # (windows + 1) * window may lie beyond the last block.
-        ends = layout.starts(
-            windows * self.window
-            + np.minimum(self.window, layout.num_blocks - windows * self.window)
-        )
+        starts, ends = self._extents(windows)
         mixed = starts + permuted(
             places - starts, ends - starts, seed=self.seed, epoch=self.epoch, numbers=windows
         )
         turns = layout.turns(mixed)
         indices = layout.first_indices(turns) + mixed - layout.starts(turns)
         return indices.reshape(positions.shape)
+
+    def positions_of(self, index: int) -> IndexArray:
+        """Return the position of an index, int64 [1], or [0] for one outside the dataset."""
+        if index >= self.n:
+            return np.empty(0, dtype=np.int64)
+        layout = self.layout
+        turns = layout.turns_of(index)
+        mixed = layout.starts(turns) + index - layout.first_indices(turns)
+        windows = turns // self.window
+        starts, ends = self._extents(windows)
+        return starts + unpermuted(
+            mixed - starts, ends - starts, seed=self.seed, epoch=self.epoch, numbers=windows
+        )
+
+    def _extents(self, windows: IndexArray) -> tuple[IndexArray, IndexArray]:
+        """Return the positions where windows begin and end."""
+        layout, first = self.layout, windows * self.window
+        # (windows + 1) * window may lie beyond the last block.
+        last = first + np.minimum(self.window, layout.num_blocks - first)
+        return layout.starts(first), layout.starts(last)
 
 
 class BlockOrder(LastEpoch):

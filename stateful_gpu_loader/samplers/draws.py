@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,6 +57,7 @@ def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
 
 
 _Words = npt.NDArray[np.uint64]
+_Step: TypeAlias = Callable[[_Words, _Words, _Words, _Words], _Words]
 
 
 def permuted(
@@ -87,6 +91,40 @@ def permuted(
     >>> permuted(np.array([0, 1, 2, 0, 1, 2]), 3, seed=3, epoch=0, numbers=[1, 1, 1, 2, 2, 2])
     array([1, 0, 2, 0, 1, 2])
     """
+    return _mapped(
+        _encrypted, values, lengths, seed=seed, epoch=epoch, numbers=numbers, stream=stream
+    )
+
+
+def unpermuted(
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int = Stream.PARTS,
+) -> IndexArray:
+    """Return what :func:`permuted` maps to these values; arguments and errors are the same.
+
+    >>> unpermuted(np.array([1, 0, 2]), 3, seed=3, epoch=0, numbers=1)
+    array([0, 1, 2])
+    """
+    return _mapped(
+        _decrypted, values, lengths, seed=seed, epoch=epoch, numbers=numbers, stream=stream
+    )
+
+
+def _mapped(
+    step: _Step,
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int,
+) -> IndexArray:
     all_lengths = np.broadcast_to(np.asarray(lengths, dtype=np.int64), values.shape)
     all_numbers = np.broadcast_to(np.asarray(numbers, dtype=np.int64), values.shape)
     outside = np.flatnonzero((values < 0) | (values >= all_lengths))
@@ -105,6 +143,7 @@ def permuted(
         names, place = np.unique(all_numbers[chosen], return_inverse=True)
         keys = words_of_64(seed, epoch, names, stream, num_rounds)[place]
         result[chosen] = _walked(
+            step,
             values[chosen].astype(np.uint64),
             all_lengths[chosen].astype(np.uint64),
             rows[chosen],
@@ -114,13 +153,13 @@ def permuted(
     return result
 
 
-def _walked(values: _Words, ends: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
-    values = _encrypted(values, rows, columns, keys)
+def _walked(
+    step: _Step, values: _Words, ends: _Words, rows: _Words, columns: _Words, keys: _Words
+) -> _Words:
+    values = step(values, rows, columns, keys)
     outside = np.flatnonzero(values >= ends)
     while outside.size:
-        values[outside] = _encrypted(
-            values[outside], rows[outside], columns[outside], keys[:, outside]
-        )
+        values[outside] = step(values[outside], rows[outside], columns[outside], keys[:, outside])
         outside = outside[values[outside] >= ends[outside]]
     return values
 
@@ -133,5 +172,17 @@ def _encrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _
         row = np.minimum(row, row - rows)
         column += hash_below(row, column_key, columns)  # type: ignore[arg-type]
         column = np.minimum(column, column - columns)
+    joined: _Words = row * columns + column
+    return joined
+
+
+def _decrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
+    row = values // columns
+    column = values - row * columns
+    for row_key, column_key in zip(keys[-2::-2], keys[::-2], strict=True):
+        column -= hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column = np.minimum(column, column + columns)
+        row -= hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row = np.minimum(row, row + rows)
     joined: _Words = row * columns + column
     return joined

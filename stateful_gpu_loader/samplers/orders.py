@@ -18,6 +18,9 @@ from stateful_gpu_loader.randomness import permutation
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
 
+_SEARCHED_AT_ONCE = 1 << 18
+"""Number of positions that are looked up at a time in a search of all of them."""
+
 
 class EpochOrder(Protocol):
     """One epoch's global order: maps positions to the dataset's indices."""
@@ -30,6 +33,40 @@ class EpochOrder(Protocol):
     def __call__(self, positions: IndexArray) -> IndexArray:
         """Map positions in ``range(n)`` to indices; both int64 [...]."""
         ...
+
+
+def positions_of(order: EpochOrder, index: int) -> IndexArray:
+    """Return every position at which an index of the dataset stands, ascending.
+
+    It is computed from the index alone, for any number of positions, if the order is a Permutation
+    or has a method ``positions_of(index)``. All positions are searched otherwise, a part at a time:
+    draws with replacement, for example, have no inverse.
+
+    Args:
+        order: one epoch's order.
+        index: 0 or more; one that the order never gives has no positions.
+
+    Returns:
+        int64 [number of occurrences].
+
+    >>> positions_of(Permutation(10**18, seed=42, epoch=0), 332982990687425833)
+    array([100000000000000000])
+    """
+    if isinstance(order, Permutation):
+        return order.inverse(np.arange(index, min(index + 1, order.n), dtype=np.int64))
+    if has_inverse(order):
+        own: IndexArray = order.positions_of(index)  # type: ignore[attr-defined]
+        return own
+    found = [np.empty(0, dtype=np.int64)]
+    for start in range(0, order.n, _SEARCHED_AT_ONCE):
+        positions = np.arange(start, min(start + _SEARCHED_AT_ONCE, order.n), dtype=np.int64)
+        found.append(positions[order(positions) == index])
+    return np.concatenate(found)
+
+
+def has_inverse(order: EpochOrder) -> bool:
+    """Whether :func:`positions_of` need not search all positions of this order."""
+    return isinstance(order, Permutation) or hasattr(order, "positions_of")
 
 
 def key_offset_of(indices: EpochOrder) -> int:
@@ -76,6 +113,9 @@ class Identity:
 
     def __call__(self, positions: IndexArray) -> IndexArray:
         return positions
+
+    def positions_of(self, index: int) -> IndexArray:
+        return np.arange(index, min(index + 1, self.n), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from stateful_gpu_loader.records import IndexArray
@@ -28,6 +29,23 @@ class _RepeatedEpoch:
     def __call__(self, positions: IndexArray) -> IndexArray:
         copies = positions // self.num_repeats if self.adjacent else positions
         return (copies if self.rounds is None else self.rounds(copies)) % self.length
+
+    def positions_of(self, index: int) -> IndexArray:
+        """Return the positions of all copies of an index."""
+        if index >= self.length:
+            return np.empty(0, dtype=np.int64)
+        num_copies = -(-self.n // self.num_repeats) if self.adjacent else self.n
+        if self.rounds is None:
+            copies = np.arange(index, num_copies, self.length, dtype=np.int64)
+        else:
+            rounds = replace(self.rounds, n=num_copies)
+            values = range(index, rounds.length, self.length)
+            copies = np.sort(np.concatenate([rounds.positions_of(value) for value in values]))
+        if not self.adjacent:
+            return copies
+        neighbours = np.arange(self.num_repeats, dtype=np.int64)
+        positions = (copies[:, None] * self.num_repeats + neighbours).reshape(-1)
+        return positions[positions < self.n]
 
 
 class RepeatedOrder:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils.data import RandomSampler
 
 from stateful_gpu_loader.randomness.philox import Stream
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.blocks import BlockOrder, Blocks
-from stateful_gpu_loader.samplers.draws import below, permuted, words_of_64
+from stateful_gpu_loader.samplers.draws import below, permuted, unpermuted, words_of_64
 from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, ShuffledOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 from stateful_gpu_loader.state.schema import as_int
@@ -44,6 +45,21 @@ class Rounds:
             numbers=places // self.length,
         )
         return indices.reshape(positions.shape)
+
+    def positions_of(self, index: int) -> IndexArray:
+        """Return the positions of an index: one in each whole round."""
+        if index >= self.length:
+            return np.empty(0, dtype=np.int64)
+        rounds = np.arange(-(-self.n // self.length), dtype=np.int64)
+        places = unpermuted(
+            np.full_like(rounds, index),
+            self.length,
+            seed=self.seed,
+            epoch=self.epoch,
+            numbers=rounds,
+        )
+        positions: IndexArray = rounds * self.length + places
+        return positions[positions < self.n]
 
 
 class RoundsOrder:

@@ -12,7 +12,13 @@ from torch.utils.data import SubsetRandomSampler
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.orders import EpochOrder, Identity, ShuffledOrder, digest_of
+from stateful_gpu_loader.samplers.orders import (
+    EpochOrder,
+    Identity,
+    ShuffledOrder,
+    digest_of,
+    positions_of,
+)
 from stateful_gpu_loader.samplers.resumable import OrderSampler, settled
 
 
@@ -32,6 +38,15 @@ class _SubsetEpoch:
         if isinstance(self.indices, range):
             return self.indices.start + self.indices.step * places
         return self.indices[places].astype(np.int64, copy=False)
+
+    def positions_of(self, index: int) -> IndexArray:
+        """Return the positions of an index; a list of indices is searched for it."""
+        if isinstance(self.indices, range):
+            places = [self.indices.index(index)] if index in self.indices else []
+        else:
+            places = np.flatnonzero(self.indices == index).tolist()
+        found = [positions_of(self.places, place) for place in places]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *found]))
 
 
 class SubsetOrder:

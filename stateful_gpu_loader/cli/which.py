@@ -1,0 +1,95 @@
+"""The command ``which``: the samples at a place of a stream, and the places of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json
+from stateful_gpu_loader.cli.seek import StateOption, StatesArgument
+from stateful_gpu_loader.cli.target import ArgOption, factory_of
+from stateful_gpu_loader.tools.seek import states_of_one_loader
+from stateful_gpu_loader.tools.which import Placed, epoch_of
+
+
+def which(
+    path: StatesArgument,
+    sample: Annotated[
+        int | None, typer.Option(help="Index of a sample: when is it delivered, and to whom?")
+    ] = None,
+    position: Annotated[
+        int | None, typer.Option(help="Position in the epoch's order: which sample stands there?")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Number of a step in the epoch, from 0: which samples were in it?"),
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="With --step: the batch of this rank.")] = None,
+    epoch: Annotated[int | None, typer.Option(help="Epoch; by default that of the state.")] = None,
+    num_replicas: Annotated[
+        int | None, typer.Option(help="Number of ranks, where neither state nor factory say it.")
+    ] = None,
+    factory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="A function that returns your loader, which is not iterated: for orders that a "
+            "state does not hold (weights, classes, lists, mixtures), and for samples' names.",
+        ),
+    ] = None,
+    arg: ArgOption = None,
+    where: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which samples were in a batch, or when and to which rank a sample is delivered.
+
+    Give one of --sample, --position and --step. Nothing is iterated: the order is computed, for
+    datasets of any length at once. Only --sample of weighted, balanced or mixed draws looks at all
+    positions of the epoch. Exit status 1: the sample is not delivered in that epoch.
+    """
+    if [sample, position, step].count(None) != 2:
+        raise typer.BadParameter("give one of --sample, --position and --step")
+    if rank is not None and step is None:
+        raise typer.BadParameter("--rank goes with --step")
+    found = states_of_one_loader(path, where)
+    order = epoch_of(
+        found[0].state,
+        epoch=epoch,
+        loader=None if factory is None else factory_of(factory, arg)(),
+        num_replicas=num_replicas,
+    )
+    if sample is not None:
+        if order.is_searched:
+            note(f"searching the {order.order.n} positions of the epoch, for lack of an inverse")
+        placed = order.of_sample(sample)
+    elif position is not None:
+        placed = [order.at_position(position)]
+    else:
+        placed = order.at_step(step or 0, rank=rank)
+    if as_json:
+        samples = [asdict(each) for each in placed]
+        print_json({"epoch": order.epoch, "samples": samples, "unknown": order.unknown})
+    else:
+        for each in placed:
+            console().print(_line(each), markup=False)
+        if order.unknown is not None:
+            note(order.unknown)
+    if sample is not None and not any(each.is_delivered is not False for each in placed):
+        if not as_json:
+            note(f"sample {sample} is not delivered in epoch {order.epoch}")
+        raise typer.Exit(1)
+
+
+def _line(placed: Placed) -> str:
+    parts = [f"epoch {placed.epoch}"]
+    places = {"step": placed.step, "rank": placed.rank, "row": placed.row}
+    parts += [f"{name} {number}" for name, number in places.items() if number is not None]
+    parts.append(f"position {placed.position}")
+    parts.append(f"sample {placed.index}" + (f" ({placed.name})" if placed.name else ""))
+    if placed.is_delivered is False:
+        parts.append("not delivered: drop_last leaves out the incomplete last step")
+    if placed.bad is not None:
+        parts.append(f"recorded as bad: {placed.bad}")
+    return ", ".join(parts)

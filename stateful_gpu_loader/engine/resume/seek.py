@@ -1,0 +1,186 @@
+"""The state of any place of a stream, from the state of another place of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+from stateful_gpu_loader.datasets.lanes import LanePlan
+from stateful_gpu_loader.errors import NoSuchPlace
+from stateful_gpu_loader.samplers import CallOrder
+from stateful_gpu_loader.samplers.sharded import ALGORITHM as SHARDS
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, as_epoch, as_int
+
+_REMEDY = (
+    "Remedy: iterate the loader up to the place, or use a map-style dataset without state in the "
+    "loader's own order or that of a sampler of this package"
+)
+
+
+def state_of_place(
+    state: LoaderState,
+    *,
+    epoch: int,
+    position: int | None = None,
+    samples: int | None = None,
+    percent: float | None = None,
+    length: int | None = None,
+) -> LoaderState:
+    """Return the state that an uninterrupted run would have had at another place.
+
+    What identifies the stream, the seed and the record of bad samples are kept. Exactly one of
+    ``position``, ``samples`` and ``percent`` says where in the epoch; see :func:`in_epoch`.
+
+    Args:
+        state: the state of any place of the stream.
+        epoch: epoch of the place, counted from 0.
+        length: number of samples in that epoch, all ranks together; None takes it from the state.
+
+    Raises:
+        NoSuchPlace: the place lies outside the epoch, or only iterating up to it tells its state.
+        TypeError: a number that counts is no int.
+    """
+    saved = Fingerprint.from_text(state.fingerprint)
+    refuse_unless_own_order(saved)
+    if state.user is not None:
+        raise NoSuchPlace(
+            "the state holds states of the dataset, or of torchdata's sampler, which belong to the "
+            f"place where it was saved. {_REMEDY}"
+        )
+    if length is None and not saved.order.startswith(SHARDS):
+        length = saved.length
+    lanes = LanePlan.num_lanes_of(saved.order)
+    epoch = existing_epoch(epoch)
+    place = in_epoch(
+        position=position,
+        samples=samples,
+        percent=percent,
+        saved=saved,
+        length=None if lanes is not None else length,
+        global_batch_size=state.global_batch_size,
+    )
+    cursors = None
+    if lanes is not None:
+        cursors = {lane: lane_text(epoch, LaneCursor()) for lane in state.lanes or ()}
+    return replace(state, epoch=epoch, position=place, ahead=None, lanes=cursors)
+
+
+def existing_epoch(epoch: int) -> int:
+    """Return an epoch that a pass may take.
+
+    Raises:
+        NoSuchPlace: it is no int from 0 to 2**32 - 2.
+    """
+    try:
+        return as_epoch(epoch)
+    except ValueError as error:
+        raise NoSuchPlace(str(error)) from None
+
+
+def refuse_unless_own_order(saved: Fingerprint) -> None:
+    """Refuse a stream whose samples do not come in an order of this package.
+
+    Raises:
+        NoSuchPlace: only iterating tells what comes where.
+    """
+    if saved.order == "iterable":
+        reason = "an iterable dataset is read by its own iterator"
+    elif saved.order.startswith("sampler "):
+        reason = f"the order is that of a {saved.order}"
+    else:
+        return
+    raise NoSuchPlace(
+        f"places of this stream cannot be computed: {reason}, and only iterating tells what comes "
+        f"where. {_REMEDY}"
+    )
+
+
+def in_epoch(
+    *,
+    position: int | None,
+    samples: int | None,
+    percent: float | None,
+    saved: Fingerprint,
+    length: int | None,
+    global_batch_size: int | None,
+) -> int:
+    """Return the position that exactly one of three arguments says.
+
+    Args:
+        position: position in the epoch's global order.
+        samples: number of samples of the epoch that all ranks together have delivered; those that
+            are repeated to fill a last step do not count.
+        percent: share of the epoch, from 0 to 100, rounded down to where a batch begins.
+        saved: what identifies the stream.
+        length: number of samples in the epoch; None if it is not known.
+        global_batch_size: number of samples in one step of all ranks.
+
+    Raises:
+        NoSuchPlace: it lies outside the epoch, or is not known.
+        TypeError: ``position`` or ``samples`` is not an int.
+    """
+    given = {"position": position, "samples": samples, "percent": percent}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        raise NoSuchPlace(
+            f"a place in an epoch is one of {', '.join(given)}, and {len(named)} of them were "
+            f"given: {named}. Remedy: pass exactly one"
+        )
+    ((name, value),) = named.items()
+    if percent is None:
+        place = as_int(name, value)
+    elif not 0 <= percent <= 100:
+        raise NoSuchPlace(f"{percent = } is outside 0 to 100. Remedy: pass a share of the epoch")
+    elif percent == 0:
+        place = 0
+    else:
+        place = _at_percent(percent, _known(length, saved, f"{percent} percent"), global_batch_size)
+    if place and length is None:
+        _known(length, saved, f"position {place}")
+    if not 0 <= place <= (length or 0):
+        raise NoSuchPlace(
+            f"{name} {value} lies outside the epoch, which has {length} samples of all ranks "
+            f"together. Remedy: pass 0 to {length}"
+        )
+    if samples and saved.on_bad_sample == "drop":
+        raise NoSuchPlace(
+            f"{samples = } counts delivered samples, and on_bad_sample='drop' leaves out those "
+            "that turn out to be bad. Remedy: pass position="
+        )
+    if samples and saved.order == CallOrder.algorithm and not saved.batched:
+        raise NoSuchPlace(
+            f"{samples = }: how many samples a call of the dataset's function makes is not known. "
+            "Remedy: pass position=, the number of calls before the place"
+        )
+    return place
+
+
+def _at_percent(percent: float, length: int, global_batch_size: int | None) -> int:
+    if percent == 100:
+        return length
+    # The decimal that was written, not the binary number next to it.
+    place = math.floor(Fraction(str(percent)) * length / 100)
+    return place - place % (global_batch_size or 1)
+
+
+def _known(length: int | None, saved: Fingerprint, what: str) -> int:
+    if length is not None:
+        return length
+    if LanePlan.num_lanes_of(saved.order) is not None:
+        reason = (
+            "the dataset is read in lanes of shards, whose cursors only reading moves. Remedy: "
+            "seek the beginning of an epoch, position=0"
+        )
+    elif saved.order.startswith(SHARDS):
+        reason = (
+            "the epochs of a ShardSampler differ in length, and the state does not hold them. "
+            "Remedy: StatefulGPULoader.seek() of the loader"
+        )
+    else:
+        reason = (
+            "the number of samples in an epoch is not known. Remedy: seek the beginning of an "
+            "epoch, position=0, or, of a CallableSource, pass length="
+        )
+    raise NoSuchPlace(f"{what} of the epoch cannot be computed: {reason}")

@@ -1,0 +1,89 @@
+"""The order that the text in a fingerprint describes, for reading a state without its loader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from stateful_gpu_loader.samplers.blocks import BlockOrder, Blocks
+from stateful_gpu_loader.samplers.orders import (
+    CallOrder,
+    PositionOrder,
+    SequentialOrder,
+    ShuffledOrder,
+)
+from stateful_gpu_loader.samplers.repeated import RepeatedOrder
+from stateful_gpu_loader.samplers.shuffled import ReplacementOrder, RoundsOrder
+from stateful_gpu_loader.samplers.subset import SubsetOrder
+
+_LARGEST = 10**18
+
+_Build = Callable[[int, "re.Match[str]"], PositionOrder]
+
+_DESCRIBED: tuple[tuple[str, _Build], ...] = (
+    (r"sequential", lambda n, found: SequentialOrder(range(n))),
+    (r"feistel-\d+", lambda n, found: ShuffledOrder(range(n))),
+    (r"called", lambda n, found: CallOrder(n)),
+    (r"rounds-1 over .*, \d+ of (\d+)", lambda n, found: RoundsOrder(_range(found[1]), n)),
+    (
+        r"uniform-1 with replacement, of (\d+)",
+        lambda n, found: ReplacementOrder(_range(found[1]), n),
+    ),
+    (
+        r"repeated-1 over (.*), (\d+) times (\d+), (adjacent|anywhere)",
+        lambda n, found: RepeatedOrder(
+            _range(found[3]),
+            int(found[2]),
+            num_samples=n,
+            shuffle=found[1] != "sequential",
+            adjacent=found[4] == "adjacent",
+        ),
+    ),
+    (
+        r"blocks-1 over .*, (\d+) each, window (\d+)",
+        lambda n, found: BlockOrder(range(n), Blocks(int(found[1]), window=int(found[2]))),
+    ),
+    (
+        r"subset-1 over (.*), range\((-?\d+), (-?\d+)(?:, (-?\d+))?\)",
+        lambda n, found: SubsetOrder(
+            range(int(found[2]), int(found[3]), int(found[4] or 1)),
+            shuffle=found[1] != "sequential",
+        ),
+    ),
+)
+
+
+def order_described(algorithm: str, num_positions: int) -> PositionOrder | None:
+    """Return the order that a fingerprint describes, or None if its text does not say all of it.
+
+    Weights, classes, lists of indices, blocks of different lengths and the parts of a mixture are
+    in a fingerprint as a digest only, which tells two of them apart and does not hold them. What is
+    returned describes itself by the same text.
+
+    Args:
+        algorithm: :attr:`PositionOrder.algorithm`.
+        num_positions: number of samples in an epoch, all ranks together.
+
+    >>> import numpy as np
+    >>> order = order_described("repeated-1 over sequential, 2 times 5, adjacent", 10)
+    >>> order.of_epoch(0, 0)(np.arange(4)).tolist()
+    [0, 0, 1, 1]
+    >>> order_described("alias-1 over 40:b7d9, 50 draws", 50) is None
+    True
+    """
+    if not 0 <= num_positions < _LARGEST:
+        return None
+    for pattern, build in _DESCRIBED:
+        found = re.fullmatch(pattern, algorithm)
+        if found is not None:
+            try:
+                order = build(num_positions, found)
+                is_same = (order.algorithm, order.num_positions) == (algorithm, num_positions)
+            except (ValueError, OverflowError):  # numbers that no sampler takes
+                return None
+            return order if is_same else None
+    return None
+
+
+def _range(length: str) -> range:
+    return range(int(length))

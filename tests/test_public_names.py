@@ -59,6 +59,7 @@ PUBLIC = {
     "ragged_collate",
     "start_workers",
     "transforms",
+    "verify_resume",
 }
 
 

@@ -54,6 +54,7 @@ from stateful_gpu_loader.samplers import (
     SubsetSampler,
     WeightedSampler,
 )
+from stateful_gpu_loader.tools.verify import verify_resume
 
 __all__ = [
     "RNG",
@@ -102,6 +103,7 @@ __all__ = [
     "ragged_collate",
     "start_workers",
     "transforms",
+    "verify_resume",
 ]
 
 __version__ = "0.2.0"

@@ -60,6 +60,7 @@ PUBLIC = {
     "ragged_collate",
     "start_workers",
     "transforms",
+    "verify_resume",
 }
 
 

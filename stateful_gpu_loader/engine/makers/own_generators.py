@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from stateful_gpu_loader.state.schema import Stateful
 
-_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _DEEPEST = 3
 """How many attributes deep generators are searched; items of a list or dict do not count."""
@@ -72,7 +72,7 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
     found = [
         f"{type(owner).__name__}{path}"
         for owner, path, value in _held(dataset, transform, _DEEPEST_TO_WARN_OF)
-        if isinstance(value, _GENERATORS)
+        if isinstance(value, GENERATORS)
         and not any(value is each for each in _KEYED_ANYWAY)
         and not (isinstance(owner, Stateful) or callable(getattr(owner, "set_sample_seed", None)))
     ]
@@ -115,25 +115,32 @@ def _held(dataset: Any, transform: Any, depth: int) -> Iterator[tuple[Any, str, 
     owners = [*parts_of(dataset), transform]
     apart = {id(owner) for owner in owners}
     for owner in owners:
-        for path, thing in _walk("", owner, depth, apart - {id(owner)}):
+        for path, thing in walk("", owner, depth, apart - {id(owner)}):
             yield owner, path, thing
 
 
-def _walk(path: str, thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def walk(path: str, thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the paths and objects that an object holds, itself first, each object once.
+
+    Args:
+        path: path of the object.
+        depth: how many attributes deep.
+        seen: ids of objects that are left out; those that are met are added.
+    """
     if id(thing) in seen or len(seen) >= _MOST or _is_opaque(thing):
         return
     seen.add(id(thing))
     yield path, thing
-    if isinstance(thing, _GENERATORS) or _is_keyed(thing):
+    if isinstance(thing, GENERATORS) or _is_keyed(thing):
         return
     if isinstance(thing, (list, tuple, dict)):
         if len(thing) <= _LONGEST:
             items = thing.items() if isinstance(thing, dict) else enumerate(thing)
             for key, value in list(items):
-                yield from _walk(f"{path}[{key!r}]", value, depth, seen)
+                yield from walk(f"{path}[{key!r}]", value, depth, seen)
     elif depth:
         for name, value in _attributes(thing):
-            yield from _walk(f"{path}.{name}", value, depth - 1, seen)
+            yield from walk(f"{path}.{name}", value, depth - 1, seen)
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:

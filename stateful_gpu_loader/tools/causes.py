@@ -1,0 +1,322 @@
+"""The likely cause of a difference, found by making the sample again in other circumstances.
+
+Something is named as the cause only if putting it back made the sample repeat, or if the message
+says what else was observed. What nothing explains is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.engine.isolation import isolated
+from stateful_gpu_loader.engine.makers.choice import maker_of, policy_of
+from stateful_gpu_loader.engine.pipeline import Answer, Failure, never_stopped
+from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.randomness.philox import seed_global_generators
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.samplers import is_map
+from stateful_gpu_loader.tools.circumstances import Seen, moved, values_of, variables_of, watched
+from stateful_gpu_loader.tools.differences import copied, same
+from stateful_gpu_loader.tools.verify_report import Cause
+from stateful_gpu_loader.tools.verify_runs import MakeLoader, fresh, run, workers
+
+_REPEATS = 6
+"""How often a sample is made at most; a coin that is tossed lands alike once in 32 times."""
+_SEED = 20
+SEEDED = (
+    "draw from random, numpy.random or torch, which StatefulGPULoader seeds before each sample, or "
+    "give the object a method set_sample_seed(seed: int) that seeds it"
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A way to make a sample again, or the first batches where it cannot be made alone."""
+
+    build: Callable[[], tuple[dict[str, Any], Callable[[], Any]]]
+    """Returns the user's objects by name, and the function that makes the sample."""
+    subject: str
+    """What is made, in words."""
+
+
+def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch: int) -> Trial:
+    """Return how to make a sample again.
+
+    Args:
+        request: addresses of the samples of its batch, if they are known.
+        place: number of the sample in the batch.
+        batch: number of the batch in the run.
+    """
+    loader = fresh(make_loader)
+    is_ours = isinstance(loader, StatefulGPULoader)
+    objects = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+    if is_ours:
+        objects["transform"] = loader.transform
+    alone: Callable[[], Any] | None = None
+    subject = "the sample, made alone"
+    if is_ours and request is not None and not loader._engine.plan.has_worker_states:
+        alone = partial(_made, loader, _single(request, place))
+    elif not is_ours and is_map(loader.dataset) and len(loader.dataset):
+        alone = partial(loader.dataset.__getitem__, 0)
+        subject = "sample 0 of the dataset, made alone"
+    if alone is not None:
+        made = alone
+        return Trial(lambda: (objects, made), subject)
+
+    def build() -> tuple[dict[str, Any], Callable[[], Any]]:
+        torch.manual_seed(_SEED)
+        loader = fresh(make_loader, **workers(0))
+        objects = {"dataset": loader.dataset, "transform": getattr(loader, "transform", None)}
+        return objects, partial(_first_batches, loader, batch + 1)
+
+    return Trial(build, f"the first {batch + 1} batches of a new loader, without workers")
+
+
+def likely_cause(
+    trial: Trial,
+    *,
+    since: int,
+    keeps_state: bool,
+    seeds: bool,
+    elsewhere: Callable[[], str | None],
+) -> Cause:
+    """Return the likely cause of a difference.
+
+    Args:
+        since: when the undisturbed run began, in nanoseconds since 1970.
+        keeps_state: whether the dataset has a state of its own.
+        seeds: whether the loader seeds the global generators for each sample.
+        elsewhere: tells what the order of sets does to the sample; None if nothing.
+    """
+    try:
+        with isolated(draws=True):
+            return _likely_cause(trial, since, keeps_state, seeds, elsewhere)
+    except Exception as error:
+        return _unknown([f"{trial.subject} raises {type(error).__name__}: {error}"])
+
+
+def _likely_cause(
+    trial: Trial,
+    since: int,
+    keeps_state: bool,
+    seeds: bool,
+    elsewhere: Callable[[], str | None],
+) -> Cause:
+    objects, make = trial.build()
+    before = values_of(variables_of(objects))
+    seed_global_generators(_SEED)
+    with watched() as seen:
+        make()
+    changed = moved(before, values_of(variables_of(objects)))
+    if not _repeats(trial, {}):
+        observed = f"{trial.subject}, differs when it is repeated, with the same random seed"
+        return _of_repetition(trial, before, changed, seen, observed)
+    observed = f"{trial.subject}, is the same each time"
+    newer = [path for path in sorted(seen.files) if _modified(path) > since]
+    if newer:
+        return Cause(
+            "a file that changed",
+            f"likely a file that was changed while the loader ran: {', '.join(newer[:3])}",
+            (observed, f"{newer[0]} is read for the sample and was written after the first run"),
+            "leave the data unchanged while they are read",
+        )
+    sets = elsewhere()
+    if sets is not None:
+        return Cause(
+            "the order of a set",
+            "likely the order of a set or of another container of hashed texts, which each Python "
+            "process chooses anew",
+            (observed, sets),
+            "sort what comes out of a set: sorted(names)",
+        )
+    if not seeds and not _repeats(trial, {}, seeds=False):
+        return Cause(
+            "the global generators",
+            "likely random, numpy.random or torch's global generator, whose states this loader "
+            "does not save",
+            (observed, "with other random seeds it differs"),
+            "StatefulGPULoader with the same arguments, which seeds them before each sample",
+        )
+    if changed:
+        kept = "that its state_dict() may lack" if keeps_state else "which no state holds"
+        names = ", ".join(changed[:4])
+        return Cause(
+            "a state that is not saved",
+            f"likely {names}, {kept}",
+            (observed, f"making it changes {names}"),
+            f"put it into the dataset's state_dict(), or {SEEDED}",
+        )
+    return _unknown([observed])
+
+
+def _of_repetition(
+    trial: Trial, before: dict[str, Any], changed: list[str], seen: Seen, observed: str
+) -> Cause:
+    """Put back one circumstance after the other until the sample repeats."""
+    if seen.clock and _repeats(trial, {}, clock=True):
+        return _clock(sorted(seen.clock), observed)
+    if seen.entropy and _repeats(trial, {}, entropy=True):
+        return Cause(
+            "the system's randomness",
+            "likely os.urandom, which uuid4(), secrets and generators without a seed draw from",
+            (observed, f"drawn by {_listed(seen.entropy)}", "with the same bytes it repeats"),
+            SEEDED,
+        )
+    for names in [*([name] for name in changed), changed]:
+        if names and _repeats(trial, {name: before[name] for name in names}):
+            return _moving(trial, names, observed)
+    everything = {name: before[name] for name in changed}
+    if (seen.clock or seen.entropy) and _repeats(trial, everything, clock=True, entropy=True):
+        return Cause(
+            "several things together",
+            "likely several of these together",
+            (observed, *map(str, [*changed, *sorted(seen.clock), *sorted(seen.entropy)])),
+            SEEDED,
+        )
+    if seen.threads:
+        by_nodes = any(site.startswith("torchdata.nodes") for site in seen.threads)
+        owner = "threads of torchdata.nodes" if by_nodes else "threads"
+        return Cause(
+            owner,
+            f"likely {owner}, which draw from the global generators, or deliver, in an order that "
+            "changes",
+            (
+                observed,
+                f"threads are started by {_listed(seen.threads)}",
+                "neither the clock, nor the system's randomness, nor anything found in the "
+                "objects explains it",
+            ),
+            "one thread, in_order=True, and no random draws in the function that threads call",
+        )
+    return Cause(
+        "native code",
+        "likely code outside Python that does not repeat, such as a decoder, or a generator that "
+        "is made anew, without a seed, for each sample",
+        (
+            observed,
+            "no file, clock, system randomness, thread, generator, attribute or variable that "
+            "could be found explains it",
+        ),
+        "decode the same bytes twice and compare; another decoder; give generators a seed",
+    )
+
+
+def _clock(sites: Sequence[str], observed: str) -> Cause:
+    seen = (observed, f"the clock is read by {_listed(sites)}", "with a still clock it repeats")
+    if any(site.startswith("webdataset") for site in sites):
+        return Cause(
+            "webdataset's .shuffle()",
+            "likely webdataset's .shuffle(), which seeds its generator from the clock",
+            seen,
+            "TarShards with shuffle=True; or .shuffle(n, seed=...) or detshuffle",
+        )
+    return Cause("the clock", "likely the time of day in the sample", seen, "leave it out")
+
+
+def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
+    objects, _ = trial.build()
+    variables = variables_of(objects)
+    kinds = {variables[name].kind for name in names if name in variables}
+    shown = ", ".join(names[:4])
+    seen = (observed, f"making it changes {shown}", "with that put back it repeats")
+    if "generator" in kinds:
+        return Cause(
+            "a private generator", f"likely a generator of one's own: {shown}", seen, SEEDED
+        )
+    if kinds == {"variable"}:
+        return Cause(
+            "a global variable",
+            f"likely a variable outside the loader's objects: {shown}",
+            seen,
+            "compute it from the index of the sample, or leave it out",
+        )
+    return Cause(
+        "an object that keeps state",
+        f"likely a dataset or transform that changes with each call: {shown}",
+        seen,
+        "make it a function of its input, or give the dataset state_dict() and load_state_dict()",
+    )
+
+
+def _repeats(
+    trial: Trial,
+    put_back: dict[str, Any],
+    *,
+    clock: bool = False,
+    entropy: bool = False,
+    seeds: bool = True,
+) -> bool:
+    """Whether the sample comes out the same each time, with these values put back before."""
+    first: Any = None
+    for number in range(_REPEATS):
+        objects, make = trial.build()
+        variables = variables_of(objects) if put_back else {}
+        for name, value in put_back.items():
+            if name in variables:
+                variables[name].write(value)
+        seed_global_generators(_SEED if seeds else _SEED + number)
+        circumstances: Any = contextlib.nullcontext()
+        if clock or entropy:
+            circumstances = watched(clock=clock, entropy=entropy)
+        with circumstances:
+            found = copied(make())
+        if number and not same(first, found):
+            return False
+        first = found
+    return True
+
+
+def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
+    """Return the batch of a request, made in this thread as the loader does."""
+    plan = loader._engine.plan
+    maker = maker_of(plan, policy_of(plan, {}), _allocate)
+    found = maker(request, never_stopped)
+    payload = found.payload if isinstance(found, Answer) else found
+    if isinstance(payload, Failure):
+        payload.reraise()
+    return payload
+
+
+def _first_batches(loader: Any, num_batches: int) -> list[Any]:
+    return [step.batch for step in run(loader, num_batches)]
+
+
+def _single(request: Request, place: int) -> Request:
+    position = request.positions[place : place + 1]
+    return replace(
+        request,
+        indices=request.index_list()[place : place + 1],
+        start=int(position[0]),
+        listed=None,
+    )
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _modified(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+def _listed(names: Any) -> str:
+    return "; ".join(sorted(names)[:4])
+
+
+def _unknown(observed: list[str]) -> Cause:
+    return Cause(
+        "unknown",
+        "unknown: nothing that was tried explains the difference",
+        tuple(observed),
+        "compare the sample by hand; see what differs between the two places",
+    )

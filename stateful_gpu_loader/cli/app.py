@@ -7,6 +7,7 @@ import sys
 import typer
 
 from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.cli.preview import preview
 from stateful_gpu_loader.errors import LoaderError
 
 app = typer.Typer(
@@ -23,6 +24,9 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
+
+
+app.command()(preview)
 
 
 def run() -> None:

@@ -9,6 +9,7 @@ import typer
 from stateful_gpu_loader.cli.diff import diff
 from stateful_gpu_loader.cli.inspect import inspect
 from stateful_gpu_loader.cli.output import complain
+from stateful_gpu_loader.cli.preview import preview
 from stateful_gpu_loader.cli.seek import seek
 from stateful_gpu_loader.cli.verify import verify
 from stateful_gpu_loader.cli.which import which
@@ -30,7 +31,7 @@ def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
 
 
-for _command in (inspect, diff, seek, which, verify):
+for _command in (inspect, diff, seek, which, verify, preview):
     app.command()(_command)
 
 

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from torch.utils.data import default_collate
 
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.drawn import DrawnMaker
+from stateful_gpu_loader.engine.makers.drawn import DrawnBatch, DrawnMaker
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
@@ -29,6 +30,7 @@ from stateful_gpu_loader.engine.readers.sharded import ShardedReader
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful
+from stateful_gpu_loader.transforms import Compose
 
 
 def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
@@ -155,14 +157,32 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
     Raises:
         LoaderError: no recipes drew numbers for it, or it cannot be read again.
     """
-    source, recipes = plan.source, plan.recipes
+    recipes = plan.recipes
     obstacle = _obstacle_to_draws(plan)
-    if obstacle is not None or source is None or recipes is None:
+    if obstacle is not None or recipes is None:
         raise LoaderError(
             f"draws() has no numbers of this loader's batches: {obstacle}. Remedy: return what "
             "was drawn with the sample; or give the images as a Source, and recipes of "
             "stateful_gpu_loader.transforms as transform"
         )
+    batch = read_again(plan, request, bad, recipes)
+    pairs = zip(recipes.recipes, batch.drawn.draws, strict=True)
+    return [recipe.named(numbers) for recipe, numbers in pairs]
+
+
+def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Compose) -> DrawnBatch:
+    """Read the encoded samples of a delivered batch again, and draw for them what was drawn.
+
+    Args:
+        plan: a plan with a source that has no state.
+        request: request of the batch; for a lane, with its cursor.
+        bad: all samples that could not be used for the batch.
+        recipes: the plan's recipes; others if those are not known.
+
+    Raises:
+        LoaderError: the batch does not come out again as it was.
+    """
+    source = cast("Source", plan.source)
     known: dict[Any, str] = {found.index: found.reason for found in bad}
     policy = replace(policy_of(plan, known), reads_again=False)
     draws = DrawnMaker(source, recipes=recipes, policy=policy)
@@ -179,7 +199,7 @@ def drawn_for(plan: Plan, request: Any, bad: tuple[FoundBad, ...]) -> list[dict[
             "data unchanged while they are read, and let a sampler yield indices whose repr() "
             "tells them apart"
         )
-    drawn: list[dict[str, Any]] = answer.payload
+    drawn: DrawnBatch = answer.payload
     return drawn
 
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import draw, header_of, read
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.compose import PipelineDraw
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnBatch:
+    """The n samples that a batch was made from, and what the recipes drew for them."""
+
+    keys: list[SampleKey]
+    samples: list[EncodedSample]
+    """The samples as the source gives them."""
+    headers: list[ImageHeader]
+    drawn: PipelineDraw
 
 
 class DrawnMaker:
@@ -38,9 +52,11 @@ class DrawnMaker:
         )
         kept = replacer.settle(self._open)
         keys = [slot.key for slot in kept]
-        drawn = draw(self._recipes, keys, [slot.sample for slot in kept])
-        pairs = zip(self._recipes.recipes, drawn.draws, strict=True)
-        return replacer.answer([recipe.named(numbers) for recipe, numbers in pairs])
+        samples = [slot.sample[0] for slot in kept]
+        headers = [slot.sample[1] for slot in kept]
+        drawn = draw(self._recipes, keys, headers)
+        return replacer.answer(DrawnBatch(keys, samples, headers, drawn))
 
     def _open(self, slot: Slot) -> None:
-        slot.sample = header_of(read(self._source, slot.key), slot.key)
+        sample = read(self._source, slot.key)
+        slot.sample = sample, header_of(sample, slot.key)

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from stateful_gpu_loader.cli.bench import bench_command
 from stateful_gpu_loader.cli.output import complain
 from stateful_gpu_loader.errors import LoaderError
 
@@ -23,6 +24,9 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
+
+
+app.command("bench")(bench_command)
 
 
 def run() -> None:

@@ -29,6 +29,7 @@ from stateful_gpu_loader.datasets import (
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from stateful_gpu_loader.engine.resume.rank_states import gather_state_dict, merge_state_dicts
 from stateful_gpu_loader.engine.start_workers import start_workers
+from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.errors import (
     BadSample,
     CheckpointError,
@@ -74,6 +75,7 @@ __all__ = [
     "FolderSource",
     "LastBatchPolicy",
     "LoaderError",
+    "LoaderStats",
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",

@@ -26,6 +26,7 @@ from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.progress import batches_of, present_place
 from stateful_gpu_loader.engine.reflection import Rebuildable
+from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.randomness.philox import caller_generators_restored
 from stateful_gpu_loader.samplers import is_map
@@ -297,12 +298,25 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     @property
     def worker_restarts(self) -> int:
         """Number of times that lost workers were replaced since the loader was built."""
-        return self._engine.worker_restarts
+        return self._engine.tally.worker_restarts
 
     @property
     def bad_samples(self) -> BadSamples:
         """Record of the samples that could not be used."""
         return self._engine.bad_samples
+
+    def stats(self) -> LoaderStats:
+        """Return how much was delivered since the loader was built, and where the time went.
+
+        The difference of two is what happened in between. It changes nothing and takes some
+        microseconds. See docs/finding-the-bottleneck.md.
+
+        >>> loader = StatefulGPULoader(range(10), batch_size=4)
+        >>> first = next(iter(loader))
+        >>> loader.stats().batches, loader.stats().samples
+        (1, 4)
+        """
+        return self._engine.stats()
 
     def draws(self) -> list[dict[str, Any]]:
         """Return what the recipes of ``transform`` drew for the last delivered batch, in order.

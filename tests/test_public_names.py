@@ -30,6 +30,7 @@ PUBLIC = {
     "FolderSource",
     "LastBatchPolicy",
     "LoaderError",
+    "LoaderStats",
     "MissingDependency",
     "MixedDataset",
     "MixtureSampler",

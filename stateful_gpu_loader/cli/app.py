@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from stateful_gpu_loader.cli.bench import bench_command
 from stateful_gpu_loader.cli.diff import diff
 from stateful_gpu_loader.cli.inspect import inspect
 from stateful_gpu_loader.cli.output import complain
@@ -33,6 +34,7 @@ def _commands() -> None:
 
 for _command in (inspect, diff, seek, which, verify, preview):
     app.command()(_command)
+app.command("bench")(bench_command)
 
 
 def run() -> None:

@@ -34,6 +34,8 @@ from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_plac
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
 from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
+from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import LoaderStats, Tally
 from stateful_gpu_loader.engine.user_objects import DatasetMemory
 from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
@@ -103,11 +105,11 @@ class Engine:
             sharded=config.num_replicas is not None,
         )
         self.passes = Passes()
-        self.workers = WorkerPool(plan.device)
+        self.tally = Tally()
+        """Counts and times of what was delivered."""
+        self.workers = WorkerPool(plan.device, self.tally)
         self.bad_samples = BadSamples()
         """Record of the samples that could not be used."""
-        self.worker_restarts = 0
-        """Number of times that lost workers were replaced since the loader was built."""
         self.last: tuple[Any, tuple[FoundBad, ...]] | None = None
         """Request of the last delivered batch, and the samples that it could not use."""
         self.promised_length: int | None = None
@@ -152,7 +154,9 @@ class Engine:
             has_new_workers=has_new_workers,
             promised_length=lambda: self.promised_length,
         )
-        return Begun(current, plan, schedule, pipeline, self.workers, seed)
+        begun = Begun(current, plan, schedule, pipeline, self.workers, seed)
+        self.tally.begin(begun)
+        return begun
 
     def rebuild(self, begun: Begun) -> Pipeline:
         """Return a pipeline with new workers, not started, for a pass that has lost its own."""
@@ -185,15 +189,18 @@ class Engine:
         """
         plan = begun.plan
         if plan.batch_transform is not None:
-            batch = plan.batch_transform(
-                batch,
-                device=begun.workers.device,
-                seed=begun.seed,
-                epoch=begun.current.place.epoch,
-                position=position,
-            )
-        pins = plan.config.pin_memory and plan.device is None
-        return pin(batch) if pins and torch.accelerator.is_available() else batch
+            with stage("augment", self.tally.own):
+                batch = plan.batch_transform(
+                    batch,
+                    device=begun.workers.device,
+                    seed=begun.seed,
+                    epoch=begun.current.place.epoch,
+                    position=position,
+                )
+        if plan.config.pin_memory and plan.device is None and torch.accelerator.is_available():
+            with stage("transfer", self.tally.own):
+                batch = pin(batch)
+        return batch
 
     def dismiss_workers(self) -> None:
         """End the workers that wait for the next pass, which will start new ones."""
@@ -229,6 +236,12 @@ class Engine:
                 "delivered none. Remedy: call it after a batch has come out of iter(loader)"
             )
         return drawn_for(self.plan, *self.last)
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was built."""
+        calls = self.plan.calls
+        makes_batches = calls is not None and calls.batch and calls.image is None
+        return self.tally.stats(knows_samples=not makes_batches)
 
     # State
 

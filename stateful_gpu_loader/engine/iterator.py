@@ -19,6 +19,7 @@ from stateful_gpu_loader.engine.pipeline import (
     NoBatch,
     WorkersDied,
 )
+from stateful_gpu_loader.engine.stages import waiting
 from stateful_gpu_loader.errors import BadSample, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
@@ -54,7 +55,7 @@ class Run:
         return self._length()
 
     def __next__(self) -> Any:
-        with self._lock:
+        with self._lock, waiting("wait", self._engine.tally.own):
             while not self._ended:
                 self._leave_if_superseded()
                 if self._begun is not None and self._begun.has_met_end:
@@ -96,6 +97,7 @@ class Run:
                 self._note_bad(begun, bad)
                 self._engine.last = arrival.request, bad
                 self._deliver(begun, request, answer)
+                self._engine.tally.deliver(request, answer)
                 return batch
             raise StopIteration
 
@@ -238,9 +240,11 @@ class Run:
         """Record bad samples, but not those of an iterator from before a state was loaded."""
         if found and begun.current.generation == self._passes.generation:
             self._engine.bad_samples.add(found)
+            self._engine.tally.bad_samples += len(found)
 
     def _end(self, begun: Begun) -> None:
         begun.ended = True
+        self._engine.tally.epochs += begun.has_answered
         current = begun.current
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
         skips_empty_rest = begun.plan.config.on_epoch_boundary == "next_epoch"
@@ -258,7 +262,7 @@ class Run:
         """
         begun.losses += 1
         begun.is_running = False
-        self._engine.worker_restarts += 1
+        self._engine.tally.worker_restarts += 1
         begun.pipeline.close()
         place = begun.current.place
         where = f"epoch {place.epoch}, position {place.position}"

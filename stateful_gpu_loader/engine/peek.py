@@ -9,6 +9,7 @@ from typing import Any
 from stateful_gpu_loader.datasets import as_source
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.resume.places import put_sampler
+from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.workers.choice import runs_in_processes
 from stateful_gpu_loader.errors import LoaderError
 
@@ -59,7 +60,8 @@ def twin_of(engine: Engine) -> Engine:
         decoder = plan.new_decoder(prefer=decoder.family)  # a decoder serves one thread
     twin.plan = replace(plan, config=config, memory=memory, source=source, decoder=decoder)
     twin.dataset_memory = engine.dataset_memory.twin(config.dataset)
-    twin.workers = engine.workers.twin()
+    twin.tally = Tally()
+    twin.workers = engine.workers.twin(twin.tally)
     twin.bad_samples = copy.deepcopy(engine.bad_samples)
     twin.passes = passes.twin()
     if memory is not None and passes.is_under_way:

@@ -70,6 +70,8 @@ class Answer:
     """Samples that could not be used."""
     ended_at: int | None = None
     """Position at which the epoch was found to end; nothing after it is delivered."""
+    num_samples: int | None = None
+    """Number of samples in the batch; None if it is that of the request's indices."""
 
 
 class NoBatch:
@@ -131,6 +133,10 @@ class Pipeline(Protocol):
 
     def is_ready(self) -> bool:
         """Whether ``next()`` would return without waiting; False if that is not known."""
+        ...
+
+    def depth(self) -> tuple[int, int]:
+        """Return the numbers of batches that are under way, and of those that are ready."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs of a loader that are compared: undisturbed, resumed, with other workers, in a new process."""
+"""The runs of a loader that are compared: undisturbed, resumed, with other workers, and so on."""
 
 from __future__ import annotations
 

@@ -131,6 +131,14 @@ class DevicePrefetch:
     def is_ready(self) -> bool:
         return bool(self._turns) or self._inner.is_ready()
 
+    def depth(self) -> tuple[int, int]:
+        under_way, ready = self._inner.depth()
+        turns = [turn for turn in self._turns if isinstance(turn, _Turn)]
+        done = sum(
+            not turn.waits or (turn.task is not None and turn.task.is_done) for turn in turns
+        )
+        return under_way + ready + len(turns) - done, done
+
     def abandon(self) -> None:
         """Abandon all batches, finished or not, and release their memory on the device."""
         while self._turns:
@@ -217,4 +225,10 @@ def _with_payload(answer: Any, result: Any) -> Any:
         return result
     if not isinstance(result, Answer):
         return dataclasses.replace(answer, payload=result)
-    return dataclasses.replace(answer, payload=result.payload, bad=(*answer.bad, *result.bad))
+    num_samples = answer.num_samples if result.num_samples is None else result.num_samples
+    return dataclasses.replace(
+        answer,
+        payload=result.payload,
+        bad=(*answer.bad, *result.bad),
+        num_samples=num_samples,
+    )

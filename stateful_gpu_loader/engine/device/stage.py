@@ -28,6 +28,8 @@ import torch
 from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
+from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import StageTimes
 
 _JOIN_SECONDS = 5.0
 
@@ -66,7 +68,8 @@ class Task:
             self._queue.wait_until_empty()
         first, self._first = self._first, None
         if first is not None:
-            self._result = first()
+            with stage("transfer" if self._queue is None else "decode"):
+                self._result = first()
             self._mark = place.mark()
             if self._queue is not None and self._last is None:
                 self._result = None  # it was cancelled meanwhile
@@ -76,13 +79,19 @@ class Task:
         begun, self._result = self._result, None
         if last is not None:
             place.receive(self._mark, [])
-            try:
-                self._result = last(begun)
-                self._mark = place.mark()
-            finally:
-                # The decoded pixels are freed now, and the JPEG engines may write their memory
-                # outside any stream.
-                place.settle()
+            with stage("augment"):
+                try:
+                    self._result = last(begun)
+                    self._mark = place.mark()
+                finally:
+                    # The decoded pixels are freed now, and the JPEG engines may write their memory
+                    # outside any stream.
+                    place.settle()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether :meth:`take` would return without waiting."""
+        return self._done.is_set()
 
     def cancel(self) -> None:
         """Take no further step: the result is no longer needed."""
@@ -117,13 +126,15 @@ class Stage:
 
     Args:
         place: the device; not shared with another stage.
+        times: where the seconds of the steps are noted.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, times: StageTimes | None = None) -> None:
         self.place = place
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
-        self._threads = [_StepThread(place, stream) for stream in (0, 1)]
+        times = times or StageTimes()
+        self._threads = [_StepThread(place, stream, times) for stream in (0, 1)]
         self._lock = threading.RLock()
 
     def submit(self, first: Callable[[], Any], last: Callable[[Any], Any] | None = None) -> Task:
@@ -158,11 +169,13 @@ class _StepThread:
     Args:
         place: the device.
         stream: number of the stream and the step: 0 or 1.
+        times: where the seconds of the step are noted.
     """
 
-    def __init__(self, place: Place, stream: int) -> None:
+    def __init__(self, place: Place, stream: int, times: StageTimes) -> None:
         self._place = place
         self._stream = stream
+        self._times = times
         self._queue = _Queue()
         self._owner = 0
         self._end: weakref.finalize[..., Any] | None = None
@@ -188,7 +201,7 @@ class _StepThread:
         queue, owner = _Queue(), os.getpid()
         thread = threading.Thread(
             target=_work,
-            args=(self._place, self._stream, queue),
+            args=(self._place, self._stream, queue, self._times),
             name=f"stateful_gpu_loader device stage {self._stream}",
             daemon=True,
         )
@@ -242,11 +255,12 @@ def _no_step(begun: Any) -> None:
     """A second step that does nothing."""
 
 
-def _work(place: Place, stream: int, queue: _Queue) -> None:
+def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
     limit_this_thread()
-    while (task := queue.take()) is not None:
-        task.run(place, stream)
-        del task  # keep no batch alive while waiting
+    with times.working():
+        while (task := queue.take()) is not None:
+            task.run(place, stream)
+            del task  # keep no batch alive while waiting
 
 
 def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:

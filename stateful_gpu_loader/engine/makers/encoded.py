@@ -18,6 +18,7 @@ from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
+from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
@@ -101,20 +102,22 @@ class EncodedMaker:
         lengths: list[int] = []
         decoded: list[torch.Tensor] = []
         keys = request.keys()
-        for key in keys:
-            check()
-            start = arena.end
-            image, pixels = self._open(key, arena)
-            if image is None or pixels is not None:
-                arena.cut(start)
-            if pixels is not None:
-                decoded.append(pixels)
-            opened.append(image)
-            lengths.append(arena.end - start)
+        with stage("read"):
+            for key in keys:
+                check()
+                start = arena.end
+                image, pixels = self._open(key, arena)
+                if image is None or pixels is not None:
+                    arena.cut(start)
+                if pixels is not None:
+                    decoded.append(pixels)
+                opened.append(image)
+                lengths.append(arena.end - start)
         # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
         # added. The estimate shrinks slowly, so that one batch of large images does not last.
         self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
-        drawn = self._draw(keys, [image for image in opened if image is not None])
+        with stage("augment"):
+            drawn = self._draw(keys, [image for image in opened if image is not None])
         pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
         if decoded:
             torch.cat(decoded, out=pixels)
@@ -147,7 +150,8 @@ class EncodedMaker:
             if not is_decoded:
                 arena.keep(start, data)
                 return image, None
-            pixels = decode(self._decoder, sample, header, key)
+            with stage("decode"):
+                pixels = decode(self._decoder, sample, header, key)
             # Decoders return interleaved colours, so this is a view and not a copy.
             return image, pixels.permute(1, 2, 0).reshape(-1)
         except Exception as error:

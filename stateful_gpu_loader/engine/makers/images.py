@@ -29,6 +29,7 @@ from stateful_gpu_loader.engine.makers.collate import (
 from stateful_gpu_loader.engine.makers.own_generators import seed_setters
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.engine.makers.samples import SampleMaker, collate
+from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -78,7 +79,8 @@ class ImageMaker:
         replacer = BadSampleReplacer(
             self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
-        replacer.settle(self._open)
+        with stage("read"):
+            replacer.settle(self._open)
         try:
             images, targets = self._filled(replacer, check)
         except ValueError as error:
@@ -89,7 +91,9 @@ class ImageMaker:
             replacer.settle(partial(self._judge, check))
             images, targets = self._filled(replacer, check)
         if isinstance(images, torch.Tensor):
-            return replacer.answer([images, collate_targets(self._collate_fn, targets)])
+            with stage("collate"):
+                batch = [images, collate_targets(self._collate_fn, targets)]
+            return replacer.answer(batch)
         samples = list(zip(images, targets, strict=True))
         return replacer.answer(collate(request, samples, self._collate_fn, batched=self._batched))
 
@@ -110,8 +114,9 @@ class ImageMaker:
         """Return the images and targets of all samples that can be decoded."""
         kept = replacer.kept
         keys = [slot.key for slot in kept]
-        drawn = self._draw(kept)
-        moved = self._moved(kept, drawn)
+        with stage("augment"):
+            drawn = self._draw(kept)
+            moved = self._moved(kept, drawn)
         rows = self._rows(drawn.sizes, keys)
         images: list[torch.Tensor] = []
         targets: list[Any] = []
@@ -129,10 +134,11 @@ class ImageMaker:
                     own = self._draw([slot])
                     numbers, moved[i : i + 1] = own.sample(0), self._moved([slot], own)
                 image, slot.sample.pixels = slot.sample.pixels, None
-                if rows is None:
-                    images.append(self._recipes.apply(image, numbers).contiguous())
-                else:
-                    self._recipes.apply_into(image, numbers, places[len(targets)])
+                with stage("augment"):
+                    if rows is None:
+                        images.append(self._recipes.apply(image, numbers).contiguous())
+                    else:
+                        self._recipes.apply_into(image, numbers, places[len(targets)])
                 targets.append(moved[i])
         if not targets:
             replacer.settle(partial(self._judge, check))
@@ -162,7 +168,8 @@ class ImageMaker:
         self._open(slot)
         check()
         opened = slot.sample
-        opened.pixels = decode(self._decoder, opened.encoded, opened.header, slot.key)
+        with stage("decode"):
+            opened.pixels = decode(self._decoder, opened.encoded, opened.header, slot.key)
 
     def _judge(self, check: Callable[[], None], slot: Slot) -> None:
         self._decode(check, slot)
@@ -273,8 +280,11 @@ class CallableMaker(SampleMaker):
 
     def fetch(self, key: SampleKey) -> tuple[Any, Any]:
         sample = read(self._source, key)
-        image = decode(self._decoder, sample, header_of(sample, key), key)
-        return self._image_transform(image), sample.target
+        header = header_of(sample, key)
+        with stage("decode"):
+            image = decode(self._decoder, sample, header, key)
+        with stage("augment"):
+            return self._image_transform(image), sample.target
 
 
 def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:

@@ -20,6 +20,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_o
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.sample_digest import digest_with
+from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import (
     begins_anew,
     load_user_state,
@@ -81,6 +82,8 @@ class IterableMaker:
         self._iterator: Iterator[Any] | None = None
         self._fetches = 0
         self._samples = 0
+        self._num_samples = 0
+        """Number of samples in the last batch."""
         self._exhausted = False
         self._ended = False
         self._loaded: bytes | None = None
@@ -129,16 +132,20 @@ class IterableMaker:
             worker=worker.id if worker else 0,
             snapshot=self.snapshot() if tells else None,
             bad=tuple(self._found),
+            num_samples=self._num_samples,
         )
 
     def _next_batch(self) -> Any:
         self._fetches += 1
         self._seed()
-        samples = self._fetch(self._batch_size or 1)
+        with stage("read"):
+            samples = self._fetch(self._batch_size or 1)
         if not samples or self._is_dropped(samples):
             self._ended = True
             return NOTHING
-        return self._collate_fn(samples if self._batch_size else samples[0])
+        self._num_samples = len(samples)
+        with stage("collate"):
+            return self._collate_fn(samples if self._batch_size else samples[0])
 
     def snapshot(self) -> bytes:
         """Return the serialized state; after the end, only what the dataset keeps."""
@@ -228,7 +235,8 @@ class IterableMaker:
         if self._transform is None:
             return sample, None
         try:
-            return self._transform(sample), None
+            with stage("augment"):
+                return self._transform(sample), None
         except Exception as error:
             if not self._drops_bad or not is_bad(error):
                 raise

@@ -11,6 +11,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, Maker, Stopped
 from stateful_gpu_loader.engine.readers.reading import Reader, Reading
+from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.bad_samples import FoundBad
@@ -33,7 +34,8 @@ class ReadyBatches:
         self.uses_global_generators = make.uses_global_generators or reader.uses_global_generators
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Answer:
-        reading = self._reader(request, check)
+        with stage("read"):
+            reading = self._reader(request, check)
         answer = Answer(SKIPPED)
         if reading.error is not None:
             answer = Answer(Failure(reading.error))
@@ -71,7 +73,10 @@ class ReadyBatches:
             if isinstance(error, BadSample) and self._policy.mode == "drop":
                 return Answer(SKIPPED, bad=_all_bad(request, error))
             return Answer(Failure(error))
-        return made if isinstance(made, Answer) else Answer(made)
+        if isinstance(made, Answer) and made.num_samples is not None:
+            return made
+        answer = made if isinstance(made, Answer) else Answer(made)
+        return dataclasses.replace(answer, num_samples=len(request.indices))
 
 
 class DeviceSteps(Protocol):

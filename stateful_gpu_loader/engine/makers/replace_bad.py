@@ -118,7 +118,9 @@ class BadSampleReplacer:
     def answer(self, payload: Any) -> Any:
         """Return the batch, with a record of the bad samples that were met for it."""
         found = tuple(bad for slot in self._slots for bad in slot.found)
-        return Answer(payload, bad=found) if found else payload
+        if not found:
+            return payload
+        return Answer(payload, bad=found, num_samples=len(self.kept))
 
     def _is_made(self, slot: Slot, make: Callable[[Slot], None]) -> bool:
         reason, always = self._policy.known_reason(slot.key.index), True

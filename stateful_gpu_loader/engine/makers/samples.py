@@ -20,6 +20,7 @@ from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, see
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import Maker, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
+from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.randomness.philox import (
     SeedBlock,
@@ -91,10 +92,11 @@ class SampleMaker:
             slot.sample = self._sample(slot.key, seeds[slot.number])
 
         samples: Any
-        if self._native:
-            samples = self._native_batch(replacer, request, seeds, check)
-        else:
-            samples = [slot.sample for slot in replacer.settle(read)]
+        with stage("read"):
+            if self._native:
+                samples = self._native_batch(replacer, request, seeds, check)
+            else:
+                samples = [slot.sample for slot in replacer.settle(read)]
         return replacer.answer(self._collated(request, replacer.kept, samples))
 
     def _collated(self, request: Request, slots: list[Slot], samples: Any) -> Any:
@@ -122,7 +124,10 @@ class SampleMaker:
             if self._may_draw:
                 self._seed(seed)
             sample = self.fetch(key)
-            return sample if self._transform is None else self._transform(sample)
+            if self._transform is None:
+                return sample
+            with stage("augment"):
+                return self._transform(sample)
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):
@@ -150,7 +155,7 @@ class SampleMaker:
             transformed = []
             for slot, sample in zip(slots, samples, strict=True):
                 check()
-                with noting_sample(slot.key):
+                with noting_sample(slot.key), stage("augment"):
                     self._seed(seeds[slot.number])
                     transformed.append(self._transform(sample))
             return transformed
@@ -191,7 +196,8 @@ def collate(
     """Collate with generators seeded from the batch's first position; torch's own draw nothing."""
     if collate_fn not in DRAWS_NOTHING:
         seed_global_generators(batch_seed(request, Stream.COLLATE))
-    return collate_fn(samples if batched else samples[0])
+    with stage("collate"):
+        return collate_fn(samples if batched else samples[0])
 
 
 def _shape_of(sample: Any) -> str | None:

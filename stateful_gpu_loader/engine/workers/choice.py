@@ -13,6 +13,7 @@ from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.engine.workers.packing import empty_shared
 from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
@@ -50,7 +51,12 @@ def runs_in_processes(plan: Plan) -> bool:
 
 
 def make_pipeline(
-    plan: Plan, policy: BadSamplePolicy, seed: int, start: Address, stage: Stage | None = None
+    plan: Plan,
+    policy: BadSamplePolicy,
+    seed: int,
+    start: Address,
+    stage: Stage | None = None,
+    times: StageTimes | None = None,
 ) -> Pipeline:
     """Return a pipeline that is not started; its first pass will begin at ``start``.
 
@@ -58,14 +64,15 @@ def make_pipeline(
         policy: what is done about bad samples.
         seed: seed of the loader.
         stage: finishes the batches on its device; None leaves them to the workers.
+        times: where the seconds of each stage are noted.
     """
     config = plan.config
     if stage is None:
         memory = BatchMemory(config.in_flight + _BATCHES_WITH_THE_USER)
-        return _workers_pipeline(plan, policy, seed, start, memory.empty)
+        return _workers_pipeline(plan, policy, seed, start, memory.empty, times)
     begin, finish = device_steps(plan, policy, stage)
     return DevicePrefetch(
-        _workers_pipeline(plan, policy, seed, start, stage.place.empty_host),
+        _workers_pipeline(plan, policy, seed, start, stage.place.empty_host, times),
         stage=stage,
         begin=begin,
         finish=finish,
@@ -76,11 +83,16 @@ def make_pipeline(
 
 
 def _workers_pipeline(
-    plan: Plan, policy: BadSamplePolicy, seed: int, start: Address, allocate: Allocate
+    plan: Plan,
+    policy: BadSamplePolicy,
+    seed: int,
+    start: Address,
+    allocate: Allocate,
+    times: StageTimes | None,
 ) -> Pipeline:
     config = plan.config
     if config.num_workers == 0:
-        return InlinePipeline(maker_of(plan, policy, allocate))
+        return InlinePipeline(maker_of(plan, policy, allocate), times)
     prefetch_factor = config.prefetch_factor or 2
     if runs_in_threads(plan):
         return ThreadPipeline(
@@ -89,6 +101,7 @@ def _workers_pipeline(
             prefetch_factor=prefetch_factor,
             timeout=config.timeout,
             in_order=config.keeps_order,
+            times=times,
         )
     place = np.array([start.position])
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
@@ -103,6 +116,7 @@ def _workers_pipeline(
         multiprocessing_context=config.multiprocessing_context,
         persistent_workers=config.persistent_workers,
         in_order=config.keeps_order,
+        times=times,
     )
     return ProcessPipeline(loader)
 

@@ -13,14 +13,21 @@ from stateful_gpu_loader.engine.pipeline import (
     execute,
     never_stopped,
 )
+from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.records import WorkerStart
 
 
 class InlinePipeline:
-    """``num_workers=0``: no prefetching, and the caller's generators are restored."""
+    """``num_workers=0``: no prefetching, and the caller's generators are restored.
 
-    def __init__(self, maker: Maker) -> None:
+    Args:
+        maker: makes the batches.
+        times: where the seconds of each stage are noted.
+    """
+
+    def __init__(self, maker: Maker, times: StageTimes | None = None) -> None:
         self._maker = maker
+        self._times = times or StageTimes()
         self._requests: Iterator[Any] = iter(())
         self._start: WorkerStart | None = None
         self._interrupted: Any = None
@@ -43,13 +50,20 @@ class InlinePipeline:
         request = next(self._requests) if self._interrupted is None else self._interrupted
         # After a KeyboardInterrupt the same request is executed again.
         self._interrupted = request
-        with isolated(draws=self._maker.uses_global_generators):
-            answer = self._answer(request)
+        before, PRESENT.work = PRESENT.work, self._times.own
+        try:
+            with isolated(draws=self._maker.uses_global_generators):
+                answer = self._answer(request)
+        finally:
+            PRESENT.work = before
         self._interrupted = None
         return request, answer
 
     def is_ready(self) -> bool:
         return False
+
+    def depth(self) -> tuple[int, int]:
+        return 0, 0
 
     def close(self) -> None:
         self._requests = iter(())

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import math
 import pickle
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -32,6 +33,8 @@ class Packed(NamedTuple):
     large: list[Any]
     """Objects that torch and NumPy transfer in their own ways."""
     snapshot: bytes | None
+    seconds: Mapping[str, float] = {}
+    """Seconds that the worker has spent in each stage since its last answer."""
 
 
 def pack(answer: Any) -> Packed:

@@ -107,6 +107,9 @@ class ProcessPipeline:
                 return True
         return dispatch.is_ready()
 
+    def depth(self) -> tuple[int, int]:
+        return self._dispatch.depth()
+
     def close(self) -> None:
         torch_workers, self._torch_workers = self._torch_workers, None
         self._dispatch = self._nothing_to_do()

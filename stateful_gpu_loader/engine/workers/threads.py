@@ -13,6 +13,8 @@ from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, Stopped, WorkersDied, execute
+from stateful_gpu_loader.engine.stages import waiting
+from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.window import Window
 from stateful_gpu_loader.records import WorkerStart
 
@@ -28,6 +30,7 @@ class ThreadPipeline:
         prefetch_factor: number of batches in flight for each thread.
         timeout: seconds that ``next()`` waits at most; 0 means no limit.
         in_order: deliver in the order of the requests, otherwise in that of the answers.
+        times: where the seconds of each stage are noted.
     """
 
     def __init__(
@@ -38,8 +41,10 @@ class ThreadPipeline:
         prefetch_factor: int,
         timeout: float,
         in_order: bool = True,
+        times: StageTimes | None = None,
     ) -> None:
         self._maker = maker
+        self._times = times or StageTimes()
         self._num_workers = num_workers
         self._limit = num_workers * prefetch_factor
         self._timeout = timeout
@@ -65,7 +70,7 @@ class ThreadPipeline:
         threads = [
             threading.Thread(
                 target=_work,
-                args=(self._maker, exchange),
+                args=(self._maker, exchange, self._times),
                 name=f"stateful_gpu_loader worker {number}",
                 daemon=True,
             )
@@ -84,6 +89,9 @@ class ThreadPipeline:
 
     def is_ready(self) -> bool:
         return self._exchange is not None and self._exchange.is_ready()
+
+    def depth(self) -> tuple[int, int]:
+        return (0, 0) if self._exchange is None else self._exchange.depth()
 
     def close(self) -> None:
         if self._end is not None:
@@ -156,6 +164,10 @@ class _Exchange:
         with self._lock:
             return self._is_ready()
 
+    def depth(self) -> tuple[int, int]:
+        with self._lock:
+            return self._window.depth()
+
     def stop(self) -> None:
         with self._lock:
             self.stopped = True
@@ -187,19 +199,25 @@ class _Exchange:
         self._answered.notify_all()
 
 
-def _work(maker: Maker, exchange: _Exchange) -> None:
+def _work(maker: Maker, exchange: _Exchange, times: StageTimes) -> None:
     limit_this_thread()
-    while (taken := exchange.take()) is not None:
-        number, request = taken
-        try:
-            answer = execute(maker, request, exchange.check, Failure)
-        except Stopped:
-            return
-        except BaseException as error:
-            # Any exception becomes an answer, as the request is waited for.
-            answer = Failure(error)
-        exchange.answer(number, answer)
-        del answer, request, taken  # keep no batch alive while waiting
+    with times.working():
+        while (taken := _taken(exchange)) is not None:
+            number, request = taken
+            try:
+                answer = execute(maker, request, exchange.check, Failure)
+            except Stopped:
+                return
+            except BaseException as error:
+                # Any exception becomes an answer, as the request is waited for.
+                answer = Failure(error)
+            exchange.answer(number, answer)
+            del answer, request, taken  # keep no batch alive while waiting
+
+
+def _taken(exchange: _Exchange) -> tuple[int, Any] | None:
+    with waiting("idle"):
+        return exchange.take()
 
 
 def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int) -> None:

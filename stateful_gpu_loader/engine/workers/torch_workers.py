@@ -21,9 +21,11 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from multiprocessing.util import get_temp_dir
+from time import perf_counter
 from typing import Any
 
 import torch
+import torch.autograd.profiler as torch_profiler
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data import _utils as torch_utils
@@ -31,6 +33,7 @@ from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
 
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
+from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
 from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
@@ -65,6 +68,7 @@ class InnerLoader(DataLoader[Any]):
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
             persistent_workers, in_order: as in DataLoader.
+        times: where the workers' seconds are noted.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class InnerLoader(DataLoader[Any]):
         multiprocessing_context: Any,
         persistent_workers: bool,
         in_order: bool = True,
+        times: StageTimes | None = None,
     ) -> None:
+        self.times = times or StageTimes()
         self.context = _Context(multiprocessing_context)
         self.side = WorkerAdapter(maker, dataset, _with_sharding(dataset, worker_init_fn))
         generator = torch.Generator()
@@ -143,6 +149,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         self._owner = os.getpid()
         self._watch: WorkerMonitor | None = None
         self._ended = False
+        self._times: StageTimes = loader.times
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -203,9 +210,13 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         """
         message = self._pipe.receive()
         self._results._sem.release()  # as Queue.get does
+        started = perf_counter()
         try:
             number, packed = pickle.loads(message)
-            return number, unpack(packed)
+            answer = unpack(packed)
+            self._times.add(packed.seconds)
+            self._times.own.seconds["transfer"] += perf_counter() - started
+            return number, answer
         except Exception as error:
             broken = isinstance(error, (OSError, EOFError, RuntimeError))
             if self.monitor.has_lost(_SECONDS_TO_NOTICE if broken else 0):
@@ -260,6 +271,11 @@ def _identity(answer: Any) -> Any:
 def _untyped(queue: Any) -> Any:
     """Return a queue without its type, to use its private attributes."""
     return queue
+
+
+def is_profiling() -> bool:
+    """Return whether one of torch's profilers is running in this process."""
+    return torch_profiler._is_profiler_enabled
 
 
 def pin(batch: Any) -> Any:

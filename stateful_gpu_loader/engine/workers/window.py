@@ -51,6 +51,10 @@ class Window:
         """Number of requests without an answer."""
         return len(self._issued) - len(self._answers)
 
+    def depth(self) -> tuple[int, int]:
+        """Return the numbers of requests without an answer, and of answers to be delivered."""
+        return self.num_under_way, len(self._answers)
+
     @property
     def oldest(self) -> Any:
         """The oldest request without an answer; None if there is none."""

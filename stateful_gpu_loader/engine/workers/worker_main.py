@@ -12,11 +12,13 @@ from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
+from time import perf_counter
 from typing import IO, Any, NamedTuple
 
 from torch.utils.data import Dataset, get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
+from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
@@ -50,6 +52,9 @@ class WorkerAdapter(Dataset[Any]):
         self._worker = 0
         self._unusable: RemoteFailure | None = None
         self._start: WorkerStart | None = None
+        self._times = StageTimes()
+        self._epoch: int | None = None
+        self._idle_since = 0.0
         self._sent: IO[bytes] | None = None
         self.refusal: Exception | None = None
         """Why the workers could not be sent what they need."""
@@ -57,6 +62,7 @@ class WorkerAdapter(Dataset[Any]):
     def start(self, worker: int) -> None:
         """Initialise the worker process; the ``worker_init_fn`` of the inner loader."""
         self._worker = worker
+        PRESENT.work = self._times.own
         main = parent_process()
         if main is not None and main.pid != os.getppid():
             # Torch checks whether the parent lives, but for a forkserver's worker that is the
@@ -71,11 +77,23 @@ class WorkerAdapter(Dataset[Any]):
             self._unusable = self._failed(error)
 
     def __getitem__(self, message: WorkerMessage) -> Packed:
+        self._note_idle(message)
         answer = self._answer(message)
+        started = perf_counter()
         try:
-            return pack(answer)
+            packed = pack(answer)
         except Exception as error:
-            return pack(_unsent(answer, error))
+            packed = pack(_unsent(answer, error))
+        self._idle_since = perf_counter()
+        self._times.own.seconds["transfer"] += self._idle_since - started
+        return packed._replace(seconds=self._times.take())
+
+    def _note_idle(self, message: WorkerMessage) -> None:
+        """Note the time since the last answer, unless a pass begins, between which none is due."""
+        epoch = getattr(message.request, "epoch", self._epoch)
+        if self._idle_since and message.start is None and epoch == self._epoch:
+            self._times.own.seconds["idle"] += perf_counter() - self._idle_since
+        self._epoch = epoch
 
     def _answer(self, message: WorkerMessage) -> Any:
         request, start = message

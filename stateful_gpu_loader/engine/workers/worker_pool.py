@@ -15,6 +15,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.own_generators import warn_of_own_generators
 from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
 from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.choice import make_pipeline
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -25,10 +26,12 @@ class WorkerPool:
 
     Args:
         device: device on which batches are finished; None leaves them where they were made.
+        times: where the workers' seconds are noted.
     """
 
-    def __init__(self, device: torch.device | None) -> None:
+    def __init__(self, device: torch.device | None, times: StageTimes) -> None:
         self._device = device
+        self._times = times
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
         """Stage of the previous worker pool, as long as a live iterator uses it."""
@@ -41,7 +44,7 @@ class WorkerPool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give a copy of the loader, or its pickle, a worker pool of its own."""
-        return WorkerPool, (self._device,)
+        return WorkerPool, (self._device, self._times)
 
     @property
     def device(self) -> torch.device | None:
@@ -84,8 +87,8 @@ class WorkerPool:
         if self._device is not None:
             self._stage = self._stage or self._former_stage()
             if self._stage is None or self._stage.is_abandoned:
-                self._stage = Stage(open_place(self._device))
-        return make_pipeline(plan, policy, seed, start, self._stage)
+                self._stage = Stage(open_place(self._device), self._times)
+        return make_pipeline(plan, policy, seed, start, self._stage, self._times)
 
     def keep(self, pipeline: Pipeline | None) -> None:
         """Keep a pipeline for the next pass, and end the one that was kept before."""
@@ -96,9 +99,9 @@ class WorkerPool:
         if before is not None:
             before.close()
 
-    def twin(self) -> WorkerPool:
-        """Return a worker pool for a copy of the loader."""
-        twin = WorkerPool(self.device)
+    def twin(self, times: StageTimes) -> WorkerPool:
+        """Return a worker pool for a copy of the loader, with the copy's times."""
+        twin = WorkerPool(self.device, times)
         twin._has_looked = self._has_looked
         return twin
 
@@ -109,7 +112,7 @@ class WorkerPool:
         stage, as a decoder serves one thread.
         """
         self.keep(None)
-        following = self.twin()
+        following = self.twin(self._times)
         following._former_stage = (
             self._former_stage if self._stage is None else weakref.ref(self._stage)
         )

@@ -1,0 +1,209 @@
+"""What a loader has done so far: counts, seconds in each stage, and how far its workers are ahead.
+
+Workers note seconds in the :class:`StageTimes` of their loader, once a batch or once an image. The
+stages themselves are marked by :class:`stateful_gpu_loader.engine.stages.stage`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+SUMMED = ("read", "decode", "augment", "collate", "transfer", "wait", "idle")
+"""Names of the times that a loader adds up; fields of :class:`LoaderStats`."""
+
+_MOMENTARY = ("under_way", "ready")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderStats:
+    """What a loader has done since it was built; ``later - earlier`` is what it did in between.
+
+    Counts are of what was delivered to the loop. Times are seconds, added up over all workers, and
+    each moment of a worker belongs to one stage only, so their sum divided by ``elapsed`` says how
+    many workers were busy on average. Batches that are made ahead of the loop are in the times
+    before they are in the counts. Work on a GPU counts for as long as a thread waits for it.
+
+    >>> from stateful_gpu_loader import StatefulGPULoader
+    >>> loader = StatefulGPULoader(range(10), batch_size=4)
+    >>> before = loader.stats()
+    >>> for batch in loader:
+    ...     pass
+    >>> spent = loader.stats() - before
+    >>> spent.batches, spent.samples, spent.epochs, spent.bad_samples
+    (3, 10, 1, 0)
+    >>> 0 < spent.read + spent.collate < spent.wait < spent.elapsed
+    True
+    """
+
+    elapsed: float
+    """Seconds since the loader was built, or between the two stats of a difference."""
+    batches: int
+    """Batches that were delivered."""
+    samples: int | None
+    """Samples in these batches: items of the dataset. None if only a user's function knows, which
+    returns whole batches."""
+    bad_samples: int
+    """How often a sample could not be used; one that is met in each epoch counts in each."""
+    epochs: int
+    """Passes that came to their end."""
+    worker_restarts: int
+    """How often lost workers were replaced."""
+    read: float
+    """Seconds of reading: all of ``dataset[index]``, or a source's files and their headers."""
+    decode: float
+    """Seconds of decoding a source's images; with ``device=``, including their way to the GPU."""
+    augment: float
+    """Seconds of ``transform`` and ``batch_transform``."""
+    collate: float
+    """Seconds of ``collate_fn``; images of a source are decoded straight into their batch."""
+    transfer: float
+    """Seconds of sending batches between processes, pinning them and copying them to a device."""
+    wait: float
+    """Seconds that the loop waited in ``next()``, which includes all work if there are no
+    workers."""
+    idle: float
+    """Seconds that workers had nothing to do, because the loop had not taken enough batches."""
+    under_way: int
+    """Batches that workers are to make or making at this moment."""
+    ready: int
+    """Batches that are made and wait for the loop at this moment. Those that a process has sent
+    count as under way until ``next()`` receives them."""
+
+    def __sub__(self, earlier: LoaderStats) -> LoaderStats:
+        """Return what was done in between; ``under_way`` and ``ready`` are those of the later."""
+        differences = {
+            field.name: _difference(getattr(self, field.name), getattr(earlier, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in _MOMENTARY
+        }
+        return dataclasses.replace(self, **differences)
+
+
+def _difference(later: Any, earlier: Any) -> Any:
+    return None if later is None or earlier is None else later - earlier
+
+
+class Work:
+    """The work of one thread for one loader; no other thread adds to its seconds."""
+
+    __slots__ = ("seconds", "since", "stage")
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(SUMMED, 0.0)
+        self.stage: str | None = None
+        """The stage it is in."""
+        self.since = 0.0
+        """Time up to which that stage's seconds are noted."""
+
+
+class _Present(threading.local):
+    def __init__(self) -> None:
+        self.work = Work()
+
+
+PRESENT = _Present()
+"""Whose attribute ``work`` is what the calling thread is working on."""
+
+
+class StageTimes:
+    """Seconds spent in each stage by all threads that work for a loader.
+
+    Each thread adds to a :class:`Work` of its own, so that none waits for another. A copy, and what
+    a pickle becomes, starts at zero.
+    """
+
+    def __init__(self) -> None:
+        self.own = Work()
+        """The work of the thread that iterates the loader, of which there is one at a time."""
+        self._works = [self.own]
+        self._ended = dict.fromkeys(SUMMED, 0.0)
+        """Seconds of the threads that have ended."""
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Note here what the calling thread, which is one of the loader's own, does meanwhile."""
+        work = Work()
+        with self._lock:
+            self._works.append(work)
+        PRESENT.work = work
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._works.remove(work)
+                _add(self._ended, work.seconds)
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add what was taken from the times of another process."""
+        _add(self.own.seconds, seconds)
+
+    def total(self) -> dict[str, float]:
+        """Return all seconds so far."""
+        with self._lock:
+            total = dict(self._ended)
+            for work in self._works:
+                _add(total, work.seconds)
+        return total
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of :attr:`own` that are not zero, and set them to zero."""
+        taken = {name: seconds for name, seconds in self.own.seconds.items() if seconds}
+        self.own.seconds.update(dict.fromkeys(taken, 0.0))
+        return taken
+
+
+def _add(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for name, more in seconds.items():
+        total[name] += more
+
+
+class Tally(StageTimes):
+    """The times of one loader with the counts of what it has delivered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = self.samples = self.bad_samples = self.epochs = self.worker_restarts = 0
+        self._built = perf_counter()
+        self._begun: weakref.ref[Any] | None = None
+        """The pass that began last, while it is iterated."""
+
+    def begin(self, begun: Any) -> None:
+        """Note the pass whose pipeline tells how many batches are under way."""
+        self._begun = weakref.ref(begun)
+
+    def deliver(self, request: Any, answer: Any) -> None:
+        """Count a batch that is handed to the loop."""
+        self.batches += 1
+        known = None if answer is None else answer.num_samples
+        self.samples += len(request.indices) if known is None else known
+
+    def stats(self, *, knows_samples: bool) -> LoaderStats:
+        """Return all of it as a value.
+
+        Args:
+            knows_samples: whether the number of samples in a batch is known.
+        """
+        begun = None if self._begun is None else self._begun()
+        under_way, ready = (0, 0) if begun is None else begun.pipeline.depth()
+        return LoaderStats(
+            elapsed=perf_counter() - self._built,
+            batches=self.batches,
+            samples=self.samples if knows_samples else None,
+            bad_samples=self.bad_samples,
+            epochs=self.epochs,
+            worker_restarts=self.worker_restarts,
+            under_way=under_way,
+            ready=ready,
+            **self.total(),
+        )

@@ -1,0 +1,369 @@
+"""Finds what bounds the speed of a loader: its stages, alone and together, over numbers of workers.
+
+Nothing is trained meanwhile: batches are taken as fast as they come.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from stateful_gpu_loader.engine.stats import LoaderStats
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.loader import StatefulGPULoader
+from stateful_gpu_loader.tools.torch_peer import TorchPeer
+
+STAGES = ("read", "decode", "augment", "collate", "transfer")
+ROUNDS = 3
+"""How often each contestant is measured, in turns, so that a noisy moment meets all of them."""
+
+OURS, TORCH = "this loader", "torch's DataLoader"
+_NAMES = {
+    "read": "reading",
+    "decode": "decoding",
+    "augment": "augmenting",
+    "collate": "collating",
+    "transfer": "handing batches over",
+}
+_NEARLY = 0.95
+"""Share of the highest rate from which fewer workers are as good."""
+
+
+class BenchError(LoaderError):
+    """A loader cannot be measured in this way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What was measured of one loader with one number of workers."""
+
+    loader: str
+    """``"this loader"`` or ``"torch's DataLoader"``."""
+    num_workers: int
+    samples_per_second: float
+    """Median of the rounds."""
+    rounds: tuple[float, ...]
+    """Samples per second of each round."""
+    stages: dict[str, float]
+    """Seconds per sample in each stage, added up over all workers; empty for torch's loader, which
+    does not tell."""
+    idle: float
+    """Seconds per sample that workers had nothing to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """How fast a loader would be if one of its stages were all there is to do."""
+
+    stage: str
+    alone: float
+    """Seconds per sample with the fewest workers that were measured."""
+    together: float
+    """Seconds per sample with the number of workers that was the fastest."""
+    samples_per_second: float
+    """The rate of as many workers as there are cores, each at the speed of ``alone``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """What bounds the speed of a loader."""
+
+    cores: int
+    """Number of CPU cores that this process may use."""
+    load_average: float | None
+    """Processes that wanted a core in the minute before; None where the system does not tell. At
+    much above 0 other programs took part of the machine, and the figures are of what they left."""
+    batch_size: int | None
+    rates: tuple[Rate, ...]
+    ceilings: tuple[Ceiling, ...]
+    recommendation: str
+    peer: str | None
+    """What torch's DataLoader did, or why it could not be asked; None if nobody wanted to know."""
+
+
+def bench(
+    loader: DataLoader[Any],
+    *,
+    workers: Sequence[int] = (0, 1, 2, 4),
+    seconds: float = 5.0,
+    against_torch: bool = False,
+    progress: Callable[[str, int, int], None] = lambda label, done, total: None,
+) -> BenchReport:
+    """Measure a loader with several numbers of workers.
+
+    Its passes go on from where it stands, over and over.
+
+    Args:
+        loader: the loader; its ``num_workers`` is changed.
+        workers: numbers of workers.
+        seconds: how long each of them is measured; as much again may go into starting workers.
+        against_torch: whether torch's DataLoader, over the same dataset, is measured in turns.
+        progress: called with what is measured next, and how many of all measurements are done.
+
+    Raises:
+        BenchError: the loader does not tell where its time goes, or cannot change its workers.
+
+    >>> loader = StatefulGPULoader(range(1000), batch_size=10)
+    >>> report = bench(loader, workers=[0], seconds=0.1)
+    >>> [ceiling.stage for ceiling in report.ceilings]
+    ['read', 'collate']
+    """
+    if not isinstance(loader, StatefulGPULoader):
+        raise BenchError(
+            f"{type(loader).__name__} does not tell where its time goes. Remedy: build a "
+            "StatefulGPULoader with the same arguments"
+        )
+    if not workers or min(workers) < 0 or seconds <= 0:
+        raise BenchError(
+            f"workers={list(workers)} and seconds={seconds}: at least one number of workers is "
+            "needed, none below 0, and a time above 0"
+        )
+    load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    peer = TorchPeer.of(loader) if against_torch else None
+    contestants: list[tuple[str, int, Callable[[float], _Measured]]] = []
+    for number in sorted(set(workers)):
+        contestants.append((OURS, number, _Ours(loader, number)))
+        if peer is not None and peer.make is not None:
+            contestants.append((TORCH, number, _Torch(peer.make, number, loader)))
+    found: dict[tuple[str, int], list[_Measured]] = {one[:2]: [] for one in contestants}
+    total = ROUNDS * len(contestants)
+    for done in range(total):
+        turn, place = divmod(done, len(contestants))
+        name, number, measure = contestants[place if turn % 2 == 0 else -1 - place]
+        progress(f"{name}, {number} workers", done, total)
+        found[name, number].append(measure(seconds / ROUNDS))
+    progress("done", total, total)
+    rates = tuple(_rate(name, number, parts) for (name, number), parts in found.items())
+    cores = available_cores()
+    return BenchReport(
+        cores=cores,
+        load_average=load_average,
+        batch_size=loader.batch_size,
+        rates=rates,
+        ceilings=ceilings_of(rates, cores),
+        recommendation=recommend(rates, cores),
+        peer=None if peer is None else peer.what,
+    )
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ceilings_of(rates: Sequence[Rate], cores: int) -> tuple[Ceiling, ...]:
+    """Return the ceiling by each stage that takes any time, in the order of the stages.
+
+    >>> def rate(n, speed, **stages):
+    ...     return Rate(loader="this loader", num_workers=n, samples_per_second=speed,
+    ...                 rounds=(speed,), stages=stages, idle=0.0)
+    >>> rates = rate(0, 100.0, read=0.002, decode=0.008), rate(4, 300.0, read=0.002, decode=0.01)
+    >>> [(one.stage, one.samples_per_second) for one in ceilings_of(rates, cores=2)]
+    [('read', 1000.0), ('decode', 250.0)]
+    """
+    ours = _ours(rates)
+    alone, together = ours[0], _fastest(ours)
+    return tuple(
+        Ceiling(
+            stage=stage,
+            alone=alone.stages[stage],
+            together=together.stages.get(stage, 0.0),
+            samples_per_second=cores / alone.stages[stage],
+        )
+        for stage in STAGES
+        if alone.stages.get(stage, 0.0) > 0
+    )
+
+
+def recommend(rates: Sequence[Rate], cores: int) -> str:
+    r"""Return in one sentence what bounds the loader, and which ``num_workers`` is enough.
+
+    >>> def rate(n, speed, **stages):
+    ...     return Rate(loader="this loader", num_workers=n, samples_per_second=speed,
+    ...                 rounds=(speed,), stages=stages, idle=0.0)
+    >>> recommend([rate(0, 100.0, decode=0.01), rate(2, 190.0, decode=0.01),
+    ...            rate(8, 191.0, decode=0.04)], cores=2)
+    'Decoding bounds this loader, with 100% of its work: num_workers=2 delivers 190 samples per \
+second, 99% of the most that was measured (num_workers=8), and all 2 cores are used.'
+    """
+    ours = _ours(rates)
+    fastest = _fastest(ours)
+    enough = next(
+        one for one in ours if one.samples_per_second >= _NEARLY * fastest.samples_per_second
+    )
+    work = sum(enough.stages.values())
+    stage = max(enough.stages, key=lambda name: enough.stages[name], default=None)
+    what = (
+        "No work was measured"
+        if stage is None or not work
+        else f"{_NAMES[stage].capitalize()} bounds this loader, with "
+        f"{enough.stages[stage] / work:.0%} of its work"
+    )
+    delivered = (
+        f"num_workers={enough.num_workers} delivers {enough.samples_per_second:,.0f} samples per "
+        "second"
+    )
+    share = enough.samples_per_second / fastest.samples_per_second
+    if len(ours) == 1:
+        compared = "the only number of workers that was measured"
+    elif enough is fastest:
+        compared = "the most that was measured"
+    else:
+        compared = f"{share:.0%} of the most that was measured (num_workers={fastest.num_workers})"
+    return f"{what}: {delivered}, {compared}{_rest(ours, enough, cores)}."
+
+
+def _rest(ours: Sequence[Rate], enough: Rate, cores: int) -> str:
+    """Return what would help, as far as the figures tell."""
+    if enough.num_workers >= cores:
+        return f", and all {cores} cores are used" if cores > 1 else ", and the only core is used"
+    if len(ours) > 1 and enough is ours[-1]:
+        return f"; more may help, as {cores} cores are here: try --workers {cores}"
+    if enough.num_workers and enough.idle > sum(enough.stages.values()):
+        return "; its workers wait most of the time, so the process that takes the batches bounds"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What one contestant did in one round."""
+
+    samples: int
+    elapsed: float
+    """Seconds."""
+    spent: dict[str, float]
+    """Seconds of the stages and of being idle; empty if they are not known."""
+
+
+class _Ours:
+    """Measures a loader with a number of workers."""
+
+    def __init__(self, loader: StatefulGPULoader[Any], num_workers: int) -> None:
+        self._loader = loader
+        self._num_workers = num_workers
+
+    def __call__(self, seconds: float) -> _Measured:
+        loader = self._loader
+        _set_workers(loader, self._num_workers)
+        noted: list[LoaderStats] = []
+        _, elapsed = timed(
+            loader,
+            seconds,
+            warm_up=max(1, self._num_workers),
+            note=lambda: noted.append(loader.stats()),
+        )
+        parts = [later - earlier for earlier, later in zip(noted[::2], noted[1::2], strict=True)]
+        samples = sum(part.batches if part.samples is None else part.samples for part in parts)
+        spent = {name: sum(getattr(part, name) for part in parts) for name in (*STAGES, "idle")}
+        return _Measured(samples, elapsed, spent)
+
+
+class _Torch:
+    """Measures torch's loader with a number of workers."""
+
+    def __init__(
+        self, make: Callable[[int], DataLoader[Any]], num_workers: int, ours: DataLoader[Any]
+    ) -> None:
+        self._make = make
+        self._num_workers = num_workers
+        self._batch_size = ours.batch_size or 1
+
+    def __call__(self, seconds: float) -> _Measured:
+        loader = self._make(self._num_workers)
+        batches, elapsed = timed(loader, seconds, warm_up=max(1, self._num_workers))
+        return _Measured(batches * self._batch_size, elapsed, {})
+
+
+def timed(
+    loader: Iterable[Any],
+    seconds: float,
+    *,
+    warm_up: int,
+    note: Callable[[], None] = lambda: None,
+) -> tuple[int, float]:
+    """Take batches for some time, pass after pass; return their number and the seconds they took.
+
+    Of each pass the first batches, for which workers are started, do not count.
+
+    Args:
+        warm_up: number of batches of a pass that do not count.
+        note: called where the clock starts, and where it stops.
+
+    Raises:
+        BenchError: a pass has no other batches.
+    """
+    counted, elapsed = 0, 0.0
+    while elapsed < seconds:
+        batches = iter(loader)
+        first = next(batches, None)
+        if first is None:
+            raise BenchError("a pass of the loader has no batch. Remedy: give it data")
+        taken = 1
+        while taken < warm_up and next(batches, None) is not None:
+            taken += 1
+        note()
+        started, before = time.perf_counter(), counted
+        for _ in batches:
+            counted += 1
+            if time.perf_counter() - started + elapsed >= seconds:
+                break
+        _settle()
+        elapsed += time.perf_counter() - started
+        note()
+        if counted == before:
+            raise BenchError(
+                f"a pass of the loader has {taken} batches, too few to be measured with {warm_up} "
+                "workers. Remedy: fewer --workers, a smaller batch_size, or more data"
+            )
+        del batches
+    return counted, elapsed
+
+
+def _settle() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _set_workers(loader: StatefulGPULoader[Any], num_workers: int) -> None:
+    try:
+        loader.num_workers = num_workers
+    except ValueError as error:
+        raise BenchError(
+            f"this loader has num_workers={loader.num_workers}, and each of its workers a state of "
+            f"its own. Remedy: --workers {loader.num_workers}, and another factory for others"
+        ) from error
+
+
+def _rate(loader: str, num_workers: int, parts: Sequence[_Measured]) -> Rate:
+    rounds = tuple(part.samples / part.elapsed for part in parts)
+    samples = sum(part.samples for part in parts)
+    spent = {
+        name: sum(part.spent.get(name, 0.0) for part in parts) / samples
+        for name in (*STAGES, "idle")
+    }
+    idle = spent.pop("idle")
+    return Rate(
+        loader=loader,
+        num_workers=num_workers,
+        samples_per_second=statistics.median(rounds),
+        rounds=rounds,
+        stages={name: seconds for name, seconds in spent.items() if seconds > 0},
+        idle=idle,
+    )
+
+
+def _ours(rates: Sequence[Rate]) -> list[Rate]:
+    return sorted((one for one in rates if one.loader == OURS), key=lambda one: one.num_workers)
+
+
+def _fastest(rates: Sequence[Rate]) -> Rate:
+    return max(rates, key=lambda one: one.samples_per_second)

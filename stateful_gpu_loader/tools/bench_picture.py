@@ -1,0 +1,92 @@
+"""The picture of a report: how fast with how many workers, and where a sample's time goes."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from stateful_gpu_loader.errors import MissingDependency
+from stateful_gpu_loader.tools.bench import OURS, STAGES, BenchReport, Rate
+
+_OURS, _PEER, _INK = "#1f6f8b", "#b9c2c9", "#22303a"
+_COLOURS = dict(zip(STAGES, ("#9bc1bc", "#1f6f8b", "#e6a756", "#8d6a9f", "#b9c2c9"), strict=True))
+
+
+def draw(report: BenchReport, path: Path) -> None:
+    """Draw a report into a file, whose name says which format.
+
+    Raises:
+        MissingDependency: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "matplotlib", needed_for="a picture of the report", extra="cli"
+        ) from error
+    figure = Figure(figsize=(11, 4.6), dpi=140, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, parts = figure.subplots(1, 2)
+    ours = [rate for rate in report.rates if not _is_peer(rate)]
+    peers = [rate for rate in report.rates if _is_peer(rate)]
+    _draw_speed(speed, ours, peers)
+    _draw_stages(parts, ours)
+    for axes in (speed, parts):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel("num_workers", color=_INK)
+    figure.suptitle(_in_lines(report.recommendation), color=_INK, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw_speed(axes: Any, ours: list[Rate], peers: list[Rate]) -> None:
+    width = 0.4 if peers else 0.7
+    for rates, shift, colour in ((ours, 0.0, _OURS), (peers, width, _PEER)):
+        bars = axes.bar(
+            [place + shift for place in range(len(rates))],
+            [rate.samples_per_second for rate in rates],
+            width=width,
+            color=colour,
+            yerr=[
+                [rate.samples_per_second - min(rate.rounds) for rate in rates],
+                [max(rate.rounds) - rate.samples_per_second for rate in rates],
+            ],
+            error_kw={"ecolor": _INK, "elinewidth": 1},
+            label=rates[0].loader if rates else None,
+        )
+        axes.bar_label(bars, fmt="{:,.0f}", color=_INK, fontsize=9)
+    middle = width / 2 if peers else 0.0
+    axes.set_xticks(
+        [place + middle for place in range(len(ours))], [str(rate.num_workers) for rate in ours]
+    )
+    axes.set_title(
+        "Samples per second (lines: slowest to fastest round)", color=_INK, loc="left", fontsize=11
+    )
+    axes.margins(y=0.2)
+    if peers:
+        axes.legend(frameon=False, loc="upper left", ncols=2, fontsize=9)
+
+
+def _draw_stages(axes: Any, ours: list[Rate]) -> None:
+    names = [name for name in STAGES if any(name in rate.stages for rate in ours)]
+    bottom = [0.0] * len(ours)
+    for name in names:
+        heights = [1e6 * rate.stages.get(name, 0.0) for rate in ours]
+        axes.bar(
+            range(len(ours)), heights, bottom=bottom, width=0.7, color=_COLOURS[name], label=name
+        )
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set_xticks(range(len(ours)), [str(rate.num_workers) for rate in ours])
+    axes.set_title("Microseconds of work per sample", color=_INK, loc="left", fontsize=11)
+    axes.margins(y=0.25)
+    axes.legend(frameon=False, loc="upper left", ncols=len(names), fontsize=9)
+
+
+def _is_peer(rate: Rate) -> bool:
+    return rate.loader != OURS
+
+
+def _in_lines(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 110))

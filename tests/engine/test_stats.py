@@ -1,0 +1,169 @@
+"""What stats() counts and where it says the time went, for every kind of worker."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from stateful_gpu_loader import CallableSource, LoaderStats, StatefulGPULoader
+from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import PRESENT, StageTimes, Work
+
+WORK = ("read", "decode", "augment", "collate", "transfer")
+
+
+class Numbers:
+    """Items 0 to n - 1; those in ``bad`` cannot be used."""
+
+    def __init__(self, n: int, bad: tuple[int, ...] = ()) -> None:
+        self.n = n
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise ValueError("damaged")
+        return index
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+def double(sample: int) -> int:
+    return 2 * sample
+
+
+def spent(loader: StatefulGPULoader[Any]) -> LoaderStats:
+    """Return what one pass took."""
+    before = loader.stats()
+    for _ in loader:
+        pass
+    return loader.stats() - before
+
+
+def counts(stats: LoaderStats) -> tuple[int, int | None, int, int]:
+    return stats.batches, stats.samples, stats.bad_samples, stats.epochs
+
+
+def test_a_new_loader_has_done_nothing() -> None:
+    stats = StatefulGPULoader(Numbers(3)).stats()
+    assert set(asdict(stats).values()) - {stats.elapsed} == {0}
+    assert stats.elapsed > 0
+
+
+def test_counts_are_of_what_was_delivered() -> None:
+    loader = StatefulGPULoader(Numbers(10), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    assert counts(loader.stats()) == (1, 4, 0, 0)
+    assert [len(batch) for batch in batches] == [4, 2]
+    assert counts(loader.stats()) == (3, 10, 0, 1)
+    assert counts(spent(loader)) == (3, 10, 0, 1)
+
+
+@pytest.mark.parametrize(("mode", "samples"), [("replace", 10), ("drop", 9)])
+def test_bad_samples_are_counted_whenever_they_are_met(mode: str, samples: int) -> None:
+    loader = StatefulGPULoader(Numbers(10, bad=(1,)), batch_size=4, on_bad_sample=mode)
+    for _ in range(2):
+        assert counts(spent(loader)) == (3, samples, 1, 1)
+
+
+def test_samples_of_an_iterable_are_those_it_yielded() -> None:
+    assert counts(spent(StatefulGPULoader(Counted(), batch_size=4))) == (3, 10, 0, 1)
+
+
+def test_samples_that_only_a_function_knows_are_unknown() -> None:
+    def batch(info: Any) -> torch.Tensor:
+        if info.iteration == 2:
+            raise StopIteration
+        return torch.zeros(5)
+
+    loader = StatefulGPULoader(CallableSource(batch, batch=True), batch_size=None)
+    assert counts(spent(loader)) == (2, None, 0, 1)
+
+
+def test_inline_work_is_part_of_the_wait() -> None:
+    stats = spent(StatefulGPULoader(Numbers(50), batch_size=4, transform=double))
+    assert min(stats.read, stats.augment, stats.collate) > 0
+    assert stats.decode == stats.transfer == stats.idle == 0
+    assert sum(getattr(stats, name) for name in WORK) < stats.wait < stats.elapsed
+    assert (stats.under_way, stats.ready) == (0, 0)
+
+
+def test_processes_send_their_times_with_their_answers() -> None:
+    loader = StatefulGPULoader(Numbers(40), batch_size=4, num_workers=1, transform=double)
+    batches = iter(loader)
+    next(batches)
+    stats = loader.stats()
+    assert stats.under_way + stats.ready == 2
+    list(batches)
+    stats = loader.stats()
+    assert min(stats.read, stats.augment, stats.collate, stats.transfer, stats.idle) > 0
+    assert counts(stats) == (10, 40, 0, 1)
+    assert (stats.under_way, stats.ready) == (0, 0)
+
+
+def test_a_copy_for_peek_does_not_count() -> None:
+    loader = StatefulGPULoader(Numbers(10), batch_size=4)
+    before = loader.stats()
+    loader.peek()
+    after = loader.stats() - before
+    assert after.batches == after.read == after.wait == 0
+
+
+def test_a_pickled_loader_counts_from_zero_and_a_copy_shares_the_counts() -> None:
+    loader = StatefulGPULoader(Numbers(10), batch_size=4)
+    batches = iter(loader)
+    next(batches)
+    fresh = pickle.loads(pickle.dumps(loader))
+    assert fresh.stats().batches == 0
+    assert counts(spent(fresh)) == (3, 10, 0, 1)
+    assert copy.copy(loader).stats().batches == 1
+
+
+def test_a_loader_inside_a_dataset_notes_its_own_time() -> None:
+    inner = StatefulGPULoader(Numbers(4), batch_size=2)
+
+    class Outer:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> int:
+            return len(list(inner))
+
+    stats = spent(StatefulGPULoader(Outer(), batch_size=3))
+    assert inner.stats().batches == 12
+    assert stats.read > inner.stats().wait
+
+
+def test_a_stage_inside_another_one_interrupts_it() -> None:
+    work = Work()
+    with stage("read", work):
+        with stage("decode", work):
+            assert work.stage == "decode"
+        assert work.stage == "read"
+    assert work.stage is None
+    with pytest.raises(ValueError, match="damaged"), stage("read", work), stage("decode", work):
+        raise ValueError("damaged")
+    assert work.stage is None
+
+
+def test_seconds_of_a_thread_outlive_it() -> None:
+    times, before = StageTimes(), PRESENT.work
+    try:
+        with times.working(), stage("read"):
+            pass
+    finally:
+        PRESENT.work = before
+    assert times.total()["read"] > 0
+    assert times.take() == {}

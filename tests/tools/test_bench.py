@@ -1,0 +1,201 @@
+"""What is measured of a loader, and what the recommendation makes of given figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.tools.bench import (
+    OURS,
+    ROUNDS,
+    TORCH,
+    BenchError,
+    Rate,
+    bench,
+    ceilings_of,
+    recommend,
+    timed,
+)
+from stateful_gpu_loader.tools.bench_picture import draw
+from stateful_gpu_loader.tools.torch_peer import TorchPeer
+from tests.images import write_photo_folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> FolderSource:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=8)
+    return FolderSource(root)
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(10**6))
+
+
+def pictures(source: FolderSource, transform: Any = None, **arguments: Any) -> Any:
+    recipes = [T.RandomResizedCrop(16), T.Normalize([0.5] * 3, [0.5] * 3)]
+    return StatefulGPULoader(
+        source, batch_size=4, seed=1, transform=transform or recipes, **arguments
+    )
+
+
+def rate(workers: int, speed: float, idle: float = 0.0, **stages: float) -> Rate:
+    return Rate(
+        loader=OURS,
+        num_workers=workers,
+        samples_per_second=speed,
+        rounds=(speed,),
+        stages=stages,
+        idle=idle,
+    )
+
+
+def test_each_number_of_workers_is_measured_and_accounts_for_its_time(source: FolderSource) -> None:
+    told: list[tuple[int, int]] = []
+    report = bench(
+        pictures(source),
+        workers=[2, 0],
+        seconds=0.01,
+        progress=lambda label, done, total: told.append((done, total)),
+    )
+    assert [(one.loader, one.num_workers) for one in report.rates] == [(OURS, 0), (OURS, 2)]
+    inline = report.rates[0]
+    assert len(inline.rounds) == ROUNDS
+    assert set(inline.stages) == {"read", "decode", "augment", "collate"}
+    assert inline.idle == 0
+    # The rates are medians, so one round's time bounds the work of all only from above.
+    assert sum(inline.stages.values()) <= 1 / min(inline.rounds)
+    assert [one.stage for one in report.ceilings] == ["read", "decode", "augment", "collate"]
+    assert report.recommendation == recommend(report.rates, report.cores)
+    assert report.peer is None
+    assert told == [(done, 2 * ROUNDS) for done in range(2 * ROUNDS + 1)]
+
+
+def test_torch_is_measured_in_turns_over_the_same_images(
+    source: FolderSource, tmp_path: Path
+) -> None:
+    report = bench(pictures(source), workers=[0], seconds=0.01, against_torch=True)
+    ours, theirs = report.rates
+    assert (ours.loader, theirs.loader) == (OURS, TORCH)
+    assert theirs.samples_per_second > 0
+    assert theirs.stages == {}
+    assert "Pillow" in str(report.peer)
+    draw(report, tmp_path / "pictures" / "bench.png")
+    assert (tmp_path / "pictures" / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_torchs_pictures_have_the_shape_and_type_of_ours(source: FolderSource) -> None:
+    loader = pictures(source, drop_last=True)
+    peer = TorchPeer.of(loader)
+    assert peer.make is not None
+    images, targets = next(iter(peer.make(0)))
+    own_images, own_targets = next(iter(loader))
+    assert (images.shape, images.dtype) == (own_images.shape, own_images.dtype)
+    assert (targets.shape, targets.dtype) == (own_targets.shape, own_targets.dtype)
+
+
+def test_torchs_transforms_have_the_arguments_of_the_recipes(source: FolderSource) -> None:
+    peer = TorchPeer.of(pictures(source, [T.RandomResizedCrop((16, 24), scale=(0.5, 0.75))]))
+    assert peer.make is not None
+    crop, to_tensor = peer.make(0).dataset._transform.transforms  # type: ignore[attr-defined]
+    assert isinstance(to_tensor, v2.PILToTensor)
+    assert isinstance(crop, v2.RandomResizedCrop)
+    assert tuple(crop.size) == (16, 24)
+    assert tuple(crop.scale) == (0.5, 0.75)
+
+
+def test_a_loader_without_an_equivalent_is_measured_alone(source: FolderSource) -> None:
+    loader = pictures(source, batch_transform=T.MixUp(num_classes=2))
+    report = bench(loader, workers=[0], seconds=0.01, against_torch=True)
+    assert [one.loader for one in report.rates] == [OURS]
+    assert report.peer == "torch's DataLoader was not measured: it has no batch_transform"
+
+
+def test_any_dataset_is_measured_with_its_transform() -> None:
+    loader = StatefulGPULoader(range(100), batch_size=5, transform=float)
+    peer = TorchPeer.of(loader)
+    assert peer.make is not None
+    assert next(iter(peer.make(0))).tolist() == next(iter(loader)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rates", "cores", "text"),
+    [
+        (
+            [rate(0, 100, decode=8e-3, read=2e-3), rate(2, 190, decode=8e-3, read=2e-3)],
+            8,
+            "Decoding bounds this loader, with 80% of its work: num_workers=2 delivers 190 samples "
+            "per second, the most that was measured; more may help, as 8 cores are here: try "
+            "--workers 8.",
+        ),
+        (
+            [rate(0, 100, read=1e-2), rate(4, 96, read=9e-2), rate(2, 98, read=5e-2)],
+            2,
+            "Reading bounds this loader, with 100% of its work: num_workers=0 delivers 100 samples "
+            "per second, the most that was measured.",
+        ),
+        (
+            [rate(1, 96, idle=5e-2, collate=1e-3), rate(4, 100, collate=1e-3)],
+            16,
+            "Collating bounds this loader, with 100% of its work: num_workers=1 delivers 96 "
+            "samples per second, 96% of the most that was measured (num_workers=4); its workers "
+            "wait most of the time, so the process that takes the batches bounds.",
+        ),
+        (
+            [rate(1, 2500, transfer=1e-3)],
+            1,
+            "Handing batches over bounds this loader, with 100% of its work: num_workers=1 "
+            "delivers 2,500 samples per second, the only number of workers that was measured, and "
+            "the only core is used.",
+        ),
+    ],
+)
+def test_the_recommendation_follows_from_the_figures(
+    rates: list[Rate], cores: int, text: str
+) -> None:
+    assert recommend(rates, cores) == text
+
+
+def test_a_ceiling_is_the_rate_of_all_cores_at_one_stage() -> None:
+    rates = [rate(0, 1, read=1e-3, transfer=0.0), rate(2, 9, read=2e-3)]
+    (ceiling,) = ceilings_of(rates, cores=4)
+    assert (ceiling.stage, ceiling.alone, ceiling.together) == ("read", 1e-3, 2e-3)
+    assert ceiling.samples_per_second == 4000
+
+
+def test_batches_that_start_workers_do_not_count() -> None:
+    marks: list[int] = []
+    taken: list[int] = []
+
+    class Batches:
+        def __iter__(self) -> Any:
+            for number in range(5):
+                taken.append(number)
+                yield number
+
+    counted, seconds = timed(Batches(), 1e-9, warm_up=2, note=lambda: marks.append(len(taken)))
+    assert (counted, marks) == (1, [2, 3])
+    assert seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("loader", "arguments", "message"),
+    [
+        (DataLoader(range(4)), {}, "DataLoader does not tell"),  # type: ignore[arg-type]
+        (StatefulGPULoader(range(4)), {"workers": []}, "at least one number"),
+        (StatefulGPULoader(range(4)), {"workers": [-1]}, "none below 0"),
+        (StatefulGPULoader(range(4), batch_size=4), {}, "has 1 batches, too few"),
+        (StatefulGPULoader([], batch_size=4), {}, "has no batch"),
+        (StatefulGPULoader(Endless()), {"workers": [0, 1]}, "--workers 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(loader: Any, arguments: Any, message: str) -> None:
+    with pytest.raises(BenchError, match=message):
+        bench(loader, **{"workers": [0], "seconds": 0.01, **arguments})

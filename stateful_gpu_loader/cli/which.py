@@ -10,8 +10,7 @@ import typer
 from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json
 from stateful_gpu_loader.cli.seek import StateOption, StatesArgument
 from stateful_gpu_loader.cli.target import ArgOption, factory_of
-from stateful_gpu_loader.tools.seek import states_of_one_loader
-from stateful_gpu_loader.tools.which import Placed, epoch_of
+from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
 
 
 def which(
@@ -53,9 +52,8 @@ def which(
         raise typer.BadParameter("give one of --sample, --position and --step")
     if rank is not None and step is None:
         raise typer.BadParameter("--rank goes with --step")
-    found = states_of_one_loader(path, where)
     order = epoch_of(
-        found[0].state,
+        state_in(path, where),
         epoch=epoch,
         loader=None if factory is None else factory_of(factory, arg)(),
         num_replicas=num_replicas,

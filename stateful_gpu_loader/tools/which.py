@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from stateful_gpu_loader.datasets.lanes import LanePlan
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.resume.rank_states import merge_state_dicts
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, refuse_unless_own_order
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.errors import NoSuchPlace
@@ -24,6 +26,7 @@ from stateful_gpu_loader.samplers.orders import has_inverse, positions_of
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState
 from stateful_gpu_loader.state.user_states import UserStates
+from stateful_gpu_loader.tools.seek import states_of_one_loader
 
 _DECIDES_THE_ORDER = {"dataset", "length", "order", "shuffle", "drop_last", "batched"}
 
@@ -226,6 +229,21 @@ def epoch_of(
         },
         source=None if plan is None or not plan.is_read else plan.source,
     )
+
+
+def state_in(path: str | os.PathLike[str], where: str | None = None) -> dict[str, Any]:
+    """Return the state of one loader in a file, with what its ranks have found to be bad.
+
+    Args:
+        path: the file, of any kind that :func:`find_states` reads.
+        where: place of the loader's state in the file, needed if it holds several loaders.
+
+    Raises:
+        NoState: there is no state, or there are those of several loaders.
+        StateMismatch: a state is damaged, or the ranks stand at different places.
+    """
+    found = states_of_one_loader(path, where)
+    return found[0].state if len(found) == 1 else merge_state_dicts([one.state for one in found])
 
 
 def _refuse_torchdatas(state: LoaderState) -> None:

@@ -114,6 +114,16 @@ def test_the_places_of_a_sample_and_the_sample_of_a_place(file: Path) -> None:
     assert run("which", file, "--sample", index, "--num-replicas", 1).stdout == line
 
 
+def test_what_any_rank_has_found_to_be_bad_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.pt"
+    states = [make(num_replicas=2, rank=rank).state_dict() for rank in range(2)]
+    text = '{"total": 1, "samples": [[3, 7, 0, "ValueError: no label", true]]}'
+    states[1]["bad_samples"] = text
+    torch.save(states, path)
+    done = run("which", path, "--sample", 3, "--num-replicas", 2)
+    assert done.stdout.endswith("recorded as bad: ValueError: no label\n")
+
+
 def test_a_sample_that_is_never_delivered_has_a_status_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text(json.dumps(make(shuffle=False, drop_last=True).state_dict()))

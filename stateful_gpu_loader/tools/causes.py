@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +39,12 @@ SEEDED = (
 class Trial:
     """A way to make a sample again, or the first batches where it cannot be made alone."""
 
-    build: Callable[[], tuple[dict[str, Any], Callable[[], Any]]]
-    """Returns the user's objects by name, and the function that makes the sample."""
+    objects: Callable[[], dict[str, Any]]
+    """Returns the user's objects by name: the same each time, or those of a new loader."""
+    make: Callable[[dict[str, Any]], Any]
+    """Makes the sample with these objects."""
+    disturb: Callable[[], Any]
+    """Makes another sample with the same objects, which must not matter."""
     subject: str
     """What is made, in words."""
 
@@ -55,28 +58,39 @@ def trial_of(make_loader: MakeLoader, request: Request | None, place: int, batch
         batch: number of the batch in the run.
     """
     loader = fresh(make_loader)
-    is_ours = isinstance(loader, StatefulGPULoader)
-    objects = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-    if is_ours:
-        objects["transform"] = loader.transform
-    alone: Callable[[], Any] | None = None
-    subject = "the sample, made alone"
+    dataset, is_ours = loader.dataset, isinstance(loader, StatefulGPULoader)
+    objects = {"dataset": dataset, "collate_fn": loader.collate_fn}
     if is_ours and request is not None and not loader._engine.plan.has_worker_states:
-        alone = partial(_made, loader, _single(request, place))
-    elif not is_ours and is_map(loader.dataset) and len(loader.dataset):
-        alone = partial(loader.dataset.__getitem__, 0)
-        subject = "sample 0 of the dataset, made alone"
-    if alone is not None:
-        made = alone
-        return Trial(lambda: (objects, made), subject)
+        objects["transform"] = loader.transform
+        return Trial(
+            objects=lambda: objects,
+            make=lambda _: _made(loader, _single(request, place)),
+            disturb=lambda: _made(loader, _single(request, (place + 1) % len(request.indices))),
+            subject="the sample, made alone",
+        )
+    if not is_ours and is_map(dataset) and len(dataset):
+        return Trial(
+            objects=lambda: objects,
+            make=lambda _: dataset[0],
+            disturb=lambda: dataset[len(dataset) - 1],
+            subject="sample 0 of the dataset, made alone",
+        )
 
-    def build() -> tuple[dict[str, Any], Callable[[], Any]]:
+    def new_objects() -> dict[str, Any]:
         torch.manual_seed(_SEED)
         loader = fresh(make_loader, **workers(0))
-        objects = {"dataset": loader.dataset, "transform": getattr(loader, "transform", None)}
-        return objects, partial(_first_batches, loader, batch + 1)
+        return {
+            "dataset": loader.dataset,
+            "transform": getattr(loader, "transform", None),
+            "loader": loader,
+        }
 
-    return Trial(build, f"the first {batch + 1} batches of a new loader, without workers")
+    return Trial(
+        objects=new_objects,
+        make=lambda new: [step.batch for step in run(new["loader"], batch + 1)],
+        disturb=lambda: None,
+        subject=f"the first {batch + 1} batches of a new loader, without workers",
+    )
 
 
 def likely_cause(
@@ -109,16 +123,16 @@ def _likely_cause(
     seeds: bool,
     elsewhere: Callable[[], str | None],
 ) -> Cause:
-    objects, make = trial.build()
+    objects = trial.objects()
     before = values_of(variables_of(objects))
     seed_global_generators(_SEED)
     with watched() as seen:
-        make()
+        trial.make(objects)
     changed = moved(before, values_of(variables_of(objects)))
     if not _repeats(trial, {}):
         observed = f"{trial.subject}, differs when it is repeated, with the same random seed"
         return _of_repetition(trial, before, changed, seen, observed)
-    observed = f"{trial.subject}, is the same each time"
+    observed = f"{trial.subject}, is the same each time, with the same random seed"
     newer = [path for path in sorted(seen.files) if _modified(path) > since]
     if newer:
         return Cause(
@@ -144,16 +158,15 @@ def _likely_cause(
             (observed, "with other random seeds it differs"),
             "StatefulGPULoader with the same arguments, which seeds them before each sample",
         )
-    if changed:
-        kept = "that its state_dict() may lack" if keeps_state else "which no state holds"
-        names = ", ".join(changed[:4])
+    names = ", ".join(changed[:4])
+    if changed and keeps_state:
         return Cause(
             "a state that is not saved",
-            f"likely {names}, {kept}",
+            f"likely {names}, which the dataset's state_dict() may lack",
             (observed, f"making it changes {names}"),
-            f"put it into the dataset's state_dict(), or {SEEDED}",
+            "put it into the dataset's state_dict()",
         )
-    return _unknown([observed])
+    return _unknown([observed, *([f"making it changes {names}"] if changed else [])])
 
 
 def _of_repetition(
@@ -221,8 +234,7 @@ def _clock(sites: Sequence[str], observed: str) -> Cause:
 
 
 def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
-    objects, _ = trial.build()
-    variables = variables_of(objects)
+    variables = variables_of(trial.objects())
     kinds = {variables[name].kind for name in names if name in variables}
     shown = ", ".join(names[:4])
     seen = (observed, f"making it changes {shown}", "with that put back it repeats")
@@ -256,7 +268,9 @@ def _repeats(
     """Whether the sample comes out the same each time, with these values put back before."""
     first: Any = None
     for number in range(_REPEATS):
-        objects, make = trial.build()
+        objects = trial.objects()
+        if number:
+            trial.disturb()
         variables = variables_of(objects) if put_back else {}
         for name, value in put_back.items():
             if name in variables:
@@ -266,7 +280,7 @@ def _repeats(
         if clock or entropy:
             circumstances = watched(clock=clock, entropy=entropy)
         with circumstances:
-            found = copied(make())
+            found = copied(trial.make(objects))
         if number and not same(first, found):
             return False
         first = found
@@ -284,18 +298,9 @@ def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
     return payload
 
 
-def _first_batches(loader: Any, num_batches: int) -> list[Any]:
-    return [step.batch for step in run(loader, num_batches)]
-
-
 def _single(request: Request, place: int) -> Request:
-    position = request.positions[place : place + 1]
-    return replace(
-        request,
-        indices=request.index_list()[place : place + 1],
-        start=int(position[0]),
-        listed=None,
-    )
+    index, start = request.index_list()[place], int(request.positions[place])
+    return replace(request, indices=[index], start=start, listed=None)
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -144,7 +144,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
     modules: dict[str, types.ModuleType] = {}
 
     def add(path: str, namespace: Any, name: str, kind: str) -> None:
-        value = namespace[name] if isinstance(namespace, dict) else getattr(namespace, name)
+        value = _value(namespace, name)
         if isinstance(value, GENERATORS):
             if id(value) not in known:
                 known.add(id(value))
@@ -152,8 +152,12 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
         elif _is_plain(value):
             found[path] = _slot(namespace, name, kind)
 
-    for root, thing in roots.items():
+    to_walk = list(roots.items())
+    for root, thing in to_walk:
         for path, each in walk(root, thing, _DEEPEST, seen):
+            inner = getattr(each, "__dict__", {}).get("transforms")
+            if isinstance(inner, list):  # albumentations' are not walked otherwise
+                to_walk.append((f"{path}.transforms", inner))
             if isinstance(each, GENERATORS):
                 add(path, {"": each}, "", "generator")
                 continue
@@ -205,7 +209,7 @@ def _generator(generator: Any) -> Variable:
 
 def _slot(namespace: Any, name: str, kind: str) -> Variable:
     def read() -> Any:
-        value = namespace[name] if isinstance(namespace, dict) else getattr(namespace, name)
+        value = _value(namespace, name)
         return repr(value) if isinstance(value, itertools.count) else copy.deepcopy(value)
 
     def write(value: Any) -> None:
@@ -217,6 +221,13 @@ def _slot(namespace: Any, name: str, kind: str) -> Variable:
             setattr(namespace, name, new)
 
     return Variable(kind, read, write)
+
+
+def _value(namespace: Any, name: str) -> Any:
+    """Return a variable of a dictionary, of a function's cell or of a class, as it lies there."""
+    if isinstance(namespace, types.CellType):
+        return namespace.cell_contents
+    return (namespace if isinstance(namespace, dict) else vars(namespace))[name]
 
 
 def _is_plain(value: Any) -> bool:

@@ -142,7 +142,7 @@ def verify_resume(
             checks.append(check)
             first = first or mismatch
         report = Report(
-            loader=_described(make_loader, loader),
+            loader=_described(loader),
             batches=sum(not step.is_end for step in steps),
             checks=tuple(checks),
             notes=(*notes, *said),
@@ -152,6 +152,9 @@ def verify_resume(
         if on_check is not None:
             on_check(len(planned), len(planned), "looking for the cause")
         cause = _cause(make_loader, loader, steps, first, since)
+        if cause.kind == "unknown":
+            seen = f"the first check that differs: {first.planned.name}"
+            cause = replace(cause, observed=(*cause.observed, seen))
         said = [*said, *([f"{first.error}"] if isinstance(first.error, LoaderError) else [])]
         if said:
             observed = (*cause.observed, *(f"the loader itself says: {each}" for each in said))
@@ -248,8 +251,8 @@ def _carry_out(planned: _Planned, steps: list[Step]) -> tuple[Check, _Mismatch |
         return Check(name, place, "skipped", reason=str(reason)), None
     except Exception as error:
         first = _Mismatch(planned, planned.place.number, expected[0] if expected else None, None)
-        text = f"raises {type(error).__name__}: {error}"
-        return Check(name, place, "differs", difference=text), replace(first, error=error)
+        raised = f"raises {type(error).__name__}: {error}"
+        return Check(name, place, "differs", difference=raised), replace(first, error=error)
     # After an epoch's last batch some loaders tell of its end once more, and some do not.
     start = next((i for i, step in enumerate(expected) if not step.is_end), len(expected))
     behind = itertools.dropwhile(lambda step: step.is_end, found)
@@ -370,14 +373,16 @@ def _sample(steps: list[Step], first: _Mismatch) -> DifferentSample | None:
     n = _num_samples(expected)
     if place is not None and n is not None:
         one, other = sample_of(one, place, n), sample_of(other, place, n)
-    number = place if place is not None else 0 if n in (None, 1) else None
-    known = request is not None and number is not None and number < len(request.indices)
+    number = 0 if place is None and n in (None, 1) else place
+    position, index = None, None
+    if request is not None and number is not None:
+        position, index = int(request.positions[number]), repr(request.index_list()[number])
     return DifferentSample(
         check=first.planned.name,
         batch=sum(not step.is_end for step in steps[: first.number]),
         place_in_batch=place,
-        position=int(request.positions[number]) if known and request else None,
-        index=repr(request.index_list()[number]) if known and request else None,
+        position=position,
+        index=index,
         fields=tuple(differences(one, other)),
     )
 
@@ -422,13 +427,13 @@ def _kind_of_workers(loader: Any) -> str:
     return f"{loader.num_workers} {'threads' if threads else 'processes'}"
 
 
-def _described(make_loader: MakeLoader, loader: Any) -> str:
+def _described(loader: Any) -> str:
     return f"{type(loader).__name__} of {type(loader.dataset).__name__}, {_kind_of_workers(loader)}"
 
 
 def _notes_of(make_loader: MakeLoader, loader: Any) -> list[str]:
     if isinstance(make_loader(), StatefulDataLoader):
-        return []
+        return []  # it was not converted
     return [
         "a DataLoader has no state: an interrupted epoch begins anew, with other random numbers. "
         f"What is verified here is {type(loader).__name__} with the same arguments, which has one"
@@ -436,9 +441,13 @@ def _notes_of(make_loader: MakeLoader, loader: Any) -> list[str]:
 
 
 def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
-    """Return what was warned of, each once, without torch's advice on numbers of workers."""
+    """Return what was warned of, each once, without what torch says of itself."""
     texts = dict.fromkeys(str(each.message) for each in caught)
-    return [text for text in texts if not text.startswith("This DataLoader will create")]
+    return [
+        text
+        for text in texts
+        if not text.startswith("This DataLoader will create") and "set_vital" not in text
+    ]
 
 
 def _skip(reason: str) -> Callable[[], list[Step]]:

@@ -1,4 +1,4 @@
-"""The runs of a loader that are compared: undisturbed, resumed, with other workers, and so on."""
+"""Runs of a loader that are compared: undisturbed, resumed, in a new process."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ def run(
         before, batches = number, iter(loader)
         for batch in batches:
             number += 1
-            request = loader._engine.last[0] if isinstance(loader, StatefulGPULoader) else None
-            yield Step(copied(batch), request=request if isinstance(request, Request) else None)
+            yield Step(copied(batch), request=_request_of(loader))
             if after is not None:
                 after(batches, number)
             if number == num_batches:
@@ -107,6 +106,12 @@ def run(
         if number == before and has_stood_still:
             return
         has_stood_still = number == before
+
+
+def _request_of(loader: Any) -> Request | None:
+    """Return the request of the last delivered batch, if it has the addresses of samples."""
+    last = loader._engine.last if isinstance(loader, StatefulGPULoader) else None
+    return last[0] if last is not None and isinstance(last[0], Request) else None
 
 
 def saved(state: Any) -> tuple[str, bytes]:

@@ -1,0 +1,69 @@
+"""``verify`` at the command line: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stateful_gpu_loader.cli.app import app
+from tests.cli.command import command
+from tests.tools import faults
+
+TRAIN = """
+from stateful_gpu_loader import StatefulGPULoader
+
+def make_loader(batch_size=4):
+    return StatefulGPULoader(range(20), batch_size=batch_size, shuffle=True, seed=1)
+
+def make_empty():
+    return StatefulGPULoader([])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_new_process(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Saves the start of new interpreters, but for the tests with whole processes."""
+    if request.node.get_closest_marker("processes") is None:
+        monkeypatch.setattr(
+            "stateful_gpu_loader.cli.verify.factory_of",
+            lambda target, arguments: lambda: getattr(faults, target)(),
+        )
+
+
+def test_nothing_differs() -> None:
+    done = CliRunner().invoke(app, ["verify", "make_exact", "--batches", "4"])
+    assert done.exit_code == 0, done.output
+    assert "exact    a new loader, inline" in done.stdout
+    assert "nothing differs" in done.stdout
+
+
+def test_something_differs() -> None:
+    done = CliRunner().invoke(app, ["verify", "make_with_clock", "--batches", "4", "--json"])
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.stdout)
+    assert report["is_exact"] is False
+    assert report["cause"]["kind"] == "the clock"
+    assert report["sample"]["fields"][0]["field"] == "['value']"
+
+
+@pytest.mark.processes
+def test_as_a_process(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(TRAIN)
+    done = command(
+        "verify", "training:make_loader", "--arg", "batch_size=5", "--batches", "5", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact    a new Python process" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.processes
+def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(TRAIN)
+    done = command("verify", "training:make_empty", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: the loader delivers no batch")
+    assert "Traceback" not in done.stderr

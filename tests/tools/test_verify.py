@@ -1,0 +1,364 @@
+"""verify_resume: exact loaders pass, planted faults are found and named, the rest is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import albumentations
+import numpy as np
+import pytest
+import torch
+import torchdata.nodes
+import webdataset
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards, verify_resume
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.tools.verify_report import Report, ResumeDiffers, VerifyError
+from tests.datasets.tar.tar_files import sample_entries, write_photo_tars, write_tar
+from tests.images import write_photo_folder
+from tests.map_datasets import Indices
+from tests.tools import faults
+from tests.user_objects import PlainIterable, StatefulIterable
+
+BATCHES = 5
+
+MakeLoader = Callable[[], Any]
+
+
+def map_style(function: Callable[[int], Any], **arguments: Any) -> MakeLoader:
+    """A factory that a new process cannot call, which saves these tests its start."""
+    return lambda: StatefulGPULoader(faults.Applied(function), **{"batch_size": 4, **arguments})
+
+
+def outcomes(report: Report) -> dict[str, str]:
+    """The outcome of each check, by its name and its place."""
+    return {f"{check.name}, {check.place}": check.outcome for check in report.checks}
+
+
+COSTLY = {"images", "iterable with state", "numpy", "torch", "secrets", "unseeded", "count"}
+"""Cases much like others, or with many processes."""
+
+
+def cases_of(case: str) -> Any:
+    return pytest.param(case, marks=pytest.mark.processes if case in COSTLY else ())
+
+
+# Loaders that are exact
+
+
+def image_folder(folder: Path) -> MakeLoader:
+    write_photo_folder(folder, num_classes=2, per_class=4)
+    recipes = [T.RandomResizedCrop(32), T.RandomHorizontalFlip()]
+    return lambda: StatefulGPULoader(
+        FolderSource(folder), batch_size=2, shuffle=True, num_workers=1, transform=recipes
+    )
+
+
+def tar_shards(folder: Path) -> MakeLoader:
+    paths = write_photo_tars(folder)
+    recipes = [T.RandomResizedCrop(32)]
+    return lambda: StatefulGPULoader(
+        TarShards(paths), batch_size=2, shuffle=True, seed=1, transform=recipes
+    )
+
+
+EXACT: dict[str, Callable[[Path], MakeLoader]] = {
+    "map": lambda folder: map_style(faults.augmented, shuffle=True),
+    "images": image_folder,
+    "tar shards": tar_shards,
+    "iterable with state": lambda folder: (
+        lambda: StatefulGPULoader(StatefulIterable([7, 5]), batch_size=2, num_workers=2)
+    ),
+    "iterable without state": lambda folder: (
+        lambda: StatefulGPULoader(PlainIterable([7, 5]), batch_size=2)
+    ),
+    "single samples": lambda folder: map_style(faults.augmented, batch_size=None),
+}
+
+
+@pytest.mark.parametrize("kind", [cases_of(each) for each in EXACT])
+def test_no_false_alarm(kind: str, tmp_path: Path) -> None:
+    report = verify_resume(EXACT[kind](tmp_path / "data"), batches=8)
+    assert report.check() is report
+    assert report.sample is None
+    assert report.cause is None
+    exact = [name for name, outcome in outcomes(report).items() if outcome == "exact"]
+    assert len(exact) >= 3, report
+
+
+def test_what_is_compared_and_what_is_skipped() -> None:
+    report = verify_resume(map_style(faults.augmented), batches=8)
+    own = "a new loader, inline, state through JSON"
+    assert outcomes(report) == {
+        f"{own}, batch 1": "exact",
+        f"{own}, the first epoch's last batch": "exact",
+        f"{own}, the end of the first epoch": "exact",
+        f"{own}, batch 4": "exact",
+        "2 threads, the first epoch's last batch": "skipped",
+        "2 processes, the first epoch's last batch": "exact",
+        "a worker process is killed, batch 1": "exact",
+        "a new Python process, the first epoch's last batch": "skipped",
+    }
+    reasons = [str(check.reason) for check in report.checks if check.outcome == "skipped"]
+    assert "draw from the global generators" in reasons[0]
+    assert "has to be in a module" in reasons[1]
+    assert json.loads(json.dumps(asdict(report)))["batches"] == 8
+
+
+def test_an_iterable_keeps_its_workers() -> None:
+    report = verify_resume(
+        lambda: StatefulGPULoader(StatefulIterable([9, 9]), batch_size=2), batches=BATCHES
+    )
+    reasons = {check.name: check.reason for check in report.checks if check.reason}
+    for name in ("2 threads", "2 processes", "a worker process is killed"):
+        assert "fits the same number of workers only" in str(reasons[name])
+
+
+# Planted faults
+
+
+def albumentations_own() -> StatefulDataLoader[Any]:
+    noise = albumentations.Compose([albumentations.GaussNoise(p=1.0)])
+    pixels = np.full((4, 4, 3), 128, np.uint8)
+
+    def noisy(index: int) -> Any:
+        return noise(image=pixels)["image"]
+
+    return StatefulDataLoader(faults.Applied(noisy), batch_size=4)
+
+
+def faulty(function: Callable[[], Callable[[int], Any]]) -> MakeLoader:
+    """A loader of samples that a new function makes."""
+    return lambda: StatefulGPULoader(faults.Applied(function()), batch_size=4)
+
+
+def own(generator: Callable[[], Any]) -> MakeLoader:
+    return faulty(lambda: faults.OwnGenerator(generator()))
+
+
+FAULTS: dict[str, tuple[str, str, MakeLoader]] = {
+    "random": ("a private generator", ".generator", own(lambda: random.Random(3))),
+    "numpy": ("a private generator", ".generator", own(lambda: np.random.default_rng(3))),
+    "torch": ("a private generator", ".generator", own(torch.Generator)),
+    "albumentations": ("a private generator", "random_generator", albumentations_own),
+    "clock": ("the clock", "faults.clock", faulty(lambda: faults.clock)),
+    "date": ("the clock", "faults.date", faulty(lambda: faults.date)),
+    "uuid": ("the system's randomness", "faults.identifier", faulty(lambda: faults.identifier)),
+    "secrets": ("the system's randomness", "faults.secret", faulty(lambda: faults.secret)),
+    "unseeded": ("the system's randomness", "faults.unseeded", faulty(lambda: faults.unseeded)),
+    "counter": ("a global variable", "faults._TAKEN", faulty(lambda: faults.counted)),
+    "count": ("a global variable", "faults._SERIAL", faulty(lambda: faults.numbered)),
+    "state": ("an object that keeps state", ".total", faulty(faults.RunningMean)),
+    "native": ("native code", "decoder", faulty(lambda: faults.decoded)),
+    "global generators": (
+        "the global generators",
+        "StatefulGPULoader",
+        lambda: StatefulDataLoader(faults.Applied(faults.augmented), batch_size=4),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", [cases_of(each) for each in FAULTS])
+def test_a_fault_is_found_and_named(fault: str) -> None:
+    kind, names, make = FAULTS[fault]
+    report = verify_resume(make, batches=BATCHES)
+    assert not report
+    assert report.cause is not None
+    assert report.cause.kind == kind, report
+    assert names in str(report.cause)
+    assert report.sample is not None
+    assert report.sample.fields[0].field == "['value']"
+    with pytest.raises(ResumeDiffers, match="Not exact"):
+        report.check()
+
+
+def test_the_warning_of_the_loader_is_part_of_the_findings() -> None:
+    report = verify_resume(FAULTS["random"][2], batches=BATCHES)
+    assert any("a generator of one's own" in note for note in report.notes)
+    assert "the loader itself says" in str(report.cause)
+
+
+def test_a_file_that_changed(tmp_path: Path) -> None:
+    path, contents = tmp_path / "label.txt", iter(range(100))
+
+    def make() -> StatefulGPULoader[Any]:
+        path.write_text(f"content {next(contents)}")
+        return StatefulGPULoader(faults.Applied(faults.ReadsFile(path)), batch_size=4)
+
+    report = verify_resume(make, batches=BATCHES)
+    assert report.cause is not None
+    assert report.cause.kind == "a file that changed", report
+    assert str(path) in report.cause.what
+
+
+def test_the_shuffle_of_webdataset(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "samples.tar", sample_entries(0, 60))
+
+    def make() -> StatefulGPULoader[Any]:
+        samples = webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False)
+        return StatefulGPULoader(samples.shuffle(20).to_tuple("jpg", "cls"), batch_size=4)
+
+    report = verify_resume(make, batches=BATCHES)
+    assert report.cause is not None
+    assert report.cause.kind == "webdataset's .shuffle()", report
+    assert "not reproducible" in str(report.cause)
+
+
+class Nodes(IterableDataset[Any]):
+    """Draws in threads of torchdata.nodes, which deliver as they are ready."""
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = torchdata.nodes.IterableWrapper(range(400))
+        mapped = torchdata.nodes.ParallelMapper(
+            numbers, faults.augmented, num_workers=4, in_order=False
+        )
+        return iter(torchdata.nodes.Loader(mapped))
+
+
+def test_threads_of_torchdata_nodes() -> None:
+    report = verify_resume(lambda: StatefulGPULoader(Nodes(), batch_size=40), batches=BATCHES)
+    assert report.cause is not None
+    assert report.cause.kind == "threads of torchdata.nodes", report
+
+
+class Forgets(StatefulIterable):
+    """Its state does not have the generator that it draws from."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__(lengths)
+        self.generator = random.Random(3)
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            yield sample, self.generator.random()
+
+
+def test_a_state_that_lacks_something() -> None:
+    make = lambda: StatefulGPULoader(Forgets([9, 9]), batch_size=2)  # noqa: E731
+    report = verify_resume(make, batches=BATCHES)
+    assert report.cause is not None
+    assert report.cause.kind == "a state that is not saved", report
+    assert "dataset.generator" in report.cause.what
+
+
+@pytest.mark.processes
+def test_the_order_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    report = verify_resume(faults.make_of_sets, batches=BATCHES)
+    found = outcomes(report)
+    assert found.pop("a new Python process, batch 2") == "differs"
+    assert "differs" not in found.values()
+    assert report.cause is not None
+    assert report.cause.kind == "the order of a set", report
+    assert os.environ.get("PYTHONHASHSEED") is None
+
+
+@pytest.mark.processes
+def test_a_new_process_delivers_the_same() -> None:
+    report = verify_resume(faults.make_exact, batches=BATCHES)
+    assert outcomes(report)["a new Python process, batch 2"] == "exact", report
+    assert report
+
+
+# Where and what differs
+
+
+def test_the_first_sample_that_differs() -> None:
+    report = verify_resume(map_style(faults.counted, shuffle=True, seed=3), batches=BATCHES)
+    order = [int(i) for batch in map_style(int, shuffle=True, seed=3)() for i in batch["index"]]
+    assert report.sample is not None
+    # The counter goes on, so the very first sample behind the first state differs.
+    place = report.sample.batch, report.sample.place_in_batch
+    assert (*place, report.sample.position, report.sample.index) == (1, 0, 4, str(order[4]))
+    assert "1 of 1 values differ, by" in report.sample.fields[0].what
+
+
+# Other loaders
+
+
+def test_a_plain_loader_is_converted_and_that_is_said() -> None:
+    data = faults.Applied(faults.augmented)
+    report = verify_resume(
+        lambda: DataLoader(data, batch_size=4, shuffle=True, drop_last=True), batches=BATCHES
+    )
+    assert report
+    assert "a DataLoader has no state" in report.notes[0]
+    assert report.loader.startswith("StatefulGPULoader of Applied")
+
+
+def test_a_stateful_data_loader_is_verified_as_it_is() -> None:
+    report = verify_resume(lambda: StatefulDataLoader(Indices(12), batch_size=4), batches=BATCHES)
+    assert report
+    assert report.notes == ()
+    reasons = {check.name: check.reason for check in report.checks}
+    assert "StatefulDataLoader does not replace" in str(reasons["a worker process is killed"])
+
+
+def test_what_cannot_be_pickled_cannot_be_in_spawned_processes() -> None:
+    make = map_style(lambda index: index, multiprocessing_context="spawn", num_workers=1)
+    with pytest.raises(VerifyError, match="pickle"):
+        verify_resume(make, batches=BATCHES)
+
+
+def test_a_dataset_without_an_end() -> None:
+    class Endless(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from iter(lambda: 1, 2)
+
+    report = verify_resume(lambda: StatefulGPULoader(Endless(), batch_size=2), batches=BATCHES)
+    assert report
+    assert outcomes(report)["a new loader, an epoch's end"] == "skipped"
+
+
+def test_epochs_of_one_batch() -> None:
+    report = verify_resume(map_style(faults.augmented, batch_size=20), batches=BATCHES)
+    assert report
+    assert report.batches == BATCHES
+
+
+@pytest.mark.parametrize("batches", [0, 1])
+def test_nothing_would_be_left_of_one_batch(batches: int) -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        verify_resume(map_style(faults.augmented), batches=batches)
+
+
+def test_an_empty_dataset_proves_nothing() -> None:
+    with pytest.raises(VerifyError, match="delivers no batch"):
+        verify_resume(lambda: StatefulGPULoader([], batch_size=2))
+
+
+def fails() -> Any:
+    raise RuntimeError("no data here")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (fails, "RuntimeError: no data here"),
+        (lambda: None, "returned NoneType"),
+        (map_style(lambda index: 1 // index), "ZeroDivisionError"),
+    ],
+)
+def test_a_loader_that_cannot_be_run(make: MakeLoader, says: str) -> None:
+    with pytest.raises(VerifyError, match=says):
+        verify_resume(make)
+
+
+def test_a_resume_that_raises_is_a_difference() -> None:
+    class Refuses(StatefulIterable):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            raise KeyError("nothing of this")
+
+    report = verify_resume(
+        lambda: StatefulGPULoader(Refuses([9, 9]), batch_size=2), batches=BATCHES
+    )
+    assert not report
+    assert "raises KeyError" in str(report.checks[0].difference)

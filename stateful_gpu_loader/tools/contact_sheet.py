@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import os
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,8 +23,10 @@ _SIDE = 232
 _GAP = 12
 _WIDTH = 1560
 _LINE = 20
+_DOT = 6
 _PAPER, _FRAME, _INK, _FAINT = (250, 250, 250), (229, 231, 235), (17, 24, 39), (107, 114, 128)
 _OUTLINE = (225, 29, 72)
+_COLORS = [(37, 99, 235), (5, 150, 105), (217, 119, 6), (124, 58, 237), (8, 145, 178)]
 
 
 def write_png(path: str | os.PathLike[str], samples: Sequence[PreviewedSample]) -> None:
@@ -134,7 +137,8 @@ def _thumbnail(image: Tensor, objects: Objects | None, region: Region | None) ->
     height, width = image.shape[1:]
     corners = np.array([(0, 0), (width, height), *(region.corners if region else ())])
     lowest, highest = corners.min(axis=0), corners.max(axis=0)
-    scale = float((_SIDE - 1) / (highest - lowest).max())
+    margin = 0 if region is None else _DOT + 1
+    scale = float((_SIDE - 1 - 2 * margin) / (highest - lowest).max())
     shift = (_SIDE - 1 - (highest - lowest) * scale) / 2 - lowest * scale
     size = [max(1, round(height * scale)), max(1, round(width * scale))]
     mode = F.InterpolationMode.NEAREST if scale > 1.5 else F.InterpolationMode.BILINEAR
@@ -145,19 +149,18 @@ def _thumbnail(image: Tensor, objects: Objects | None, region: Region | None) ->
     frame.paste(F.to_pil_image(small), tuple(np.rint(shift).astype(int).tolist()))
     if region is not None:
         points = [(x * scale + shift[0], y * scale + shift[1]) for x, y in region.corners]
-        points = [(min(max(x, 1), _SIDE - 2), min(max(y, 1), _SIDE - 2)) for x, y in points]
         pen = ImageDraw.Draw(frame)
         pen.line([*points, points[0]], (255, 255, 255), 5, "curve")
         pen.line([*points, points[0]], _OUTLINE, 3, "curve")
         x, y = points[0]
-        pen.ellipse((x - 6, y - 6, x + 6, y + 6), _OUTLINE, (255, 255, 255), 2)
+        pen.ellipse((x - _DOT, y - _DOT, x + _DOT, y + _DOT), _OUTLINE, (255, 255, 255), 2)
     return frame
 
 
 def _with_objects(image: Tensor, objects: Objects, scale: float) -> Tensor:
     if objects.masks is not None and len(objects.masks):
         masks = F.resize_mask(objects.masks.to(torch.uint8), list(image.shape[1:])).bool()
-        image = draw_segmentation_masks(image, masks, alpha=0.45)
+        image = draw_segmentation_masks(image, masks, alpha=0.45, colors=_colors(len(masks), ()))
     boxes = objects.boxes * scale
     # torchvision refuses boxes that are not ordered, as damaged annotations may be.
     valid = (boxes[:, 2:] >= boxes[:, :2]).all(dim=1) & boxes.isfinite().all(dim=1)
@@ -165,8 +168,24 @@ def _with_objects(image: Tensor, objects: Objects, scale: float) -> Tensor:
         return image
     kept = valid.nonzero().flatten().tolist()
     labels = [_shortened(objects.labels[i], 80) for i in kept] if objects.labels else None
-    drawn: Tensor = draw_bounding_boxes(image, boxes[valid], labels, width=2)
+    colors = _colors(len(kept), labels or ())
+    drawn: Tensor = draw_bounding_boxes(
+        image,
+        boxes[valid],
+        labels,
+        colors,
+        width=2,
+        label_colors="white" if labels else None,
+        label_background_colors=colors if labels else None,
+        fill_labels=bool(labels),
+    )
     return drawn
+
+
+def _colors(n: int, labels: Sequence[str]) -> list[tuple[int, int, int]]:
+    """A color for each object: that of its label, the same in all images; or one after another."""
+    numbers = [zlib.crc32(label.encode()) for label in labels] if labels else range(n)
+    return [_COLORS[number % len(_COLORS)] for number in numbers]
 
 
 def _title(sample: PreviewedSample) -> str:

@@ -1,0 +1,328 @@
+"""preview: what it shows is what the loader delivers, and looking changes nothing."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.engine.makers.collate import ragged_collate
+from stateful_gpu_loader.tools.contact_sheet import write_html, write_png
+from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample, preview
+from stateful_gpu_loader.transforms.geometry.resize import resize
+from tests.datasets.coco.coco_files import write_coco
+from tests.images import write_photo_folder
+
+Loader = StatefulGPULoader[Any]
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+SIDE = 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=8)
+    return root
+
+
+def loader_of(folder: Path, *recipes: Any, **arguments: Any) -> Loader:
+    return StatefulGPULoader(
+        FolderSource(folder),
+        **{"batch_size": 4, "seed": 1, "shuffle": True, "transform": list(recipes)} | arguments,
+    )
+
+
+FLIPS = [T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
+
+
+def whole_rectangle(sample: PreviewedSample) -> list[int]:
+    assert sample.region is not None
+    rectangle = sample.region.rectangle
+    assert rectangle is not None
+    assert all(number == int(number) for number in rectangle)
+    return [int(number) for number in rectangle]
+
+
+def cut(sample: PreviewedSample) -> Tensor:
+    """The original, padded with zeros where the region reaches beyond it, cut and flipped."""
+    assert sample.original is not None
+    assert sample.region is not None
+    left, top, right, bottom = whole_rectangle(sample)
+    part = v2.functional.crop(sample.original, top, left, bottom - top, right - left)
+    for flip in sample.region.flips:
+        part = part.flip(2 if flip == "horizontal" else 1)
+    return part
+
+
+def test_the_rectangle_and_the_flips_give_the_delivered_pixels(folder: Path) -> None:
+    loader = loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, batch_size=16)
+    samples = preview(loader)
+    images, _ = next(iter(loader))
+    assert {sample.region.flips for sample in samples if sample.region} == {
+        (),
+        ("horizontal",),
+        ("vertical",),
+        ("horizontal", "vertical"),
+    }
+    for sample, image in zip(samples, images, strict=True):
+        left, top, right, bottom = whole_rectangle(sample)
+        assert sample.original is not None
+        assert sample.region is not None
+        part = sample.original[:, top:bottom, left:right]
+        result = resize(part, (SIDE, SIDE), "bilinear", True)
+        for flip in sample.region.flips:
+            result = result.flip(2 if flip == "horizontal" else 1)
+        assert torch.equal(result, image)
+        assert torch.equal(sample.image, image)
+
+
+@pytest.mark.parametrize(
+    "crop",
+    [T.RandomCrop(80, padding=40, pad_if_needed=True), T.CenterCrop(64), T.CenterCrop(200)],
+    ids=str,
+)
+def test_crops_and_padding_are_exact(folder: Path, crop: Any) -> None:
+    loader = loader_of(folder, crop, *FLIPS)
+    samples = preview(loader)
+    images, _ = next(iter(loader))
+    for sample, image in zip(samples, images, strict=True):
+        assert torch.equal(cut(sample), image)
+
+
+def test_a_rotation_is_a_quadrilateral_whose_corners_are_computed(folder: Path) -> None:
+    loader = loader_of(folder, T.Resize((64, 64)), T.RandomRotation((90, 90)))
+    for sample in preview(loader):
+        assert sample.original is not None
+        assert sample.region is not None
+        height, width = sample.original.shape[1:]
+        # Turned counterclockwise, the right edge is on top.
+        assert sample.region.corners == ((width, 0), (width, height), (0, height), (0, 0))
+        assert sample.region.rectangle is None
+        assert sample.parameters[1] == ("RandomRotation", {"angle": 90.0})
+
+
+def test_recipes_that_do_not_tell_where_they_move_pixels_are_named(folder: Path) -> None:
+    loader = loader_of(folder, T.RandomCrop(60, pad_if_needed=True), T.TrivialAugmentWide())
+    for sample in preview(loader):
+        assert sample.region is not None
+        assert "Pixels that TrivialAugmentWide moves are not in the outline." in sample.notes
+
+
+def test_normalized_images_are_shown_as_they_were(folder: Path) -> None:
+    plain = preview(loader_of(folder, T.Resize((SIDE, SIDE))))
+    for normalized in (
+        preview(loader_of(folder, T.Resize((SIDE, SIDE)), T.Normalize(MEAN, STD))),
+        preview(
+            loader_of(
+                folder,
+                transform=v2.Compose(
+                    [
+                        T.Resize((SIDE, SIDE)),
+                        v2.ToDtype(torch.float32, scale=True),
+                        v2.Normalize(MEAN, STD),
+                    ]
+                ),
+            )
+        ),
+    ):
+        for sample, bytes_of in zip(normalized, plain, strict=True):
+            assert torch.equal(sample.image, bytes_of.image)
+            assert not any("Normalize" in note for note in sample.notes)
+
+
+def test_without_a_normalize_the_values_decide_and_it_is_said() -> None:
+    values = torch.linspace(-3, 5, 12).view(1, 3, 4)
+    [sample] = preview(StatefulGPULoader([values], batch_size=1))
+    assert sample.image.min() == 0
+    assert sample.image.max() == 255
+    assert any("-3 to 5 are stretched" in note for note in sample.notes)
+
+
+def test_looking_changes_nothing(folder: Path) -> None:
+    def delivered(looks: bool) -> list[Any]:
+        loader = loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, seed=None, drop_last=True)
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        seen: list[Any] = []
+        for epoch in range(2):
+            run = iter(loader)
+            for _ in range(len(loader)):
+                if looks:
+                    preview(loader, 2)
+                seen += [loader.state_dict(), loader.epoch, next(run)[0]]
+            loader.set_epoch(epoch + 1)
+        return [*seen, torch.rand(1), random.random(), np.random.rand()]
+
+    looked, left_alone = delivered(True), delivered(False)
+    assert len(looked) == len(left_alone)
+    for mine, other in zip(looked, left_alone, strict=True):
+        assert torch.equal(mine, other) if isinstance(mine, Tensor) else mine == other
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path, rank: int) -> None:
+    def make() -> Loader:
+        return loader_of(folder, T.RandomResizedCrop(SIDE), batch_size=2, num_replicas=2, rank=rank)
+
+    loader = make()
+    run = iter(loader)
+    next(run)
+    resumed = make()
+    resumed.load_state_dict(loader.state_dict())
+    samples = preview(resumed, 2)
+    assert [sample.position for sample in samples] == [4 + rank, 6 + rank, 8 + rank, 10 + rank]
+    assert [sample.batch for sample in samples] == [0, 0, 1, 1]
+    for number in range(2):
+        images, labels = next(run)
+        shown = samples[2 * number : 2 * number + 2]
+        assert torch.equal(torch.stack([sample.image for sample in shown]), images)
+        assert [sample.label for sample in shown] == [f"class_{each:02d}" for each in labels]
+
+
+def test_parameters_are_those_of_draws(folder: Path) -> None:
+    loader = loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS)
+    samples = preview(loader)
+    next(iter(loader))
+    for number, drawn in enumerate(loader.draws()):
+        name = drawn.pop("recipe")
+        for i, sample in enumerate(samples):
+            assert sample.parameters[number] == (
+                name,
+                {each: rows[i].item() for each, rows in drawn.items()},
+            )
+
+
+def test_boxes_and_masks_move_with_the_image(tmp_path: Path) -> None:
+    root, annotations = write_coco(tmp_path)
+    source = CocoSource(root, annotations, masks=True, box_format="xywh")
+    loader: Loader = StatefulGPULoader(
+        source,
+        batch_size=4,
+        seed=3,
+        collate_fn=ragged_collate,
+        transform=[T.Resize((80, 80)), T.RandomHorizontalFlip(1.0)],
+    )
+    _, targets = next(iter(loader))
+    first = preview(loader_of_same(loader))[0]
+    assert first.objects is not None
+    assert first.original_objects is not None
+    assert first.original is not None
+    boxes = targets[0]["boxes"]
+    assert torch.equal(first.objects.boxes[:, :2], boxes[:, :2])
+    assert torch.allclose(first.objects.boxes[:, 2:], boxes[:, :2] + boxes[:, 2:])
+    assert first.objects.masks is not None
+    assert torch.equal(first.objects.masks, targets[0]["masks"] != 0)
+    width = first.original.shape[2]
+    scale = 80 / width
+    assert torch.allclose(80 - first.original_objects.boxes[:, 2] * scale, boxes[:, 0], atol=1e-3)
+    assert set(first.objects.labels) <= set(source.categories.values())
+    write_png(tmp_path / "sheet.png", preview(loader_of_same(loader)))
+
+
+def loader_of_same(loader: Loader) -> Loader:
+    """Another loader with the same arguments, which has delivered nothing."""
+    return StatefulGPULoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        seed=loader.seed,
+        collate_fn=loader.collate_fn,
+        transform=loader.transform,
+    )
+
+
+class OwnDataset(Dataset[dict[str, Any]]):
+    """A user's own dataset, with PIL and torchvision's transforms."""
+
+    classes = ("first", "second")
+
+    def __init__(self, root: Path) -> None:
+        self.paths = sorted(root.rglob("*.jpg"))
+        self.transform = v2.Compose(
+            [
+                v2.PILToTensor(),
+                v2.RandomResizedCrop(SIDE),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(MEAN, STD),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image = Image.open(self.paths[index]).convert("RGB")
+        box = tv_tensors.BoundingBoxes([[1, 2, 3, 4]], format="XYWH", canvas_size=(SIDE, SIDE))  # type: ignore[call-overload]
+        return {"image": self.transform(image), "label": index % 2, "boxes": box}
+
+
+def test_a_dataset_of_the_users_own_shows_the_delivered_image_alone(folder: Path) -> None:
+    dataset = OwnDataset(folder)
+    loader: Loader = StatefulGPULoader(
+        dataset, batch_size=2, seed=1, shuffle=True, collate_fn=lambda samples: samples
+    )
+    samples = preview(loader)
+    delivered = next(iter(loader))
+    for sample, made in zip(samples, delivered, strict=True):
+        expected = made["image"] * torch.tensor(STD)[:, None, None]
+        expected = (expected + torch.tensor(MEAN)[:, None, None]) * 255
+        assert torch.equal(sample.image, expected.round().clamp(0, 255).to(torch.uint8))
+        assert sample.original is None
+        assert sample.region is None
+        assert sample.parameters == ()
+        assert sample.objects is not None
+        assert sample.objects.boxes.tolist() == [[1, 2, 4, 6]]
+        assert any("no original and no drawn numbers known" in note for note in sample.notes)
+
+
+def test_an_own_transform_shows_the_original_without_numbers(folder: Path) -> None:
+    loader = loader_of(folder, transform=v2.RandomCrop(SIDE, pad_if_needed=True))
+    for sample in preview(loader):
+        assert sample.original is not None
+        assert sample.region is None
+        assert "Own transform: no drawn numbers known." in sample.notes
+
+
+def test_batches_without_images_and_other_loaders_are_refused() -> None:
+    with pytest.raises(NoPreview, match="holds no images"):
+        preview(StatefulGPULoader(range(4), batch_size=2))
+    with pytest.raises(NoPreview, match="this is DataLoader"):
+        preview(DataLoader(range(4)))  # type: ignore[arg-type]
+
+
+def test_the_end_of_an_epoch_is_said(folder: Path) -> None:
+    loader = loader_of(folder, T.Resize((8, 8)), batch_size=16)
+    run = iter(loader)
+    next(run)
+    with pytest.raises(NoPreview, match="no batch left"):
+        preview(loader)
+
+
+def test_a_sheet_is_an_image_and_a_page_holds_every_number(folder: Path, tmp_path: Path) -> None:
+    samples = preview(loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, batch_size=8))
+    samples[0] = PreviewedSample(**{**vars(samples[0]), "label": "<b>long & " + "wide " * 80})
+    write_png(tmp_path / "sheet.png", samples)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width <= 1600
+    write_html(tmp_path / "page.html", samples)
+    page = (tmp_path / "page.html").read_text()
+    assert len(re.findall(r'src="data:image/png;base64,', page)) == 8
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "<b>long" not in page
+    for sample in samples:
+        numbers = sample.parameters[0][1]
+        assert f"top {numbers['top']}, left {numbers['left']}" in page

@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,16 +30,23 @@ def isolated(*, draws: bool) -> Iterator[None]:
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
-        stack.enter_context(single_threaded())
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch.get_default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))
-        if draws:
-            stack.enter_context(caller_generators_restored())
+    restored = caller_generators_restored() if draws else nullcontext()
+    with _ONE_AT_A_TIME, single_threaded(), _without_switches(), restored:
         yield
+
+
+def _without_switches() -> AbstractContextManager[Any]:
+    """Return a context without autocast and default device; mostly neither is switched on."""
+    autocasts = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    is_on_cpu = torch.get_default_device().type == "cpu"
+    if is_on_cpu and not autocasts:
+        return nullcontext()
+    stack = ExitStack()
+    for kind in autocasts:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    if not is_on_cpu:
+        stack.enter_context(torch.device("cpu"))
+    return stack
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json
 from stateful_gpu_loader.tools.describe_state import StateDescription, describe_state
-from stateful_gpu_loader.tools.state_files import find_states
+from stateful_gpu_loader.tools.state_files import search
 
 PathArgument = Annotated[
     Path,
@@ -28,7 +28,10 @@ def inspect(path: PathArgument, json: JsonOption = False) -> None:
 
     Nothing is loaded into a model, and no code in the checkpoint is executed.
     """
-    found = [(one, describe_state(one.state)) for one in find_states(path)]
+    searched = search(path)
+    found = [(one, describe_state(one.state)) for one in searched.states]
+    for text in searched.unreadable:
+        complain(text)
     if json:
         print_json(
             [
@@ -48,6 +51,8 @@ def inspect(path: PathArgument, json: JsonOption = False) -> None:
     for one, description in found:
         place = f", at {one.where}" if one.where else ""
         out.print(f"[bold]{one.path}[/bold] ({one.container}{place})")
+        if one.note:
+            out.print(one.note)
         out.print(_table(description))
 
 

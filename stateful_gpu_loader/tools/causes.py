@@ -21,7 +21,14 @@ from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.randomness.philox import seed_global_generators
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import is_map
-from stateful_gpu_loader.tools.circumstances import Seen, moved, values_of, variables_of, watched
+from stateful_gpu_loader.tools.circumstances import (
+    Seen,
+    Variable,
+    moved,
+    values_of,
+    variables_of,
+    watched,
+)
 from stateful_gpu_loader.tools.differences import copied, same
 from stateful_gpu_loader.tools.verify_report import Cause
 from stateful_gpu_loader.tools.verify_runs import MakeLoader, fresh, run, workers
@@ -124,11 +131,11 @@ def _likely_cause(
     elsewhere: Callable[[], str | None],
 ) -> Cause:
     objects = trial.objects()
-    before = values_of(variables_of(objects))
+    before = values_of(_variables(objects))
     seed_global_generators(_SEED)
     with watched() as seen:
         trial.make(objects)
-    changed = moved(before, values_of(variables_of(objects)))
+    changed = moved(before, values_of(_variables(objects)))
     if not _repeats(trial, {}):
         observed = f"{trial.subject}, differs when it is repeated, with the same random seed"
         return _of_repetition(trial, before, changed, seen, observed)
@@ -234,7 +241,7 @@ def _clock(sites: Sequence[str], observed: str) -> Cause:
 
 
 def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
-    variables = variables_of(trial.objects())
+    variables = _variables(trial.objects())
     kinds = {variables[name].kind for name in names if name in variables}
     shown = ", ".join(names[:4])
     seen = (observed, f"making it changes {shown}", "with that put back it repeats")
@@ -271,7 +278,7 @@ def _repeats(
         objects = trial.objects()
         if number:
             trial.disturb()
-        variables = variables_of(objects) if put_back else {}
+        variables = _variables(objects) if put_back else {}
         for name, value in put_back.items():
             if name in variables:
                 variables[name].write(value)
@@ -285,6 +292,11 @@ def _repeats(
             return False
         first = found
     return True
+
+
+def _variables(objects: dict[str, Any]) -> dict[str, Variable]:
+    """Return what may change in the user's objects, the loader's own passes and workers aside."""
+    return variables_of({name: each for name, each in objects.items() if name != "loader"})
 
 
 def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:

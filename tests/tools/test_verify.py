@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -210,6 +212,10 @@ def test_the_shuffle_of_webdataset(tmp_path: Path) -> None:
     assert report.cause is not None
     assert report.cause.kind == "webdataset's .shuffle()", report
     assert "not reproducible" in str(report.cause)
+    with warnings.catch_warnings():
+        # webdataset leaves its files open in iterators that were not read to their end.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 class Nodes(IterableDataset[Any]):

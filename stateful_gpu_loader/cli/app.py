@@ -6,6 +6,8 @@ import sys
 
 import typer
 
+from stateful_gpu_loader.cli.diff import diff
+from stateful_gpu_loader.cli.inspect import inspect
 from stateful_gpu_loader.cli.output import complain
 from stateful_gpu_loader.errors import LoaderError
 
@@ -23,6 +25,10 @@ app = typer.Typer(
 @app.callback()
 def _commands() -> None:
     """Without a callback, Typer would make an app of one command that command itself."""
+
+
+app.command()(inspect)
+app.command()(diff)
 
 
 def run() -> None:

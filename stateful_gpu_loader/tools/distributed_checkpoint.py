@@ -53,7 +53,17 @@ def read_values(folder: Path) -> dict[str | int, Any]:
         for name in key[:-1]:
             inner = inner.setdefault(name, {})
         inner[key[-1]] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return tree
+    return {name: _with_lists(value) for name, value in tree.items()}
+
+
+def _with_lists(value: Any) -> Any:
+    """The value with its lists again: DCP's keys are text but for the places in a list."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _with_lists(each) for name, each in value.items()}
+    if inner and all(type(name) is int for name in inner):
+        return [inner.get(i) for i in range(max(inner) + 1)]
+    return inner
 
 
 def write_values(folder: Path, tree: dict[str | int, Any]) -> None:

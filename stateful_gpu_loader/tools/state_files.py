@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
+import mmap
 import os
+import pickle
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +34,8 @@ ACCELERATE, TRANSFORMERS = "Accelerate checkpoint", "transformers checkpoint"
 DCP = "distributed checkpoint (DCP)"
 
 _MAX_JSON_BYTES = 256 << 20
+_MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
+"""Texts of which each file with a state has one, so that other files need not be read."""
 
 
 class NoState(LoaderError):
@@ -56,9 +61,25 @@ class FoundState:
         return ".".join(map(str, self.key))
 
     @property
+    def note(self) -> str:
+        """What to know about this place; empty where there is nothing."""
+        is_lightnings = self.container == LIGHTNING and self.key[:1] == ("loops",)
+        own = "Lightning's own record; where LoaderStateCallback has saved a state, that one counts"
+        return own if is_lightnings else ""
+
+    @property
     def is_of_torchdata(self) -> bool:
         """Whether torchdata's StatefulDataLoader wrote it."""
         return self.state.get("format") != FORMAT
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found below a path."""
+
+    states: tuple[FoundState, ...]
+    unreadable: tuple[str, ...]
+    """A sentence about each file that may hold a state and cannot be read."""
 
 
 def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
@@ -80,20 +101,34 @@ def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
     >>> found.where, found.container, found.state == state
     ('loader', 'torch.save file', True)
     """
+    return list(search(path).states)
+
+
+def search(path: str | os.PathLike[str]) -> Search:
+    """As :func:`find_states`, and which files could not be read.
+
+    Raises:
+        NoState: as :func:`find_states`.
+    """
     top = Path(path)
     if not top.exists():
         raise NoState(f"there is no file or folder {str(top)!r}")
-    found, unreadable = [], []
+    found: list[FoundState] = []
+    unreadable = []
     for file in _files(top):
         try:
             container, tree = _content(file)
+            states = list(_states_in(tree, ()))
         except NoState as error:
             unreadable.append(str(error))
             continue
-        found += [FoundState(file, key, container, state) for key, state in _states_in(tree, ())]
+        except RecursionError:
+            unreadable.append(f"{str(file)!r} cannot be read: it is nested too deeply")
+            continue
+        found += [FoundState(file, key, container, state) for key, state in states]
     if not found:
         raise NoState(". ".join([f"no state of a loader in {str(top)!r}", *unreadable]))
-    return found
+    return Search(tuple(found), tuple(unreadable))
 
 
 def write_states(
@@ -157,10 +192,10 @@ def _content(file: Path) -> tuple[str, Any]:
     if beginning[:1] == b"{" and file.stat().st_size <= _MAX_JSON_BYTES:
         try:
             return JSON, json.loads(file.read_bytes())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise _unreadable(file, error) from error
     is_zip = beginning[:2] == b"PK"
-    if is_zip or beginning[:1] == b"\x80":
+    if (is_zip or beginning[:1] == b"\x80") and _may_hold_a_state(file, is_zip=is_zip):
         try:
             tree = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
         except Exception as error:
@@ -170,9 +205,29 @@ def _content(file: Path) -> tuple[str, Any]:
     return "", None
 
 
+def _may_hold_a_state(file: Path, *, is_zip: bool) -> bool:
+    """Whether a file of ``torch.save`` or a pickle names what every state names.
+
+    Of a zip only its pickle is read, where all but the tensors' numbers is.
+    """
+    try:
+        if is_zip:
+            with zipfile.ZipFile(file) as archive:
+                pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
+                return any(mark in archive.read(name) for name in pickles for mark in _MARKS)
+        with open(file, "rb") as opened:
+            content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            with content:
+                return any(content.find(mark) >= 0 for mark in _MARKS)
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
 def _unreadable(file: Path, error: Exception) -> NoState:
     reason = str(error).strip().partition("\n")[0]
-    return NoState(f"{str(file)!r} cannot be read without executing code in it: {reason}")
+    needs_code = isinstance(error, pickle.UnpicklingError)
+    how = "cannot be read without executing code in it" if needs_code else "cannot be read"
+    return NoState(f"{str(file)!r} {how}: {reason or type(error).__name__}")
 
 
 def _kind_of_checkpoint(file: Path) -> str:

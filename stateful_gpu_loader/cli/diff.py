@@ -70,10 +70,9 @@ def _verdict(found: Comparison) -> str:
         return f"{place}; whether it is the same loader is unknown, a state does not describe it"
     if not found.resumes:
         names = f"accept={{{', '.join(map(repr, found.accept))}}}"
-        with_names = (
-            f"with {names} it is taken" if found.accept_is_enough else "accept= is of no use"
-        )
-        return f"a loader as in A refuses B; {with_names}"
+        if not found.accept_is_enough:
+            return "a loader as in A refuses B, whatever accept= names"
+        return f"a loader as in A refuses B; with {names} it takes the fingerprint"
     if found.is_same:
         return "the same loader at the same place"
     if not found.same_identity:
@@ -89,6 +88,8 @@ def _apart(found: Comparison) -> str:
     apart = {"samples": found.samples_apart, "batches": found.batches_apart}
     counted = [f"{abs(n)} {unit}" for unit, n in apart.items() if n is not None]
     numbers = [n for n in apart.values() if n is not None]
+    if not any(numbers):
+        return "as far on; what differs of the place is named above"
     return f"{' or '.join(counted)} {'ahead' if max(numbers) > 0 else 'behind'}"
 
 

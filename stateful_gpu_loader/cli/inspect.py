@@ -90,7 +90,7 @@ def _rows(found: Description) -> Iterator[tuple[str, str]]:
         yield name, meant if value is None else str(value)
     for name, reason in found.unverified.items():
         yield f"{name} not proven", reason
-    yield "bad samples", str(found.bad_samples)
+    yield "bad samples", _said(found.bad_samples)
     for bad in found.bad_sample_list[:_MOST_BAD]:
         yield f"  index {bad.index}", f"epoch {bad.epoch}, position {bad.position}: {bad.reason}"
     for each in found.user_objects:

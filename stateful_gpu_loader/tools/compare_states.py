@@ -18,6 +18,7 @@ from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_stat
 
 IDENTITY, PLACE, INFORMATION = "identity", "place", "information"
 _PLACE = ("epoch", "position", "index_digest", "ahead", "user")
+_OTHER_LIBRARY = "this package may take a state of torchdata's, torchdata takes none of this one's"
 _REFUSED, _UNKNOWN = "a load refuses it", "one of the states does not say it; it is not compared"
 
 
@@ -49,7 +50,8 @@ class Comparison:
     accept: tuple[str, ...]
     """Names for ``accept=`` with which it takes it all the same."""
     accept_is_enough: bool
-    """Whether these names suffice."""
+    """Whether the fingerprint is taken with these names. The position and the states of objects of
+    the user's are checked by a load alone."""
     differences: tuple[Difference, ...]
     samples_apart: int | None
     """Samples, all ranks together, from the first to the second; negative if the second is
@@ -85,7 +87,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     identity = _identity(one, other) if ours else ()
     place = _place(first, second)
     if one.library != other.library:
-        identity = (_different("library", IDENTITY, one.library, other.library, _REFUSED),)
+        identity = (_different("library", IDENTITY, one.library, other.library, _OTHER_LIBRARY),)
     refused = [found for found in identity if found.meaning != _UNKNOWN]
     same_run = not refused
     accept, is_enough = _accept(one, other, refused) if ours else ((), False)
@@ -159,7 +161,9 @@ def _accept(
         loader.check(saved, accept=names, position=other.position)
     except StateMismatch:
         return names, False
-    return names, True
+    # The place of one kind of dataset means nothing in another, and the user's objects take it.
+    places = [(each.unit, [held.name for held in each.user_objects]) for each in (one, other)]
+    return names, places[0] == places[1]
 
 
 def _apart(one: Description, other: Description) -> tuple[int | None, int | None]:

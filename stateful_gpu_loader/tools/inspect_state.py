@@ -91,7 +91,7 @@ class Description:
     """What must not change until the state is loaded; None where nothing of it is saved."""
     unverified: Mapping[str, str]
     """Parts of a loader that the state cannot prove to be the same, each with the reason."""
-    bad_samples: int
+    bad_samples: int | None
     """How often a sample could not be used."""
     bad_sample_list: tuple[FoundBad, ...]
     """The first finding of each, at most 100."""
@@ -187,7 +187,7 @@ def _of_torchdata(state: TorchdataState) -> Description:
         ahead=0,
         fingerprint=None,
         unverified=dict.fromkeys(("dataset", "order", "transform", "seed"), nothing),
-        bad_samples=0,
+        bad_samples=None,
         bad_sample_list=(),
         user_objects=_sized(objects),
     )

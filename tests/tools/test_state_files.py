@@ -1,0 +1,231 @@
+"""States are found in files of every kind, no pickle is executed, and no damage is passed over."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader.tools.state_files import NoState, find_states, search, write_states
+from tests.tools.checkpoints import State, after, write_all
+
+SAVED_BEFORE = Path(__file__).parents[1] / "integrations/lightning/saved_before"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def states(folder: Path) -> dict[str, State]:
+    return write_all(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "where", "container"),
+    [
+        ("bare.pt", "", "torch.save file"),
+        ("state.json", "loader", "JSON file"),
+        ("checkpoint.json", "loader", "Checkpoint file"),
+        ("dcp", "loader", "distributed checkpoint (DCP)"),
+        ("titan", "dataloader.dp_ranks.dp_rank_0", "distributed checkpoint (DCP)"),
+    ],
+)
+def test_a_state_is_found(
+    folder: Path, states: dict[str, State], file: str, where: str, container: str
+) -> None:
+    (found,) = find_states(folder / file)
+    assert (found.where, found.container) == (where, container)
+    assert found.state == states["train"]
+
+
+def test_several_states_in_a_file_are_found(folder: Path, states: dict[str, State]) -> None:
+    found = {each.where: each.state for each in find_states(folder / "script.pt")}
+    assert found == {"train": states["train"], "val": states["val"]}
+
+
+def test_lists_in_a_distributed_checkpoint_are_lists(
+    folder: Path, states: dict[str, State]
+) -> None:
+    (found,) = find_states(folder / "lists")
+    assert found.state == states["lists"]
+
+
+def test_a_folder_is_searched(folder: Path, states: dict[str, State]) -> None:
+    files = {each.path.name for each in find_states(folder)}
+    assert files == {
+        *("bare.pt", "script.pt", "torchdata.pt", "state.json", "checkpoint.json"),
+        *("dcp", "titan", "lists"),
+    }
+
+
+def test_lightnings_checkpoint_says_which_state_counts() -> None:
+    found = find_states(SAVED_BEFORE / "in_a_validation.ckpt")
+    assert {each.container for each in found} == {"Lightning checkpoint"}
+    notes = {each.where: bool(each.note) for each in found}
+    assert notes == {
+        "loops.fit_loop.state_dict.combined_loader.0": True,
+        "callbacks.LoaderStateCallback.train.0.state": False,
+        "callbacks.LoaderStateCallback.val.0.state": False,
+        "callbacks.LoaderStateCallback.val.1.state": False,
+    }
+
+
+def test_the_states_of_ranks_are_found(tmp_path: Path) -> None:
+    ranks = [after(1, num_replicas=2, rank=rank) for rank in (0, 1)]
+    torch.save({"loader": ranks}, tmp_path / "ranks.pt")
+    assert [found.where for found in find_states(tmp_path)] == ["loader.0", "loader.1"]
+
+
+class Code:
+    """Whoever unpickles it creates a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_is_not_executed(tmp_path: Path, zipped: bool) -> None:
+    proof, file = tmp_path / "executed", tmp_path / "code.pt"
+    contents = {"loader": after(1), "code": Code(proof)}
+    torch.save(contents, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(NoState, match="without executing code"):
+        find_states(file)
+    assert not proof.exists()
+
+
+def test_code_in_the_index_of_a_distributed_checkpoint_is_not_executed(tmp_path: Path) -> None:
+    proof = tmp_path / "executed"
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(Code(proof)))
+    with pytest.raises(NoState, match=r"names posix\.mkdir, which is not executed"):
+        find_states(tmp_path / "dcp")
+    assert not proof.exists()
+
+
+def test_code_in_a_value_of_a_distributed_checkpoint_is_not_executed(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    shutil.copytree(folder / "dcp", tmp_path / "dcp")
+    (data,) = (tmp_path / "dcp").glob("*.distcp")
+    torch.save(Code(tmp_path / "executed"), tmp_path / "code")
+    code = (tmp_path / "code").read_bytes()
+    data.write_bytes(code + data.read_bytes()[len(code) :])
+    with pytest.raises(NoState, match="cannot be read"):
+        find_states(tmp_path / "dcp")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("file", ["bare.pt", "script.pt", "state.json", "checkpoint.json"])
+def test_a_cut_file_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State], file: str
+) -> None:
+    content = (folder / file).read_bytes()
+    (tmp_path / file).write_bytes(content[: len(content) * 2 // 3])
+    with pytest.raises(NoState, match="no state of a loader in"):
+        find_states(tmp_path / file)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\x89PNG\r\n", b"PK", b"{" * 100_000])
+def test_a_file_without_a_state_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(NoState, match="no state of a loader in"):
+        find_states(tmp_path / "other")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoState, match="there is no file"):
+        find_states(tmp_path / "gone")
+
+
+def test_a_damaged_file_among_others_is_named(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    shutil.copy(folder / "script.pt", tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((folder / "script.pt").read_bytes()[:-200])
+    found = search(tmp_path)
+    assert len(found.states) == 2
+    (sentence,) = found.unreadable
+    assert "cut.pt' cannot be read" in sentence
+
+
+def test_files_without_a_state_are_passed_over(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    """As random states and arguments of a trainer, which need code to be read."""
+    shutil.copy(folder / "bare.pt", tmp_path)
+    torch.save({"arguments": Code(tmp_path / "executed")}, tmp_path / "arguments.bin")
+    assert search(tmp_path).unreadable == ()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
+    circle: dict[str, Any] = {"format": "stateful_gpu_loader of each rank"}
+    circle["circle"] = circle
+    torch.save(circle, tmp_path / "circle.pt")
+    with pytest.raises(NoState, match="nested too deeply"):
+        find_states(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["script.pt", "state.json", "checkpoint.json", "dcp", "titan"])
+def test_a_copy_has_the_changed_state_and_all_else(
+    tmp_path: Path, folder: Path, states: dict[str, State], file: str
+) -> None:
+    before = find_states(folder / file)
+    changed = before[0].state | {"epoch": 7}
+    write_states(folder / file, [(before[0], changed)], tmp_path / file)
+    written = find_states(tmp_path / file)
+    assert [each.state for each in written] == [changed, *(each.state for each in before[1:])]
+    assert [each.state for each in find_states(folder / file)] == [each.state for each in before]
+    assert os.listdir(tmp_path) == [file]
+    if file == "script.pt":
+        whole = torch.load(tmp_path / file, weights_only=True)
+        assert torch.equal(whole["model"]["w"], torch.zeros(4))
+
+
+def test_an_existing_file_is_not_overwritten(folder: Path, states: dict[str, State]) -> None:
+    (found,) = find_states(folder / "state.json")
+    with pytest.raises(NoState, match="exists already"):
+        write_states(folder / "state.json", [(found, found.state)], folder / "state.json")
+
+
+@pytest.mark.trainers
+def test_the_states_in_accelerates_folder_are_found(tmp_path: Path) -> None:
+    from stateful_gpu_loader import StatefulGPULoader
+    from stateful_gpu_loader.integrations.accelerate import prepare_loader
+    from tests.integrations.hf_accelerate.loops import new_accelerator
+
+    accelerator = new_accelerator()
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    loader = prepare_loader(accelerator, StatefulGPULoader(range(10), batch_size=2, seed=1))
+    next(iter(loader))
+    accelerator.save_state(str(tmp_path / "saved"))
+    found = search(tmp_path)
+    assert [(each.where, each.container) for each in found.states] == [
+        ("loaders.loader_0", "Accelerate checkpoint")
+    ]
+    assert found.states[0].state["position"] == 2
+    assert found.unreadable == ()
+
+
+@pytest.mark.trainers
+def test_the_states_in_the_trainers_folder_are_found(tmp_path: Path) -> None:
+    from tests.integrations.hf_trainer.fits import fit, named
+    from tests.trainer_data import image_loader, photos
+
+    loader = image_loader(photos(tmp_path / "photos"), batch_transform=named)
+    fit(loader, tmp_path / "run", max_steps=1)
+    found = search(tmp_path / "run")
+    assert [(each.where, each.container) for each in found.states] == [
+        ("loaders.loader_0", "transformers checkpoint")
+    ]
+    assert found.unreadable == ()

@@ -1,117 +1,101 @@
-"""``diff``: how two saved states of a loader differ."""
+"""The command ``diff``: in what the states of two files differ, and how far apart they stand."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
-from stateful_gpu_loader.cli.inspect import PathArgument
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json
-from stateful_gpu_loader.tools.compare_states import StateComparison, compare_states
-from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_states
-
-WhereOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Which state, if a checkpoint holds several: the place that inspect shows for it."
-    ),
-]
+from stateful_gpu_loader.tools.compare_states import (
+    PLACE,
+    Comparison,
+    Difference,
+    Pair,
+    compare_files,
+)
 
 
 def diff(
-    first: PathArgument, second: PathArgument, where: WhereOption = None, json: JsonOption = False
+    first: Annotated[Path, typer.Argument(metavar="A", help="A file or folder with a state.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Compare only the state at this place, as inspect names it: callbacks.x.train",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show what differs between the loaders' states of two checkpoints.
+    """Say in what two states differ, how far apart they are, and whether a loader as in A takes B.
 
-    Also whether a loader of the one resumes from the other, and how far they are apart. The exit
-    status is 0 if both stand at the same place of the same stream, and 1 if not.
+    Several states are compared with those at the same place of the other file. Exit status: 0 the
+    same loader at the same place, 1 something differs, 2 there is no state or it is damaged.
     """
-    compared = {
-        name: compare_states(one.state, other.state)
-        for name, (one, other) in _pairs(find_states(first), find_states(second), where).items()
-    }
-    if json:
-        print_json({name: _plain(found) for name, found in compared.items()})
+    pairs = compare_files(first, second, where)
+    if as_json:
+        print_json([_plain(pair) for pair in pairs])
     else:
-        for name, found in compared.items():
-            _show(name, found)
-    raise typer.Exit(not all(found.is_same for found in compared.values()))
+        for pair in pairs:
+            for line in _lines(pair, first, second):
+                console().print(Text(line))
+    if not all(pair.comparison and pair.comparison.is_same for pair in pairs):
+        raise typer.Exit(1)
 
 
-def _pairs(
-    first: list[FoundState], second: list[FoundState], where: str | None
-) -> dict[str, tuple[FoundState, FoundState]]:
-    """The states of both checkpoints that belong together: those at the same place."""
-    places = [{one.where: one for one in found} for found in (first, second)]
-    if where is None and len(first) == len(second) == 1:
-        return {first[0].where: (first[0], second[0])}
-    shared = [name for name in places[0] if name in places[1] and where in (None, name)]
-    alone = set(places[0]) ^ set(places[1]) if where is None else set()
-    if not shared or alone:
-        lists = " and ".join(", ".join(map(repr, each)) for each in places)
-        raise NoState(
-            f"the states of the two checkpoints do not belong together by their places: {lists}. "
-            "Remedy: choose one that is in both with --where"
-        )
-    return {name: (places[0][name], places[1][name]) for name in shared}
+def _plain(pair: Pair) -> dict[str, Any]:
+    found = {"where": pair.where, "in_first": bool(pair.first), "in_second": bool(pair.second)}
+    return {**found, "comparison": pair.comparison and pair.comparison.to_dict()}
 
 
-def _plain(found: StateComparison) -> dict[str, Any]:
-    return {
-        **asdict(found),
-        "differences": [
-            {**asdict(one), "first": _brief(one.first), "second": _brief(one.second)}
-            for one in found.differences
-        ],
-        "is_same": found.is_same,
-        "resumes": found.resumes,
-    }
-
-
-def _show(name: str, found: StateComparison) -> None:
-    out = console()
-    if name:
-        out.print(f"[bold]{name}[/bold]")
-    if found.is_same:
-        out.print("Both resume the same stream at the same place.")
+def _lines(pair: Pair, first: Path, second: Path) -> Iterator[str]:
+    if pair.where:
+        yield f"{pair.where}:"
+    if pair.comparison is None:
+        yield f"  only {first if pair.second is None else second} has a state there"
         return
-    table = Table("field", "first", "second", "", box=None, padding=(0, 2, 0, 0))
-    for one in found.differences:
-        values = [str(_brief(value)).replace("[", "\\[") for value in (one.first, one.second)]
-        table.add_row(one.field, *values, "refused" if one.is_refused else "")
-    out.print(table)
-    out.print(_verdict(found))
+    for each in pair.comparison.differences:
+        meaning = f" ({each.meaning})" if each.meaning else ""
+        yield f"  {each.field}: {_said(each, each.first)} -> {_said(each, each.second)}{meaning}"
+    yield f"  {_verdict(pair.comparison)}"
 
 
-def _verdict(found: StateComparison) -> str:
+def _verdict(found: Comparison) -> str:
+    if found.resumes is None:
+        place = "the same place" if found.same_place else "different places"
+        return f"{place}; whether it is the same loader is unknown, a state does not describe it"
     if not found.resumes:
-        accept = ", ".join(map(repr, found.refused))
-        if "length" in found.refused:
-            return (
-                "A loader of the one refuses the other: they are of datasets of different lengths."
-            )
-        return (
-            "A loader of the one refuses the other, unless the change is meant: "
-            f"load_state_dict(state, accept={{{accept}}})."
-        )
-    if found.samples_between is None and found.steps_between is None:
-        return "A loader of the one resumes from the other. How far they are apart is not known."
-    apart = [
-        f"{abs(number):,} {unit}"
-        for number, unit in ((found.samples_between, "samples"), (found.steps_between, "steps"))
-        if number is not None
-    ]
-    is_later = (found.samples_between or found.steps_between or 0) >= 0
-    order = "the second is later" if is_later else "the second is earlier"
-    return f"A loader of the one resumes from the other; {order}, by {' or '.join(apart)}."
+        names = f"accept={{{', '.join(map(repr, found.accept))}}}"
+        if not found.accept_is_enough:
+            return "a loader as in A refuses B, whatever accept= names"
+        return f"a loader as in A refuses B; with {names} it takes the fingerprint"
+    if found.is_same:
+        return "the same loader at the same place"
+    if not found.same_identity:
+        return "a loader as in A takes B only with seed=None, or with accept={'seed'}"
+    return f"the same loader; a loader as in A goes on from B, which is {_apart(found)}"
 
 
-def _brief(value: Any) -> Any:
-    """A value as it is if it is plain, else its text, which may be long."""
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+def _apart(found: Comparison) -> str:
+    if found.same_place:
+        return "at the same place"
+    if found.samples_apart is None and found.batches_apart is None:
+        return "elsewhere, how far is unknown"
+    apart = {"samples": found.samples_apart, "batches": found.batches_apart}
+    counted = [f"{abs(n)} {unit}" for unit, n in apart.items() if n is not None]
+    numbers = [n for n in apart.values() if n is not None]
+    if not any(numbers):
+        return "as far on; what differs of the place is named above"
+    return f"{' or '.join(counted)} {'ahead' if max(numbers) > 0 else 'behind'}"
+
+
+def _said(difference: Difference, value: Any) -> str:
+    if value is not None:
+        return str(value)
+    if difference.field == "on_bad_sample":
+        return "raise"
+    return "nothing" if difference.kind == PLACE else "unknown"

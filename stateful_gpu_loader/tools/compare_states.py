@@ -1,122 +1,266 @@
-"""Says how two states differ, and whether a loader of the one resumes from the other."""
+"""Says in what two states of loaders differ, and whether a loader goes on from one to the other."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from stateful_gpu_loader.engine.resume.rank_states import comparable
-from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.state.schema import COMPARED, FORMAT, Fingerprint, LoaderState
-from stateful_gpu_loader.tools.describe_state import describe_state
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.state.bad_samples import shortened
+from stateful_gpu_loader.state.schema import ADDED_BY_FRAMEWORKS, COMPARED, Fingerprint
+from stateful_gpu_loader.state.torchdata import is_torchdata_state
+from stateful_gpu_loader.tools.inspect_state import SAMPLES, Description, describe
+from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_states
 
-_INFORMATION = ("decoder_version",)
+IDENTITY, PLACE, INFORMATION = "identity", "place", "information"
+_PLACE = ("epoch", "position", "index_digest", "ahead", "user")
+_OTHER_LIBRARY = "this package may take a state of torchdata's, torchdata takes none of this one's"
+_REFUSED, _UNKNOWN = "a load refuses it", "one of the states does not say it; it is not compared"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FieldDifference:
-    """A field of two states that is not the same."""
+class Difference:
+    """One field of two states that differs."""
 
     field: str
+    kind: str
+    """``identity``: what must not change; ``place``: where the loader stands; ``information``:
+    what a load neither refuses nor takes as the place."""
     first: Any
     second: Any
-    is_refused: bool
-    """Whether a loader that is described by the one refuses the other state for it."""
+    meaning: str
+    """What a load makes of it; empty if there is nothing to say."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateComparison:
-    """What lies between two states of a loader."""
+class Comparison:
+    """Two states side by side, the second seen from the first."""
 
-    differences: tuple[FieldDifference, ...]
-    samples_between: int | None
-    """Samples that were delivered from the first state to the second, negative if the second is
-    the earlier one; None where the states do not tell."""
-    steps_between: int | None
-    """The same in steps of all ranks; None where the states do not tell."""
+    same_identity: bool
+    """Whether nothing differs that must not change."""
+    same_place: bool
+    """Whether both stand at the same place of their streams."""
+    resumes: bool | None
+    """Whether a loader as the first state describes it takes the second state; None if that cannot
+    be known, because one of them describes no loader."""
+    accept: tuple[str, ...]
+    """Names for ``accept=`` with which it takes it all the same."""
+    accept_is_enough: bool
+    """Whether the fingerprint is taken with these names. The position and the states of objects of
+    the user's are checked by a load alone."""
+    differences: tuple[Difference, ...]
+    samples_apart: int | None
+    """Samples, all ranks together, from the first to the second; negative if the second is
+    earlier. Over epochs it counts each of them as whole. None if it cannot be known."""
+    batches_apart: int | None
+    """As above, in batches of the global batch size."""
 
     @property
     def is_same(self) -> bool:
-        """Whether both resume the same stream at the same place."""
-        return not self.differences
+        """Whether identity and place are the same."""
+        return self.same_identity and self.same_place
 
-    @property
-    def refused(self) -> tuple[str, ...]:
-        """Fields for which a loader of the one state refuses the other."""
-        return tuple(one.field for one in self.differences if one.is_refused)
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a loader of the one state resumes from the other."""
-        return not self.refused
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"is_same": self.is_same, **asdict(self)}
 
 
-def compare_states(first: Mapping[str, Any], second: Mapping[str, Any]) -> StateComparison:
+def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
     """Compare two states field by field.
 
     Raises:
-        StateMismatch: one of them is damaged, or of a later version.
-        LoaderError: one of them is torchdata's, which does not say what loader it is of.
+        StateMismatch: one of them is no state, or is damaged.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
-    >>> loader = StatefulGPULoader(range(100), batch_size=4, seed=7)
-    >>> batches, before = iter(loader), loader.state_dict()
-    >>> _ = next(batches), next(batches)
-    >>> found = compare_states(before, loader.state_dict())
-    >>> [one.field for one in found.differences], found.resumes, found.steps_between
-    (['position'], True, 2)
+    >>> loader = StatefulGPULoader(range(8), batch_size=2, seed=1)
+    >>> before, _ = loader.state_dict(), next(iter(loader))
+    >>> found = compare(before, loader.state_dict())
+    >>> found.same_identity, found.same_place, found.samples_apart, found.batches_apart
+    (True, False, 2, 1)
     """
-    for state in (first, second):
-        if state.get("format") != FORMAT:
-            raise LoaderError(
-                "a state of torchdata's StatefulDataLoader does not say which loader it is of, so "
-                "it is compared with nothing. Remedy: load it into a StatefulGPULoader, and take "
-                "that one's state_dict()"
-            )
-    one, other = LoaderState.from_dict(first), LoaderState.from_dict(second)
-    prints = Fingerprint.from_text(one.fingerprint), Fingerprint.from_text(other.fingerprint)
-    differences = [
-        FieldDifference(field=name, first=mine, second=theirs, is_refused=name == "seed")
-        for name in ("seed", "epoch", "position", "global_batch_size", "index_digest", "ahead")
-        if (mine := getattr(one, name)) != (theirs := getattr(other, name))
-    ]
-    for name in (*COMPARED, *_INFORMATION):
-        mine, theirs = (getattr(each, name) for each in prints)
-        if mine != theirs:
-            refused = name in COMPARED and None not in (mine, theirs)
-            differences.append(
-                FieldDifference(field=name, first=mine, second=theirs, is_refused=refused)
-            )
-    for name in ("bad_samples", "lanes", "user"):
-        mine, theirs = getattr(one, name), getattr(other, name)
-        if comparable(mine) != comparable(theirs):
-            differences.append(
-                FieldDifference(field=name, first=mine, second=theirs, is_refused=False)
-            )
-    samples, steps = _between(first, second)
-    return StateComparison(
-        differences=tuple(differences), samples_between=samples, steps_between=steps
+    one, other = describe(first), describe(second)
+    ours = one.fingerprint is not None and other.fingerprint is not None
+    identity = _identity(one, other) if ours else ()
+    place = _place(first, second)
+    if one.library != other.library:
+        identity = (_different("library", IDENTITY, one.library, other.library, _OTHER_LIBRARY),)
+    refused = [found for found in identity if found.meaning != _UNKNOWN]
+    same_run = not refused
+    accept, is_enough = _accept(one, other, refused) if ours else ((), False)
+    samples, batches = _apart(one, other) if same_run else (None, None)
+    return Comparison(
+        same_identity=same_run,
+        same_place=not place,
+        resumes=not [found for found in refused if found.field != "seed"] if ours else None,
+        accept=accept,
+        accept_is_enough=is_enough,
+        differences=(*identity, *place, *_information(one, other)),
+        samples_apart=samples,
+        batches_apart=batches,
     )
 
 
-def _between(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    before, after = describe_state(first), describe_state(second)
-    if before.unit != after.unit:
+def _identity(one: Description, other: Description) -> tuple[Difference, ...]:
+    found = []
+    if one.seed != other.seed:
+        meaning = "refused by a loader that was given a seed; one with seed=None takes the state's"
+        found.append(_different("seed", IDENTITY, one.seed, other.seed, meaning))
+    for field in COMPARED:
+        before, now = (each.fingerprint[field] for each in (one, other))  # type: ignore[index]
+        if before != now:
+            meaning = _UNKNOWN if before is None or now is None else _REFUSED
+            found.append(_different(field, IDENTITY, before, now, meaning))
+    return tuple(found)
+
+
+def _place(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """What differs of all fields but those of the identity and for information.
+
+    torchdata's states have no such fields: all that is in them is place.
+    """
+    not_place = {"format", "version", "seed", "fingerprint", "global_batch_size", "bad_samples"}
+    if not is_torchdata_state(first):
+        not_place |= ADDED_BY_FRAMEWORKS
+    keys = sorted({*first, *second} - not_place, key=lambda key: (key not in _PLACE, str(key)))
+    return tuple(
+        _different(str(key), PLACE, _plain(first.get(key)), _plain(second.get(key)))
+        for key in keys
+        if comparable(first.get(key)) != comparable(second.get(key))
+    )
+
+
+def _information(one: Description, other: Description) -> tuple[Difference, ...]:
+    found = []
+    before, now = ((each.fingerprint or {}).get("decoder_version") for each in (one, other))
+    if before != now:
+        meaning = "loading warns: pixels may differ in their last bits"
+        found.append(_different("decoder_version", INFORMATION, before, now, meaning))
+    if one.global_batch_size != other.global_batch_size:
+        size, another = one.global_batch_size, other.global_batch_size
+        found.append(_different("global_batch_size", INFORMATION, size, another))
+    if (one.bad_samples, one.bad_sample_list) != (other.bad_samples, other.bad_sample_list):
+        found.append(_different("bad_samples", INFORMATION, one.bad_samples, other.bad_samples))
+    return tuple(found)
+
+
+def _accept(
+    one: Description, other: Description, refused: list[Difference]
+) -> tuple[tuple[str, ...], bool]:
+    """The names for ``accept=``, and whether a load with them goes through.
+
+    The load's own rule is asked, because another dataset is accepted under conditions only.
+    """
+    fields = {found.field for found in refused}
+    names = tuple(sorted({"dataset" if field == "length" else field for field in fields}))
+    loader, saved = (Fingerprint(**(each.fingerprint or {})) for each in (one, other))
+    try:
+        loader.check(saved, accept=names, position=other.position)
+    except StateMismatch:
+        return names, False
+    # The place of one kind of dataset means nothing in another, and the user's objects take it.
+    places = [(each.unit, [held.name for held in each.user_objects]) for each in (one, other)]
+    return names, places[0] == places[1]
+
+
+def _apart(one: Description, other: Description) -> tuple[int | None, int | None]:
+    """Samples and batches from one place to another of the same stream."""
+    if one.epoch is None or other.epoch is None:
         return None, None
-    is_one_epoch = before.epoch == after.epoch
-    if not before.unit.startswith("samples"):
-        return None, after.position - before.position if is_one_epoch else None
-    if is_one_epoch:
-        samples = after.position - before.position
-    elif None not in (before.samples_seen, after.samples_seen) and (
-        before.epoch_length == after.epoch_length
-    ):
-        samples = (after.samples_seen or 0) - (before.samples_seen or 0)
-    else:
-        return None, None
-    size = before.global_batch_size
-    if not is_one_epoch or size is None or size != after.global_batch_size:
-        return samples, None
-    steps = -(-abs(samples) // size)
-    return samples, steps if samples >= 0 else -steps
+    places = [_samples_before(each) for each in (one, other)]
+    samples = batches = None
+    if one.epoch == other.epoch and None not in (one.samples_seen, other.samples_seen):
+        samples = (other.samples_seen or 0) - (one.samples_seen or 0)
+    elif places[0] is not None and places[1] is not None:
+        samples = places[1] - places[0]
+    seen = one.batches_seen, other.batches_seen
+    same_size = one.global_batch_size == other.global_batch_size
+    if one.epoch == other.epoch and same_size and seen[0] is not None and seen[1] is not None:
+        batches = seen[1] - seen[0]
+    return samples, batches
+
+
+def _samples_before(found: Description) -> int | None:
+    """Samples of the run before a place, if each epoch before it was a whole one.
+
+    With ``drop_last`` an epoch ends before an incomplete batch.
+    """
+    length, size = found.epoch_samples, found.global_batch_size
+    if found.unit != SAMPLES or length is None or found.epoch is None:
+        return None
+    if (found.fingerprint or {}).get("drop_last"):
+        if size is None:
+            return None
+        length -= length % size
+    return found.epoch * length + found.position
+
+
+def _different(field: str, kind: str, first: Any, second: Any, meaning: str = "") -> Difference:
+    return Difference(field=field, kind=kind, first=first, second=second, meaning=meaning)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it; of a user's object the beginning of its text."""
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else shortened(repr(value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A state of one file and the one at the same place of another."""
+
+    where: str
+    first: FoundState | None
+    """None if only the second file has one there."""
+    second: FoundState | None
+    comparison: Comparison | None
+    """None without one of the states."""
+
+
+def compare_files(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], where: str | None = None
+) -> list[Pair]:
+    """Compare the states in two files or folders, each with the one at the same place.
+
+    A single state in each is compared wherever they lie.
+
+    Args:
+        first, second: as :func:`~stateful_gpu_loader.tools.state_files.find_states` takes them.
+        where: only the states at this place, as their ``where`` names it.
+
+    Raises:
+        NoState: one of them has no state, or none there.
+        StateMismatch: a state is damaged.
+    """
+    one, other = (_at(path, where) for path in (first, second))
+    if len(one) == len(other) == 1:
+        ((name, state),), (saved,) = one.items(), other.values()
+        return [_pair(name, state, saved)]
+    return [_pair(name, one.get(name), other.get(name)) for name in {**one, **other}]
+
+
+def _at(path: str | os.PathLike[str], where: str | None) -> dict[str, FoundState]:
+    """The states by their places, with the file's name in a folder before them."""
+    states = find_states(path)
+    chosen = [found for found in states if where is None or found.where == where]
+    if not chosen:
+        raise NoState(
+            f"{os.fspath(path)!r} has no state at {where!r}. Remedy: one of "
+            f"{[found.where for found in states]}"
+        )
+    return {_name(found, Path(path)): found for found in chosen}
+
+
+def _name(found: FoundState, top: Path) -> str:
+    file = "" if found.path == top else f"{found.path.relative_to(top)}: "
+    return f"{file}{found.where}"
+
+
+def _pair(name: str, first: FoundState | None, second: FoundState | None) -> Pair:
+    comparison = None
+    if first is not None and second is not None:
+        comparison = compare(first.state, second.state)
+    return Pair(where=name, first=first, second=second, comparison=comparison)

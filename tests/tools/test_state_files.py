@@ -1,155 +1,91 @@
-"""States are found in files of every kind, copied with others in their place, and run no code."""
+"""States are found in files of every kind, no pickle is executed, and no damage is passed over."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import warnings
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader import Checkpoint, StatefulGPULoader
-from stateful_gpu_loader.integrations.dcp import RankedState
-from stateful_gpu_loader.integrations.shared.loader_file import write_states as write_loader_file
-from stateful_gpu_loader.tools.state_files import NoState, find_states, write_states
+from stateful_gpu_loader.tools.state_files import NoState, find_states, search, write_states
+from tests.tools.checkpoints import State, after, write_all
+
+SAVED_BEFORE = Path(__file__).parents[1] / "integrations/lightning/saved_before"
 
 
-def loader(epoch: int = 0) -> StatefulGPULoader[Any]:
-    made: StatefulGPULoader[Any] = StatefulGPULoader(range(20), batch_size=4, seed=1, shuffle=True)
-    made.set_epoch(epoch)
-    return made
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
 
 
-def _torch_file(path: Path) -> None:
-    torch.save({"model": torch.zeros(3), "data": [loader().state_dict()]}, path)
+@pytest.fixture(scope="module")
+def states(folder: Path) -> dict[str, State]:
+    return write_all(folder)
 
 
-def _old_torch_file(path: Path) -> None:
-    content = {"data": [loader().state_dict()]}
-    torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
-def _json(path: Path) -> None:
-    path.write_text(json.dumps(loader().state_dict()))
-
-
-def _checkpoint(path: Path) -> None:
-    with Checkpoint() as checkpoint:
-        trained, weights = loader(), torch.nn.Linear(2, 2)
-        checkpoint.register(trained, "train")
-        checkpoint.register(weights, "weights")
-        checkpoint.collect()
-    checkpoint.save(path)
-
-
-def _accelerate(path: Path) -> None:
-    path.mkdir()
-    torch.save({"weight": torch.zeros(3)}, path / "model.bin")
-    write_loader_file(path, [loader().state_dict()])
-
-
-def _transformers(path: Path) -> None:
-    _accelerate(path)
-    (path / "trainer_state.json").write_text('{"global_step": 3}')
-
-
-def _dcp(path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        content = {"model": {"weight": torch.zeros(3)}, "data": loader().state_dict()}
-        dcp.save(content, checkpoint_id=path, no_dist=True)
-
-
-def _dcp_of_ranks(path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"data": RankedState(loader())}, checkpoint_id=path, no_dist=True)
-
-
-FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "a.pt": (_torch_file, "torch.save file", "data.0"),
-    "old.pt": (_old_torch_file, "torch.save file", "data.0"),
-    "a.json": (_json, "JSON file", ""),
-    "a.ckpt": (_checkpoint, "Checkpoint file", "train"),
-    "accelerate": (_accelerate, "Accelerate checkpoint", "loaders.loader_0"),
-    "trainer": (_transformers, "transformers checkpoint", "loaders.loader_0"),
-    "dcp": (_dcp, "distributed checkpoint (DCP)", "data"),
-    "ranks": (_dcp_of_ranks, "distributed checkpoint (DCP)", "data.dp_ranks.dp_rank_0"),
-}
-
-
-@pytest.fixture(params=FILES)
-def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str]:
-    write, container, where = FILES[request.param]
-    write(tmp_path / request.param)
-    return tmp_path / request.param, container, where
-
-
-def test_the_state_is_found(saved: tuple[Path, str, str]) -> None:
-    path, container, where = saved
-    [found] = find_states(path)
-    assert (found.container, found.where) == (container, where)
-    assert found.state == loader().state_dict()
-    assert not found.is_of_torchdata
-
-
-def test_a_copy_holds_another_state_and_the_rest(
-    saved: tuple[Path, str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("file", "where", "container"),
+    [
+        ("bare.pt", "", "torch.save file"),
+        ("state.json", "loader", "JSON file"),
+        ("checkpoint.json", "loader", "Checkpoint file"),
+        ("dcp", "loader", "distributed checkpoint (DCP)"),
+        ("titan", "dataloader.dp_ranks.dp_rank_0", "distributed checkpoint (DCP)"),
+    ],
+)
+def test_a_state_is_found(
+    folder: Path, states: dict[str, State], file: str, where: str, container: str
 ) -> None:
-    path, _, _ = saved
-    before = _bytes(path)
-    [found] = find_states(path)
-    other = loader(epoch=3).state_dict()
-    write_states(path, [(found, other)], tmp_path / "changed")
-    [changed] = find_states(tmp_path / "changed")
-    assert (changed.key, changed.state) == (found.key, other)
-    assert _bytes(path) == before
-    assert set(before) <= set(_bytes(tmp_path / "changed"))
-    resumed = loader()
-    resumed.load_state_dict(changed.state)
-    assert resumed.epoch == 3
+    (found,) = find_states(folder / file)
+    assert (found.where, found.container) == (where, container)
+    assert found.state == states["train"]
 
 
-def test_what_is_beside_the_state_stays(tmp_path: Path) -> None:
-    _torch_file(tmp_path / "a.pt")
-    _dcp(tmp_path / "dcp")
-    for name in ("a.pt", "dcp"):
-        [found] = find_states(tmp_path / name)
-        other = loader(epoch=3).state_dict()
-        write_states(tmp_path / name, [(found, other)], tmp_path / f"new-{name}")
-    assert torch.equal(torch.load(tmp_path / "new-a.pt")["model"], torch.zeros(3))
-    content = {"model": {"weight": torch.ones(3)}, "data": loader().state_dict()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.load(content, checkpoint_id=tmp_path / "new-dcp", no_dist=True)
-    assert torch.equal(content["model"]["weight"], torch.zeros(3))
-    assert content["data"] == loader(epoch=3).state_dict()
+def test_several_states_in_a_file_are_found(folder: Path, states: dict[str, State]) -> None:
+    found = {each.where: each.state for each in find_states(folder / "script.pt")}
+    assert found == {"train": states["train"], "val": states["val"]}
 
 
-def test_all_files_below_a_folder_are_searched(tmp_path: Path) -> None:
-    for name, (write, _, _) in FILES.items():
-        (tmp_path / "runs").mkdir(exist_ok=True)
-        write(tmp_path / "runs" / name)
-    (tmp_path / "runs" / "events.log").write_bytes(b"\0" * 100)
-    assert len(find_states(tmp_path)) == len(FILES)
+def test_lists_in_a_distributed_checkpoint_are_lists(
+    folder: Path, states: dict[str, State]
+) -> None:
+    (found,) = find_states(folder / "lists")
+    assert found.state == states["lists"]
 
 
-def test_a_state_of_torchdata_is_told_apart(tmp_path: Path) -> None:
-    theirs = StatefulDataLoader(range(8), batch_size=2)
-    next(iter(theirs))
-    torch.save({"loader": theirs.state_dict()}, tmp_path / "a.pt")
-    [found] = find_states(tmp_path / "a.pt")
-    assert found.is_of_torchdata
+def test_a_folder_is_searched(folder: Path, states: dict[str, State]) -> None:
+    files = {each.path.name for each in find_states(folder)}
+    assert files == {
+        *("bare.pt", "script.pt", "torchdata.pt", "state.json", "checkpoint.json"),
+        *("dcp", "titan", "lists"),
+    }
 
 
-class _Attack:
+def test_lightnings_checkpoint_says_which_state_counts() -> None:
+    found = find_states(SAVED_BEFORE / "in_a_validation.ckpt")
+    assert {each.container for each in found} == {"Lightning checkpoint"}
+    notes = {each.where: bool(each.note) for each in found}
+    assert notes == {
+        "loops.fit_loop.state_dict.combined_loader.0": True,
+        "callbacks.LoaderStateCallback.train.0.state": False,
+        "callbacks.LoaderStateCallback.val.0.state": False,
+        "callbacks.LoaderStateCallback.val.1.state": False,
+    }
+
+
+def test_the_states_of_ranks_are_found(tmp_path: Path) -> None:
+    ranks = [after(1, num_replicas=2, rank=rank) for rank in (0, 1)]
+    torch.save({"loader": ranks}, tmp_path / "ranks.pt")
+    assert [found.where for found in find_states(tmp_path)] == ["loader.0", "loader.1"]
+
+
+class Code:
+    """Whoever unpickles it creates a file."""
+
     def __init__(self, file: Path) -> None:
         self.file = file
 
@@ -157,52 +93,139 @@ class _Attack:
         return os.mkdir, (str(self.file),)
 
 
-@pytest.mark.parametrize("name", ["attack.pt", "attack.pkl", "dcp"])
-def test_no_code_is_executed(name: str, tmp_path: Path) -> None:
-    harm = tmp_path / "harm"
-    content = {"loader": loader().state_dict(), "attack": _Attack(harm)}
-    if name == "dcp":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ".metadata").write_bytes(pickle.dumps(content))
-    elif name == "attack.pkl":
-        (tmp_path / name).write_bytes(pickle.dumps(content))
-    else:
-        torch.save(content, tmp_path / name)
-    with pytest.raises(NoState, match="cannot be read"):
-        find_states(tmp_path / name)
-    assert not harm.exists()
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_file_is_not_executed(tmp_path: Path, zipped: bool) -> None:
+    proof, file = tmp_path / "executed", tmp_path / "code.pt"
+    contents = {"loader": after(1), "code": Code(proof)}
+    torch.save(contents, file, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(NoState, match="without executing code"):
+        find_states(file)
+    assert not proof.exists()
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.json", "a.ckpt"])
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
-def test_a_file_that_was_cut_off_is_no_crash(name: str, part: float, tmp_path: Path) -> None:
-    FILES[name][0](tmp_path / name)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[: int(part * len(content))])
-    with pytest.raises(NoState, match="no state of a loader"):
-        find_states(tmp_path / name)
+def test_code_in_the_index_of_a_distributed_checkpoint_is_not_executed(tmp_path: Path) -> None:
+    proof = tmp_path / "executed"
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(Code(proof)))
+    with pytest.raises(NoState, match=r"names posix\.mkdir, which is not executed"):
+        find_states(tmp_path / "dcp")
+    assert not proof.exists()
 
 
-def test_a_dcp_folder_that_lacks_a_file_is_no_crash(tmp_path: Path) -> None:
-    _dcp(tmp_path / "dcp")
-    for file in (tmp_path / "dcp").glob("*.distcp"):
-        file.unlink()
+def test_code_in_a_value_of_a_distributed_checkpoint_is_not_executed(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    shutil.copytree(folder / "dcp", tmp_path / "dcp")
+    (data,) = (tmp_path / "dcp").glob("*.distcp")
+    torch.save(Code(tmp_path / "executed"), tmp_path / "code")
+    code = (tmp_path / "code").read_bytes()
+    data.write_bytes(code + data.read_bytes()[len(code) :])
     with pytest.raises(NoState, match="cannot be read"):
         find_states(tmp_path / "dcp")
+    assert not (tmp_path / "executed").exists()
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
-    _json(tmp_path / "a.json")
-    [found] = find_states(tmp_path / "a.json")
+@pytest.mark.parametrize("file", ["bare.pt", "script.pt", "state.json", "checkpoint.json"])
+def test_a_cut_file_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State], file: str
+) -> None:
+    content = (folder / file).read_bytes()
+    (tmp_path / file).write_bytes(content[: len(content) * 2 // 3])
+    with pytest.raises(NoState, match="no state of a loader in"):
+        find_states(tmp_path / file)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\x89PNG\r\n", b"PK", b"{" * 100_000])
+def test_a_file_without_a_state_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(NoState, match="no state of a loader in"):
+        find_states(tmp_path / "other")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoState, match="there is no file"):
+        find_states(tmp_path / "gone")
+
+
+def test_a_damaged_file_among_others_is_named(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    shutil.copy(folder / "script.pt", tmp_path / "whole.pt")
+    (tmp_path / "cut.pt").write_bytes((folder / "script.pt").read_bytes()[:-200])
+    found = search(tmp_path)
+    assert len(found.states) == 2
+    (sentence,) = found.unreadable
+    assert "cut.pt' cannot be read" in sentence
+
+
+def test_files_without_a_state_are_passed_over(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    """As random states and arguments of a trainer, which need code to be read."""
+    shutil.copy(folder / "bare.pt", tmp_path)
+    torch.save({"arguments": Code(tmp_path / "executed")}, tmp_path / "arguments.bin")
+    assert search(tmp_path).unreadable == ()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_holds_itself_is_refused(tmp_path: Path) -> None:
+    circle: dict[str, Any] = {"format": "stateful_gpu_loader of each rank"}
+    circle["circle"] = circle
+    torch.save(circle, tmp_path / "circle.pt")
+    with pytest.raises(NoState, match="nested too deeply"):
+        find_states(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["script.pt", "state.json", "checkpoint.json", "dcp", "titan"])
+def test_a_copy_has_the_changed_state_and_all_else(
+    tmp_path: Path, folder: Path, states: dict[str, State], file: str
+) -> None:
+    before = find_states(folder / file)
+    changed = before[0].state | {"epoch": 7}
+    write_states(folder / file, [(before[0], changed)], tmp_path / file)
+    written = find_states(tmp_path / file)
+    assert [each.state for each in written] == [changed, *(each.state for each in before[1:])]
+    assert [each.state for each in find_states(folder / file)] == [each.state for each in before]
+    assert os.listdir(tmp_path) == [file]
+    if file == "script.pt":
+        whole = torch.load(tmp_path / file, weights_only=True)
+        assert torch.equal(whole["model"]["w"], torch.zeros(4))
+
+
+def test_an_existing_file_is_not_overwritten(folder: Path, states: dict[str, State]) -> None:
+    (found,) = find_states(folder / "state.json")
     with pytest.raises(NoState, match="exists already"):
-        write_states(tmp_path / "a.json", [(found, found.state)], tmp_path / "a.json")
+        write_states(folder / "state.json", [(found, found.state)], folder / "state.json")
 
 
-def test_no_such_path(tmp_path: Path) -> None:
-    with pytest.raises(NoState, match="there is no file or folder"):
-        find_states(tmp_path / "nowhere.pt")
+@pytest.mark.trainers
+def test_the_states_in_accelerates_folder_are_found(tmp_path: Path) -> None:
+    from stateful_gpu_loader import StatefulGPULoader
+    from stateful_gpu_loader.integrations.accelerate import prepare_loader
+    from tests.integrations.hf_accelerate.loops import new_accelerator
+
+    accelerator = new_accelerator()
+    accelerator.prepare(torch.nn.Linear(1, 1))
+    loader = prepare_loader(accelerator, StatefulGPULoader(range(10), batch_size=2, seed=1))
+    next(iter(loader))
+    accelerator.save_state(str(tmp_path / "saved"))
+    found = search(tmp_path)
+    assert [(each.where, each.container) for each in found.states] == [
+        ("loaders.loader_0", "Accelerate checkpoint")
+    ]
+    assert found.states[0].state["position"] == 2
+    assert found.unreadable == ()
 
 
-def _bytes(path: Path) -> dict[str, bytes]:
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return {str(one.relative_to(path)) if path.is_dir() else "": one.read_bytes() for one in files}
+@pytest.mark.trainers
+def test_the_states_in_the_trainers_folder_are_found(tmp_path: Path) -> None:
+    from tests.integrations.hf_trainer.fits import fit, named
+    from tests.trainer_data import image_loader, photos
+
+    loader = image_loader(photos(tmp_path / "photos"), batch_transform=named)
+    fit(loader, tmp_path / "run", max_steps=1)
+    found = search(tmp_path / "run")
+    assert [(each.where, each.container) for each in found.states] == [
+        ("loaders.loader_0", "transformers checkpoint")
+    ]
+    assert found.unreadable == ()

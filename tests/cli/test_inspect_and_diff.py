@@ -1,0 +1,78 @@
+"""inspect and diff as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from stateful_gpu_loader.cli.app import app
+from tests.cli.command import command
+from tests.tools.checkpoints import after, after_in_torchdata
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    torch.save({"train": after(1), "old": after_in_torchdata(1)}, tmp_path / "a.pt")
+    torch.save({"train": after(3)}, tmp_path / "b.pt")
+    return tmp_path
+
+
+def said(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
+    status, text = said("inspect", files / "a.pt")
+    assert status == 0
+    assert "train (torch.save file)" in text.replace("\n", "")
+    for line in ("position 2 samples", "share of the epoch 20.0% of 10 samples", "epoch unknown"):
+        assert line in " ".join(text.split())
+
+
+def test_inspect_prints_json(files: Path) -> None:
+    status, text = said("inspect", files / "a.pt", "--json")
+    assert status == 0
+    found = {each["where"]: each for each in json.loads(text)}
+    assert (found["train"]["position"], found["old"]["epoch"]) == (2, None)
+
+
+def test_diff_says_how_far_apart(files: Path) -> None:
+    status, text = said("diff", files / "a.pt", files / "b.pt", "--where", "train")
+    assert status == 1
+    assert "4 samples or 2 batches ahead" in text
+
+
+def test_diff_of_the_same_is_status_0(files: Path) -> None:
+    assert said("diff", files / "a.pt", files / "a.pt")[0] == 0
+
+
+def test_diff_names_what_only_one_has(files: Path) -> None:
+    status, text = said("diff", files / "a.pt", files / "b.pt")
+    assert status == 1
+    assert "a.pt has a state there" in text.replace("\n", "")
+
+
+def test_diff_prints_json(files: Path) -> None:
+    status, text = said("diff", files / "a.pt", files / "b.pt", "--where", "train", "--json")
+    assert status == 1
+    assert json.loads(text)[0]["comparison"]["batches_apart"] == 2
+
+
+def test_diff_says_what_a_load_accepts(files: Path) -> None:
+    torch.save(after(1, drop_last=True), files / "c.pt")
+    status, text = said("diff", files / "b.pt", files / "c.pt")
+    assert status == 1
+    assert "with accept={'drop_last'} it takes the fingerprint" in " ".join(text.split())
+
+
+def test_a_file_without_a_state_is_status_2(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    done = command("inspect", tmp_path / "empty")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: no state of a loader in")
+    assert len(done.stderr.splitlines()) == 1

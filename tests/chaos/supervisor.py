@@ -18,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from tests.chaos.job import KEEP, Job, pattern_of
+from tests.chaos.job import KEEP, Job
 from tests.chaos.streams import TIMEOUT, drawn_execution
 
 _LIVES = (3.0, 8.0, 15.0, 40.0)
@@ -64,8 +64,7 @@ class Supervisor:
             left = [name for name in os.listdir("/dev/shm") if self._pids & set(name.split("_"))]
             if left:
                 raise Fault(f"shared memory outlived its processes: {left}")
-            pattern = Path(pattern_of(str(self.folder), self.stream))
-            files = list(pattern.parent.glob(f"*{self.stream}_*"))
+            files = list(Path(self.folder, "checkpoints").glob(f"*{self.stream}_*"))
             if len(files) > KEEP + 2:  # a save that was killed leaves two that the next removes
                 raise Fault(f"more than {KEEP} checkpoints are kept: {files}")
         except Fault as fault:
@@ -84,7 +83,7 @@ class Supervisor:
         try:
             if rng.random() < 0.15:
                 life.watch(rng.uniform(0, 8))
-                self.done["job killed while it started"] += 1
+                self.done["job killed while it started"] += 1  # counted below as well
                 return
             life.watch_until_it_delivers()
             ends = min(ends, time.monotonic() + rng.choice(_LIVES))
@@ -95,7 +94,6 @@ class Supervisor:
             raise Fault(f"{fault}; {job}\n{errors.read_text()[-6000:]}") from None
         finally:
             self._kill(life)
-        self.done["job killed"] += 1
 
     def _disturb(self, life: _Life) -> None:
         rng, workers = self.rng, life.workers()
@@ -120,7 +118,9 @@ class Supervisor:
     def _kill(self, life: _Life) -> None:
         """SIGKILL to the whole group, or to the job alone: then its workers have to end alone."""
         workers = life.workers()
-        if self.rng.random() < 0.5:
+        everyone = self.rng.random() < 0.5
+        self.done["job killed with its workers" if everyone else "job killed alone"] += 1
+        if everyone:
             with suppress(ProcessLookupError):
                 os.killpg(life.process.pid, signal.SIGKILL)
         else:

@@ -30,6 +30,13 @@ def test_chaos_leaves_the_stream_unchanged(tmp_path: Path, stream: str) -> None:
     assert supervisor.done
 
 
+@pytest.mark.fuzz
+def test_job_that_fails_is_a_fault_with_its_last_words(tmp_path: Path) -> None:
+    supervisor = Supervisor("photos", tmp_path, random.Random(7))  # without photographs
+    supervisor.play(10)
+    assert "FileNotFoundError" in str(supervisor.fault)
+
+
 def test_verdict_tells_what_is_wrong_with_a_stream(tmp_path: Path) -> None:
     right = [{"batch": told} for told in islice(undisturbed("noisy", tmp_path), BATCHES)]
     first, last = [{"resumed": 0}, *right[:12]], [{"resumed": 10}, *right[10:]]

@@ -1,0 +1,167 @@
+"""``python -m tests.chaos.job '{...}'``: iterate a stream for ever, and save checkpoints.
+
+It goes on from the newest checkpoint of its folder. What it delivers and what it does to itself is
+appended to a log, one JSON object a line, before a checkpoint covers it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stateful_gpu_loader import Checkpoint, CheckpointError, CheckpointNotFound, StatefulGPULoader
+from tests.chaos.streams import STREAMS
+from tests.fuzz.records import record_of
+
+SAVE_EVERY = 5
+KEEP = 3
+_TRAINING_STEP = 0.003
+"""Seconds of a step of the training: workers get ahead of it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one life of the job is told."""
+
+    stream: str
+    folder: str
+    execution: dict[str, Any]
+    seed: int
+    log: str
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Counter:
+    """Number of batches delivered, which a training saves beside its loader."""
+
+    step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step = state["step"]
+
+
+def told_of(step: int, loader: StatefulGPULoader[Any], batch: Any) -> list[Any]:
+    """A batch as it is logged: its number, the loader's own account of it, and its digest."""
+    digest = hashlib.sha256(repr(record_of(batch)).encode()).hexdigest()
+    return [step, loader.epoch, loader.batches_done, digest]
+
+
+def pattern_of(folder: str, stream: str) -> str:
+    return f"{folder}/checkpoints/{stream}_{{seq:06d}}.json"
+
+
+class Training:
+    """One life of the job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.rng, self.counter = job, random.Random(job.seed), Counter()
+        self.pattern = pattern_of(job.folder, job.stream)
+        self.log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.loader = self.build()
+        self.newest: str | None = None
+        checkpoint = Checkpoint()
+        with suppress(CheckpointNotFound):
+            self.newest = checkpoint.load(self.pattern)
+        self.register(checkpoint)
+        self.tell("resumed", self.counter.step)
+
+    def build(self) -> StatefulGPULoader[Any]:
+        return STREAMS[self.job.stream](Path(self.job.folder), **self.job.execution)
+
+    def register(self, checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint.register(self.counter, "counter")
+        checkpoint.register(self.loader, "loader")
+        return checkpoint
+
+    def tell(self, kind: str, value: Any = None) -> None:
+        os.write(self.log, json.dumps({kind: value}).encode() + b"\n")
+
+    def run(self) -> None:
+        while True:
+            for batch in self.loader:
+                self.tell("batch", told_of(self.counter.step, self.loader, batch))
+                self.counter.step += 1
+                time.sleep(_TRAINING_STEP)
+                if self.counter.step % SAVE_EVERY == 0 or self.newest is None:
+                    self.save()
+                if self.rng.random() < 0.02:
+                    state = self.loader.state_dict()
+                    break
+            else:
+                self.tell("used", used())
+                continue
+            del batch
+            is_rebuilt = self.rng.random() < 0.5
+            if is_rebuilt:
+                self.loader = self.build()
+            self.loader.load_state_dict(state)
+            self.tell("rebuilt" if is_rebuilt else "broken off")
+
+    def save(self) -> None:
+        """A checkpoint; at times the disk is full, and then the earlier one must be whole."""
+        checkpoint = self.register(Checkpoint())
+        checkpoint.collect()
+        if self.newest is None or self.rng.random() > 0.1:
+            self.newest = checkpoint.save(self.pattern, keep=KEEP)
+            return
+        try:
+            with full_disk(self.rng.randrange(os.path.getsize(self.newest) // 2)):
+                written = checkpoint.save(self.pattern, keep=KEEP)
+        except CheckpointError:
+            self.tell("full disk")
+        else:
+            raise RuntimeError(f"{written} was written to a full disk")
+        found = Checkpoint().load(self.pattern)
+        if found != self.newest:
+            raise RuntimeError(f"behind a full disk, {found} is loaded, not {self.newest}")
+
+
+@contextmanager
+def full_disk(left: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def used() -> dict[str, int]:
+    """What this process holds, between two epochs."""
+    me = psutil.Process()
+    return {
+        "file descriptors": me.num_fds(),
+        "threads": me.num_threads(),
+        "processes": len(me.children(recursive=True)),
+        "shared memory segments": Path("/proc/self/maps").read_text().count("/dev/shm/"),
+        "resident MiB": me.memory_info().rss >> 20,
+    }
+
+
+def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
+    Training(Job(**json.loads(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The loaders that are put through chaos, and the executions that must not change their batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards
+from stateful_gpu_loader import transforms as T
+from tests.map_datasets import Noisy, OwnGenerator, add_noise
+
+RECIPES = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+TIMEOUT = 4.0
+"""Seconds of ``timeout=``, where an execution has one."""
+
+
+class EveryGenerator(OwnGenerator):
+    """Each sample draws from ``random``, NumPy, torch, and from a generator of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {**Noisy(self.length)[index], "own": super().__getitem__(index)[1]}
+
+
+def prepare(folder: Path) -> None:
+    """Write the files: JPEG photographs, the same with some damaged, and tars of photographs."""
+    from tests.datasets.tar.tar_files import write_photo_tars
+    from tests.images import write_photo_folder
+
+    write_photo_folder(folder / "photos", num_classes=3, per_class=20)
+    damaged = write_photo_folder(folder / "damaged", num_classes=3, per_class=20)
+    for number, path in enumerate(damaged[::9]):
+        whole = path.read_bytes()
+        path.write_bytes([b"", b"this is no photograph", whole[:200], whole[:-500]][number % 4])
+    write_photo_tars(folder / "tars", (14, 9, 12, 7, 11, 10))
+
+
+def _noisy(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    dataset = EveryGenerator(130)
+    return StatefulGPULoader(
+        dataset, batch_size=8, shuffle=True, seed=3, transform=add_noise, **execution
+    )
+
+
+def _photos(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    source = FolderSource(folder / "photos")
+    mix = T.CutMix(num_classes=3)
+    return StatefulGPULoader(
+        source, 4, shuffle=True, seed=4, transform=RECIPES, batch_transform=mix, **execution
+    )
+
+
+def _tars(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    source = TarShards(f"{folder}/tars/*.tar", num_lanes=3, shuffle_buffer=8)
+    return StatefulGPULoader(source, 4, seed=5, transform=RECIPES, **execution)
+
+
+def _damaged(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    source = FolderSource(folder / "damaged")
+    return StatefulGPULoader(
+        source, 4, True, seed=6, transform=RECIPES, on_bad_sample="replace", **execution
+    )
+
+
+STREAMS: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
+    "noisy": _noisy,
+    "photos": _photos,
+    "tars": _tars,
+    "damaged": _damaged,
+}
+
+
+def drawn_execution(stream: str, rng: random.Random) -> dict[str, Any]:
+    """Who makes the batches: inline, threads (of images only) or processes, and how many."""
+    kinds = ["inline", "process", "process", "process", "process"]
+    kind = rng.choice(kinds + ["thread", "thread"] * (stream != "noisy"))
+    if kind == "inline":
+        return {}
+    return {
+        "num_workers": rng.randint(1, 3),
+        "worker_type": kind,
+        "prefetch_factor": rng.choice([1, 2, 4]),
+        "persistent_workers": rng.random() < 0.5,
+        "timeout": rng.choice([0.0, TIMEOUT]),
+    }

@@ -1,0 +1,193 @@
+"""One job after another is started, disturbed at random moments, and killed.
+
+The seed decides what happens and after how many seconds; where in the job a signal lands differs
+from run to run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from tests.chaos.job import KEEP, Job
+from tests.chaos.streams import TIMEOUT, drawn_execution
+
+_LIVES = (3.0, 8.0, 15.0, 40.0)
+"""Seconds that a job lives after its first batch."""
+_BETWEEN = 0.7
+"""Seconds between two disturbances, on average."""
+_HUNG = 120.0
+"""Seconds without a batch after which a job is called hung."""
+
+
+class Fault(Exception):
+    """The job failed, hung, or left processes behind, by itself."""
+
+
+class Supervisor:
+    """Plays the lives of the job of one stream.
+
+    Args:
+        stream: a name of ``STREAMS``.
+        folder: the prepared files; checkpoints and logs are written beside them.
+        rng: decides what happens.
+    """
+
+    def __init__(self, stream: str, folder: Path, rng: random.Random) -> None:
+        self.stream, self.folder, self.rng = stream, folder, rng
+        self.logs: list[Path] = []
+        self.done: Counter[str] = Counter()
+        """Number of disturbances by kind."""
+        self.fault: str | None = None
+        self._orphans: list[psutil.Process] = []
+        self._pids: set[str] = set()
+        """Of jobs and of workers that were seen; shared memory is named after them."""
+
+    def play(self, seconds: float) -> None:
+        """Play one life after another, until so many seconds are over or there is a fault."""
+        ends = time.monotonic() + seconds
+        try:
+            while time.monotonic() < ends:
+                self._live(ends)
+            _, alive = psutil.wait_procs(self._orphans, timeout=_HUNG)
+            if alive:
+                _send(alive, signal.SIGKILL)
+                raise Fault(f"workers outlived their killed job: {alive}")
+            left = [name for name in os.listdir("/dev/shm") if self._pids & set(name.split("_"))]
+            for name in left:
+                os.unlink(f"/dev/shm/{name}")
+            self.done["shared memory file left"] += len(left)
+            # Torch removes the name at once: between two of its calls a kill of all leaves one.
+            if len(left) > len(self.logs):
+                raise Fault(f"shared memory outlived its processes: {left}")
+            files = list(Path(self.folder, "checkpoints").glob(f"*{self.stream}_*"))
+            if len(files) > KEEP + 2:  # a save that was killed leaves two that the next removes
+                raise Fault(f"more than {KEEP} checkpoints are kept: {files}")
+        except Fault as fault:
+            self.fault = f"{self.stream}: {fault}"
+
+    def _live(self, ends: float) -> None:
+        rng = self.rng
+        execution = drawn_execution(self.stream, rng)
+        log = self.folder / f"{self.stream}_{len(self.logs):04d}.log"
+        log.touch()
+        self.logs.append(log)
+        job = Job(self.stream, str(self.folder), execution, rng.getrandbits(32), str(log))
+        errors = log.with_suffix(".errors")
+        with errors.open("w") as file:
+            life = _Life(job, file)
+        try:
+            if rng.random() < 0.15:
+                life.watch(rng.uniform(0, 8))
+                self.done["job killed while it started"] += 1  # counted below as well
+                return
+            life.watch_until_it_delivers()
+            ends = min(ends, time.monotonic() + rng.choice(_LIVES))
+            while time.monotonic() < ends:
+                life.watch(rng.expovariate(1 / _BETWEEN))
+                self._disturb(life)
+        except Fault as fault:
+            raise Fault(f"{fault}; {job}\n{errors.read_text()[-6000:]}") from None
+        finally:
+            self._kill(life)
+
+    def _disturb(self, life: _Life) -> None:
+        rng, workers = self.rng, life.workers()
+        self._pids.update(str(process.pid) for process in [life.process, *workers])
+        if not workers or rng.random() < 0.15:
+            everyone = rng.random() < 0.5
+            stopped = [life.process, *workers] if everyone else [life.process]
+            self.done["job stopped for a while"] += 1
+            # at times for longer than a loader waits for its workers
+            _stop(stopped, TIMEOUT + 1 if rng.random() < 0.1 else rng.uniform(0.1, 1))
+        elif rng.random() < 0.6:
+            victims = workers if rng.random() < 0.2 else [rng.choice(workers)]
+            self.done["workers killed"] += len(victims)
+            _send(victims, signal.SIGKILL)
+        elif life.job.execution["timeout"] and rng.random() < 0.5:
+            self.done["worker stopped for good"] += 1
+            _send([rng.choice(workers)], signal.SIGSTOP)
+        else:
+            self.done["worker stopped for a while"] += 1
+            _stop([rng.choice(workers)], rng.uniform(0.1, 1))
+
+    def _kill(self, life: _Life) -> None:
+        """SIGKILL to the whole group, or to the job alone: then its workers have to end alone."""
+        workers = life.workers()
+        everyone = self.rng.random() < 0.5
+        self.done["job killed with its workers" if everyone else "job killed alone"] += 1
+        if everyone:
+            with suppress(ProcessLookupError):
+                os.killpg(life.process.pid, signal.SIGKILL)
+        else:
+            _send([life.process], signal.SIGKILL)
+            _send(workers, signal.SIGCONT)
+            self._orphans += workers
+        life.process.wait()
+
+
+class _Life:
+    """A process of the job, and its log."""
+
+    def __init__(self, job: Job, errors: IO[str]) -> None:
+        self.job = job
+        command = [sys.executable, "-m", "tests.chaos.job", job.to_text()]
+        # what a killed job leaves in the temporary directory goes with the whole folder
+        folder = {"TMPDIR": job.folder}
+        self.process = psutil.Popen(
+            command, stderr=errors, start_new_session=True, env={**os.environ, **folder}
+        )
+        self._command = command
+        self._size, self._changed = 0, time.monotonic()
+
+    def workers(self) -> list[psutil.Process]:
+        """The job's worker processes, which are forked: they have its command line."""
+        found = []
+        with suppress(psutil.NoSuchProcess):  # the job has ended
+            for child in self.process.children():
+                with suppress(psutil.NoSuchProcess):
+                    if child.cmdline() == self._command:
+                        found.append(child)
+        return found
+
+    def watch(self, seconds: float) -> None:
+        """Wait so long.
+
+        Raises:
+            Fault: it ends by itself, or has told nothing for too long.
+        """
+        with suppress(psutil.TimeoutExpired):
+            raise Fault(f"the job ended by itself, status {self.process.wait(seconds)}")
+        size = os.path.getsize(self.job.log)
+        if size > self._size:
+            self._size, self._changed = size, time.monotonic()
+        elif time.monotonic() - self._changed > _HUNG:
+            self.process.send_signal(signal.SIGUSR1)  # which prints where its threads are
+            with suppress(psutil.TimeoutExpired):
+                self.process.wait(2)
+            raise Fault(f"no batch for {_HUNG:.0f} s")
+
+    def watch_until_it_delivers(self) -> None:
+        while '"batch"' not in Path(self.job.log).read_text():
+            self.watch(0.1)
+
+
+def _stop(processes: list[psutil.Process], seconds: float) -> None:
+    _send(processes, signal.SIGSTOP)
+    time.sleep(seconds)
+    _send(processes, signal.SIGCONT)
+
+
+def _send(processes: list[psutil.Process], number: int) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

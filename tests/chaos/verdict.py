@@ -1,0 +1,121 @@
+"""What must come of it: the batches of an undisturbed run, and resources that do not grow."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.job import told_of
+from tests.chaos.streams import STREAMS
+
+SLACK = {"resident MiB": 24}
+"""How much more there may be at the end of a life; nothing of what is not listed."""
+WARM = 1
+"""Epochs of a life before what it holds is noted."""
+FEWEST = 6
+"""Epochs of a life from which growth can be told from chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found in the logs of all lives of one stream."""
+
+    compared: int
+    """Number of delivered batches that were compared; those behind a checkpoint come again."""
+    reached: int
+    """Number of different batches: the length of the stream."""
+    epochs: int
+    differences: tuple[str, ...]
+    events: Counter[str]
+    """What the job did to itself, by kind."""
+    growth: dict[str, tuple[int, int]]
+    """Of each resource, in the life in which it grew most: after warm-up, and at the end."""
+    judged: int
+    """Number of lives that were long enough to be judged."""
+
+    @property
+    def grown(self) -> dict[str, tuple[int, int]]:
+        """The resources that grew by more than they may."""
+        return {
+            name: (first, last)
+            for name, (first, last) in self.growth.items()
+            if last - first > SLACK.get(name, 0)
+        }
+
+
+def verdict_on(stream: str, folder: Path, logs: list[Path]) -> Verdict:
+    """Read the logs of all lives, and compare them with a run without workers or interruptions."""
+    lives = [list(_lines(log)) for log in logs]
+    differences: list[str] = []
+    delivered: list[list[Any]] = []
+    """By number of the batch, all that was told of it."""
+    events: Counter[str] = Counter()
+    for number, life in enumerate(lives):
+        expected = None
+        for kind, value in life:
+            if kind == "resumed":
+                expected = value
+            elif kind == "batch":
+                if value[0] != expected or expected > len(delivered):
+                    differences.append(f"life {number}: batch {value[0]}, not {expected}")
+                delivered += [[] for _ in range(value[0] + 1 - len(delivered))]
+                delivered[value[0]].append(value)
+                expected = value[0] + 1
+            elif kind != "used":
+                events[kind] += 1
+    calm = undisturbed(stream, folder)
+    epochs = 0
+    for told, wanted in zip(delivered, calm, strict=False):
+        epochs = wanted[1]
+        differences += [f"told {each}, not {wanted}" for each in told if each != wanted]
+        if not told:
+            differences.append(f"batch {wanted[0]} never came")
+    growths = list(filter(None, map(_growth, lives)))
+    return Verdict(
+        compared=sum(map(len, delivered)),
+        reached=len(delivered),
+        epochs=epochs,
+        differences=tuple(differences),
+        events=events,
+        growth={
+            name: max((g[name] for g in growths), key=lambda pair: pair[1] - pair[0])
+            for name in (growths[0] if growths else {})
+        },
+        judged=len(growths),
+    )
+
+
+def _lines(log: Path) -> Iterator[tuple[str, Any]]:
+    """A kill may have cut the last line off."""
+    for line in log.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield from json.loads(line).items()
+
+
+def undisturbed(stream: str, folder: Path) -> Iterator[list[Any]]:
+    """What is told of each batch of a loader without workers that nothing happens to."""
+    loader, step = STREAMS[stream](folder), 0
+    while True:
+        for batch in loader:
+            yield told_of(step, loader, batch)
+            step += 1
+
+
+def _growth(life: list[tuple[str, Any]]) -> dict[str, tuple[int, int]] | None:
+    """Of each resource the medians of the first and of the last third of the epochs."""
+    used = [value for kind, value in life if kind == "used"][WARM:]
+    if len(used) < FEWEST:
+        return None
+    third = len(used) // 3
+    return {
+        name: (
+            statistics.median_high([each[name] for each in used[:third]]),
+            statistics.median_low([each[name] for each in used[-third:]]),
+        )
+        for name in used[0]
+    }

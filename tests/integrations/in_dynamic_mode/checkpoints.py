@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from stateful_gpu_loader.engine.workers.start_method import dali_is_live
 from stateful_gpu_loader.errors import CheckpointError, StateMismatch
 from stateful_gpu_loader.integrations.dali_dynamic import StatefulReader
 from tests.conformance import copy_of, same
+from tests.documents import ROOT, run_page
 from tests.integrations.in_dynamic_mode.readers import BATCH, after, arguments, build, content
 
 
@@ -141,22 +141,11 @@ def test_our_sampler_goes_on_in_the_checkpoint_of_dali(root: str) -> None:
     assert list(sampler) == expected
 
 
-def test_the_document_prints_what_it_shows(
-    root: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_page_runs_and_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I3: docs/dali.md."""
-    text = (Path(__file__).parents[3] / "docs" / "dali.md").read_text(encoding="utf-8")
-    text = text[text.index("## Dynamic mode") :]
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    code, wanted = found.groups()
-    (tmp_path / "photos").symlink_to(root)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/dali.md", "exec"), {})
-    assert capsys.readouterr().out == wanted
+    run_page(ROOT / "docs/dali.md", tmp_path)
 
 
 def test_worker_processes_beside_dynamic_mode_do_not_hang(root: str) -> None:

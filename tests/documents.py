@@ -32,6 +32,7 @@ NOT_RUN = re.compile(r"# Not run by the tests: (\S.*)\n")
 HARMLESS = (
     "torch.distributed is disabled, unavailable or uninitialized",  # DCP in a single process
     r"\.fit\(ckpt_path=\"last\"\) is set, but there is no last checkpoint",  # Lightning
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning
     "The 'train_dataloader' does not have many workers",  # Lightning
 )
 """Warnings of other packages that say what the page wants."""

@@ -82,7 +82,7 @@ def test_what_a_document_links_to_exists(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """The names that a web page of the document gives its headings, and the API's objects theirs."""
+    """The names of its headings and of the API's objects on the web page of a document."""
     text = document.read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)

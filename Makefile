@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 MARKS := processes ranks trainers dali fuzz benchmarks gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check bench dist format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -37,6 +37,11 @@ check: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The documentation as a site, in site/; `python -m http.server -d site` shows it, its search included.
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --clean
+	@echo "The documentation is in site/index.html"
 
 # A wheel and an sdist, each installed into a clean environment and used there.
 dist: $(VENV)/.ready
@@ -63,6 +68,10 @@ $(VENV)/.ready: pyproject.toml | $(BIN)/uv
 	$(call INSTALL,--editable '.[dev]')
 	touch $@ $(VENV)/.ready-demo
 
+$(VENV)/.ready-docs: pyproject.toml | $(BIN)/uv
+	$(call INSTALL,--editable '.[docs]')
+	touch $@
+
 $(VENV)/.ready-bench: $(VENV)/.ready
 	$(call INSTALL,--editable '.[bench]')
 	touch $@
@@ -80,4 +89,4 @@ $(TRAINERS)/.ready: $(VENV)/.ready
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) demo-output build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) demo-output build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

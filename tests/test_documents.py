@@ -1,47 +1,70 @@
-"""The README's example prints what it shows, and the documents' links lead somewhere."""
+"""The code of every page runs and prints what is shown, and links lead somewhere."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.images import write_photo_folder
+from tests.documents import PAGES, ROOT, blocks_of, name_of, run_page
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)# ]*)(?:#([^) ]+))?(?: \"[^\"]*\")?\)")
 
 
-def test_the_example_prints_what_the_readme_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
-    assert found is not None
-    code, wanted = found.groups()
-    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
-    monkeypatch.chdir(tmp_path)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, str(README), "exec"), {})
-    assert printed.getvalue() == wanted
+ELSEWHERE = {
+    "docs/dali.md": "tests/integrations/in_dynamic_mode/checkpoints.py",
+    "docs/tools/walkthrough.md": "tests/cli/test_walkthrough.py",
+}
+"""Pages whose code needs processes of its own, and who runs it: beside DALI nothing is forked."""
+
+MARKS = {
+    "docs/trainers/accelerate.md": pytest.mark.trainers,
+    "docs/trainers/fabric.md": pytest.mark.trainers,
+    "docs/trainers/lightning.md": pytest.mark.trainers,
+}
+"""Pages that import a large package."""
+
+NOT_RUN = {
+    "docs/adding-a-source.md": 1,
+    "docs/gpu.md": 1,
+    "docs/trainers/composer.md": 1,
+    "docs/trainers/device-mesh.md": 1,
+    "docs/trainers/transformers.md": 1,
+}
+"""How many blocks of a page may say that they are not run."""
 
 
-def test_what_was_drawn_is_what_the_document_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=name_of(page), marks=MARKS.get(name_of(page), ()))
+        for page in PAGES
+        if blocks_of(page) and name_of(page) not in ELSEWHERE
+    ],
+)
+def test_a_page_runs_and_prints_what_it_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (ROOT / "docs" / "augmentation.md").read_text()
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    code, wanted = found.groups()
-    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "augmentation.md", "exec"), {})
-    assert capsys.readouterr().out == wanted
+    run_page(page, tmp_path)
+
+
+def test_pages_that_other_tests_run_are_run_there() -> None:
+    for page, test in ELSEWHERE.items():
+        assert f'ROOT / "{page}"' in (ROOT / test).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_of_python_is_one_that_can_be_run(page: Path) -> None:
+    """Few say that they are not run, and those are Python all the same."""
+    blocks = blocks_of(page)
+    assert page.read_text(encoding="utf-8").count("```py") == len(blocks)
+    not_run = [block for block in blocks if block.why_not_run is not None]
+    assert len(not_run) == NOT_RUN.get(name_of(page), 0)
+    for block in not_run:
+        compile(block.code, name_of(page), "exec")
 
 
 def test_the_readme_is_read_in_one_sitting() -> None:
@@ -52,7 +75,7 @@ def test_the_readme_is_read_in_one_sitting() -> None:
     assert len(tables) == 2, "the six rows, and the list of documents"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", PAGES, ids=name_of)
 def test_what_a_document_links_to_exists(document: Path) -> None:
     for target, anchor in LINK.findall(document.read_text()):
         path = document.parent / target if target else document
@@ -62,7 +85,9 @@ def test_what_a_document_links_to_exists(document: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """The names that a web page of the document gives its headings."""
-    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    """The names of its headings and of the API's objects on the web page of a document."""
+    text = document.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
-    return {heading.replace(" ", "-") for heading in plain}
+    objects = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    return {heading.replace(" ", "-") for heading in plain} | set(objects)

@@ -54,7 +54,8 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(text.splitlines()) < 60
 
 
-def test_the_document_names_every_example() -> None:
-    document = (FOLDER.parent.parent / "docs" / "trainers.md").read_text(encoding="utf-8")
+def test_the_pages_on_trainers_name_every_example() -> None:
+    pages = (FOLDER.parent.parent / "docs" / "trainers").glob("*.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     for path in FOLDER.glob("*.py"):
-        assert f"](../examples/trainers/{path.name})" in document, path.name
+        assert f"](../../examples/trainers/{path.name})" in text, path.name

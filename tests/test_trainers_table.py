@@ -1,4 +1,4 @@
-"""docs/trainers.md: each cell of its tables is backed by a test of that name, which exists."""
+"""docs/trainers/: each cell of the tables gives the number of a test that exists and shows it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "docs" / "trainers.md"
-CELL = re.compile(r'\[(exact|refused|not exact)\]\(\.\./(tests/[\w/]+\.py) "(\w+)"\)(?:: .+)?')
+PAGES = sorted(set((ROOT / "docs" / "trainers").glob("*.md")) - {ROOT / "docs/trainers/index.md"})
+CELL = re.compile(r"(exact|refused|not exact) \((\d+)\)(: .+)?")
+TEST = re.compile(r"^(\d+)\. \[`(\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)$", re.MULTILINE)
 NOTHING = "–"  # noqa: RUF001
 """There is nothing to do there, or no adapter is needed."""
 
 
-def rows() -> list[tuple[str, list[str]]]:
-    """The heading of each row's section, and its cells."""
-    found, heading, in_table = [], "", False
-    for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            heading = line[3:]
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if line.startswith("| situation"):
-            in_table = True
-            assert cells == ["situation", "built in", "with adapter"], heading
-        elif not line.startswith("|"):
-            in_table = False
-        elif in_table and not line.startswith("|---"):
-            found.append((heading, cells))
-    return found
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of each row of the table of situations."""
+    lines = text.split("\n## Situations\n")[1].split("\n## Tests\n")[0].splitlines()
+    table = [line.strip("|").strip() for line in lines if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.split(" | ")] for line in table]
+    assert head == ["situation", "built in", "with adapter"]
+    return rows
 
 
 @cache
@@ -39,34 +32,32 @@ def names_of_tests(path: Path) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-TRAINERS = (
-    *("Plain torch", "Tensor and pipeline", "Lightning", "Fabric", "Accelerate"),
-    *("Hugging Face Trainer", "Composer", "Ray Train"),
-)
+def test_every_trainer_has_its_page() -> None:
+    names = {page.stem for page in PAGES}
+    assert names >= {"plain-torch", "lightning", "fabric", "accelerate", "transformers"}
+    assert names >= {"device-mesh", "composer", "ray"}
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_every_trainer_has_its_table(trainer: str) -> None:
-    assert any(heading.startswith(trainer) for heading, _ in rows())
-
-
-def test_every_cell_is_backed_by_a_test() -> None:
-    """What is not exact says why."""
-    faults = []
-    for heading, cells in rows():
-        if len(cells) != 3:
-            faults.append(f"{heading}: {cells} are not three cells")
-            continue
-        if cells[1:] == [NOTHING, NOTHING]:
-            faults.append(f"{heading}: nothing is said of {cells[0]!r}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_cell_is_backed_by_a_test(page: Path) -> None:
+    """And what is not exact says why."""
+    text = page.read_text(encoding="utf-8")
+    faults, used = [], set()
+    for cells in rows_of(text):
+        if len(cells) != 3 or cells[1:] == [NOTHING, NOTHING]:
+            faults.append(f"{cells} says nothing, or is not three cells")
         for cell in cells[1:]:
             match = CELL.fullmatch(cell)
             if match is None:
-                faults += [f"{heading}: {cell!r}"] if cell != NOTHING else []
+                faults += [f"{cells[0]!r}: {cell!r}"] if cell != NOTHING else []
                 continue
-            verdict, path, test = match.groups()
-            if not (ROOT / path).is_file() or test not in names_of_tests(ROOT / path):
-                faults.append(f"{heading}: there is no {path}::{test}")
-            if verdict == "not exact" and "): " not in cell:
-                faults.append(f"{heading}: {cells[0]!r} is not exact, for no reason")
+            used.add(int(match[2]))
+            if match[1] == "not exact" and match[3] is None:
+                faults.append(f"{cells[0]!r} is not exact, for no reason")
+    tests = TEST.findall(text.split("\n## Tests\n")[1])
+    assert [int(number) for number, _, _ in tests] == [*range(1, len(tests) + 1)]
+    assert used == {int(number) for number, _, _ in tests}, "numbers without a test, or unused"
+    for _, test, path in tests:
+        if not (ROOT / path).is_file() or test not in names_of_tests(ROOT / path):
+            faults.append(f"there is no {path}::{test}")
     assert not faults, "\n".join(faults)

@@ -4,7 +4,7 @@ Beside what Composer's guide shows, there is one callback more. It keeps the pla
 in the checkpoint, and a new trainer seeks them; Composer alone reads all batches of the epoch again
 to get there. What the steps were given is compared with a run that nobody stopped.
 
-Composer pins an older torch than this package wants: docs/trainers.md says how to install it.
+Composer pins an older torch than this package; docs/trainers/composer.md has the way around.
 """
 
 import tempfile

@@ -23,7 +23,7 @@ except ImportError as error:
     raise MissingDependency(
         "mosaicml",
         needed_for="LoaderStateCallback for Composer",
-        remedy="pip install --no-deps mosaicml, and what docs/trainers.md names beside it",
+        remedy="pip install --no-deps mosaicml, and what docs/trainers/composer.md names beside it",
     ) from error
 
 Loaders = dict[str, StatefulGPULoader[Any]]

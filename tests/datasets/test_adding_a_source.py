@@ -13,6 +13,7 @@ import pytest
 
 from stateful_gpu_loader import StatefulGPULoader
 from tests.datasets.source_conformance import assert_shards_conform, assert_source_conforms
+from tests.documents import write_table
 from tests.images import write_photo_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-source.md"
@@ -30,27 +31,21 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("documented_source")
 
 
-def write_table(path: Path, first_label: int = 0) -> Path:
+def write_photo_table(path: Path, first_label: int = 0) -> Path:
     photographs = write_photo_folder(path.parent / "photos", num_classes=1, per_class=10)
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE images(data BLOB, label INTEGER)")
-        for label, photograph in enumerate(photographs, start=first_label):
-            row = photograph.read_bytes(), label
-            connection.execute("INSERT INTO images VALUES (?, ?)", row)
-    connection.close()
-    return path
+    return write_table(path, photographs, first_label)
 
 
 @pytest.mark.processes
 def test_the_documented_source_conforms(example: Any, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "photos.sqlite")
-    other = write_table(tmp_path / "other.sqlite", first_label=5)
+    path = write_photo_table(tmp_path / "photos.sqlite")
+    other = write_photo_table(tmp_path / "other.sqlite", first_label=5)
     make: Callable[[Path], Any] = example.SQLiteSource
     assert_source_conforms(lambda: make(path), changed=lambda: make(other))
 
 
 def test_the_documented_source_names_a_row_that_was_changed(example: Any, tmp_path: Path) -> None:
-    path = write_table(tmp_path / "photos.sqlite")
+    path = write_photo_table(tmp_path / "photos.sqlite")
     source = example.SQLiteSource(path)
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE images SET data = x'00' WHERE rowid = 4")

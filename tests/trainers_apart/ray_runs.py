@@ -1,4 +1,4 @@
-"""A training loop for Ray's workers as docs/trainers.md has it, and what its steps were given.
+"""A training loop for Ray's workers as docs/trainers/ray.md has it, and what its steps were given.
 
 Each step takes a batch of photographs and one of lanes, so that one run shows both.
 """

@@ -1,10 +1,9 @@
-"""Readers and generators, DALI's and ours, in both kinds of Checkpoint."""
+"""Readers and generators, DALI's and ours, in both kinds of Checkpoint (E2)."""
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from stateful_gpu_loader.engine.workers.start_method import dali_is_live
 from stateful_gpu_loader.errors import CheckpointError, StateMismatch
 from stateful_gpu_loader.integrations.dali_dynamic import StatefulReader
 from tests.conformance import copy_of, same
+from tests.documents import ROOT, run_page
 from tests.integrations.in_dynamic_mode.readers import BATCH, after, arguments, build, content
 
 
@@ -37,7 +37,7 @@ CHECKPOINTS = pytest.mark.parametrize(
 
 @CHECKPOINTS
 def test_reader_and_rng_of_dali_go_on_from_a_file(kind: Kind, root: str, tmp_path: Path) -> None:
-    """Labels and pixels as in the run that was not interrupted, and the remainder only."""
+    """E2: labels and pixels as in the run that was not interrupted, and the remainder only."""
     pattern = str(tmp_path / "run_{seq:04d}.json")
 
     def rest(reader: StatefulReader, rng: Any) -> list[Any]:
@@ -106,7 +106,7 @@ def loader_of(root: str, **how: Any) -> StatefulGPULoader[Any]:
 def test_our_loader_and_rng_go_on_in_the_checkpoint_of_dali(
     how: dict[str, int], root: str, tmp_path: Path
 ) -> None:
-    """Through DALI's own file, in the middle of an epoch, pixels included."""
+    """E2: through DALI's own file, in the middle of an epoch, pixels included."""
     pattern = str(tmp_path / "run_{seq:04d}.json")
     loader, rng, checkpoint = loader_of(root, **how), RNG(42), ndd.checkpoint.Checkpoint()
     for name, each in {"loader": loader, "rng": rng}.items():
@@ -127,6 +127,7 @@ def test_our_loader_and_rng_go_on_in_the_checkpoint_of_dali(
 
 
 def test_our_sampler_goes_on_in_the_checkpoint_of_dali(root: str) -> None:
+    """E2."""
     sampler, checkpoint = ShuffledSampler(range(20), seed=1), ndd.checkpoint.Checkpoint()
     checkpoint.register(sampler, "sampler")
     indices = iter(sampler)
@@ -140,26 +141,15 @@ def test_our_sampler_goes_on_in_the_checkpoint_of_dali(root: str) -> None:
     assert list(sampler) == expected
 
 
-def test_the_document_prints_what_it_shows(
-    root: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_the_page_runs_and_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/dali.md."""
-    text = (Path(__file__).parents[3] / "docs" / "dali.md").read_text(encoding="utf-8")
-    text = text[text.index("## Dynamic mode") :]
-    found = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    code, wanted = found.groups()
-    (tmp_path / "photos").symlink_to(root)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/dali.md", "exec"), {})
-    assert capsys.readouterr().out == wanted
+    run_page(ROOT / "docs/dali.md", tmp_path)
 
 
 def test_worker_processes_beside_dynamic_mode_do_not_hang(root: str) -> None:
-    """They are not forked where DALI is live."""
+    """C9: they are not forked where DALI is live."""
     list(build(root).next_epoch(BATCH))
     assert dali_is_live()
     loader = loader_of(root, num_workers=1, worker_type="process")

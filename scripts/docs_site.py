@@ -1,0 +1,91 @@
+"""A hook of MkDocs: files outside ``docs/`` that pages link to are part of the site.
+
+The README is the first page, and the other Markdown files of the root are pages. Any other file
+that a page links to becomes a page that shows its text. So links are written as a forge needs
+them, relative to the file they stand in, and the site still works offline and by itself.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
+FROM_THE_NETWORK = re.compile(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=\"?https?:[^ >]+")
+LINK = re.compile(r"(?<=\]\()(?!\w+:|/|#)([^)#\s]+)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the root's pages, and a page for each file of the repository that is linked."""
+    for name, uri in ROOT_PAGES.items():
+        files.append(File.generated(config, uri, content=_as_if_in_docs((ROOT / name).read_text())))
+    pages = [file for file in files if file.src_uri.endswith(".md")]
+    linked = {
+        path
+        for file in pages
+        for target in LINK.findall(file.content_string)
+        if (path := _path_outside(file.src_uri, target)) and path not in ROOT_PAGES
+    }
+    for path in sorted(linked):
+        if (ROOT / path).exists():  # else the link stays as it is, and MkDocs complains of it
+            files.append(File.generated(config, _uri_of(path), content=_shown(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links that lead out of ``docs/`` lead to those pages."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def on_the_site(match: re.Match[str]) -> str:
+        path = _path_outside(page.file.src_uri, match[1])
+        if path is None or not (ROOT / path).exists():
+            return match[1]
+        return posixpath.relpath(_uri_of(path), folder)
+
+    return LINK.sub(on_the_site, markdown)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Refuse a page that needs the network to be read."""
+    if found := FROM_THE_NETWORK.search(output):
+        raise PluginError(
+            f"{page.file.src_uri} loads {found[0]!r} from the network, and the site is read "
+            "offline. Remedy: leave out the setting or plugin of mkdocs.yml that adds it"
+        )
+    return output
+
+
+def _as_if_in_docs(markdown: str) -> str:
+    """A page of the root, with its links as they would be in ``docs/``."""
+    return LINK.sub(lambda match: posixpath.relpath(match[1], "docs"), markdown)
+
+
+def _path_outside(uri: str, target: str) -> str | None:
+    """The path in the repository that a page's link names, or None for one inside ``docs/``."""
+    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(uri), target))
+    return None if path.startswith(("docs/", "..")) else path
+
+
+def _uri_of(path: str) -> str:
+    return ROOT_PAGES.get(path, f"source/{path}.md")
+
+
+def _shown(path: str) -> str:
+    """A page with a file's text, or with the names of a folder's files."""
+    head = f"---\nsearch: {{exclude: true}}\nhide: [navigation, toc]\n---\n\n# {path}\n\n"
+    if (ROOT / path).is_dir():
+        names = sorted(entry.name for entry in (ROOT / path).iterdir() if entry.is_file())
+        return head + "".join(f"- `{name}`\n" for name in names)
+    language = {".py": "python", ".json": "json", ".toml": "toml"}.get(Path(path).suffix, "text")
+    return f"{head}``````{language}\n{(ROOT / path).read_text(encoding='utf-8')}\n``````\n"

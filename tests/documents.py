@@ -1,0 +1,146 @@
+"""Runs the Python of a page of the documentation, block after block, in a folder with data.
+
+A block prints what the block of text right behind it shows, or nothing. One that cannot run in the
+tests says so to its readers in its first line, `# Not run by the tests: REASON`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sqlite3
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from tests.datasets.tar.tar_files import write_photo_tars
+from tests.images import write_photo_folder
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+BLOCK = re.compile(
+    r"^```python(?: title=\"\S+\")?\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+NOT_RUN = re.compile(r"# Not run by the tests: (\S.*)\n")
+
+HARMLESS = (
+    "torch.distributed is disabled, unavailable or uninitialized",  # DCP in a single process
+    r"\.fit\(ckpt_path=\"last\"\) is set, but there is no last checkpoint",  # Lightning
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning
+    "The 'train_dataloader' does not have many workers",  # Lightning
+)
+"""Warnings of other packages that say what the page wants."""
+
+
+CHATTY = {"docs/trainers/lightning.md"}
+"""Pages of packages that print of their own accord."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of Python, what it prints as the page shows it, and why it is not run, or None."""
+
+    code: str
+    printed: str
+    why_not_run: str | None
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    found = []
+    for code, printed in BLOCK.findall(page.read_text(encoding="utf-8")):
+        reason = NOT_RUN.match(code)
+        found.append(Block(code, printed, reason and reason[1]))
+    return found
+
+
+def name_of(page: Path) -> str:
+    """A page by its path in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run the blocks of a page in one namespace, in ``folder``, which is the current one."""
+    write_photo_folder(folder / "photos", num_classes=2, per_class=8)
+    write_photo_tars(folder / "tars")
+    names: dict[str, Any] = {"__name__": "documented"}
+    if prepare := PREPARED.get(name_of(page)):
+        names |= prepare(folder)
+    for number, block in enumerate(blocks_of(page), 1):
+        if block.why_not_run is not None:
+            continue
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), warnings.catch_warnings():
+            for message in HARMLESS:
+                warnings.filterwarnings("ignore", message)
+            exec(compile(block.code, f"{name_of(page)}, block {number}", "exec"), names)
+        shown = block.printed if name_of(page) in CHATTY else output.getvalue()
+        assert shown == block.printed, f"{name_of(page)}, block {number}"
+
+
+def write_table(path: Path, photos: list[Path], first_label: int = 0) -> Path:
+    """An SQLite file of JPEG files, as docs/adding-a-source.md has it; its path."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE images(data BLOB, label INTEGER)")
+        rows = [(photo.read_bytes(), label) for label, photo in enumerate(photos, first_label)]
+        connection.executemany("INSERT INTO images VALUES (?, ?)", rows)
+    return path
+
+
+def _model(folder: Path) -> dict[str, Any]:
+    return {"model": torch.nn.Linear(1, 1)}
+
+
+def _table(folder: Path) -> dict[str, Any]:
+    write_table(folder / "photos.sqlite", sorted((folder / "photos").rglob("*.jpg")))
+    return {}
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    """What a training script has before the lines that a page is about."""
+    model = torch.nn.Linear(3, 1)
+    recipes = [T.RandomResizedCrop(16)]
+    return {
+        "loader": StatefulGPULoader(
+            FolderSource(folder / "photos"), 4, shuffle=True, seed=1, transform=recipes
+        ),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+    }
+
+
+def _lightning(folder: Path) -> dict[str, Any]:
+    from lightning.pytorch import LightningModule
+
+    class Model(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return self.layer(batch[0].float().mean(dim=(2, 3))).mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return {**_training(folder), "model": Model()}
+
+
+PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "README.md": _model,
+    "docs/adding-a-source.md": _table,
+    "docs/trainers/fabric.md": _training,
+    "docs/trainers/accelerate.md": _training,
+    "docs/trainers/lightning.md": _lightning,
+    "docs/trainers/plain-torch.md": _training,
+}
+"""What a page's blocks find beside the photographs: files, and names that its text speaks of."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import torch
 
@@ -41,8 +42,8 @@ HARMLESS = (
 """Warnings of other packages that say what the page wants."""
 
 
-CHATTY = {"docs/trainers/lightning.md"}
-"""Pages of packages that print of their own accord."""
+CHATTY = {"docs/trainers/lightning.md", "docs/finding-the-bottleneck.md"}
+"""Pages of packages that print of their own accord, or whose figures are another machine's."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,15 @@ def _lightning(folder: Path) -> dict[str, Any]:
     return {**_training(folder), "model": Model()}
 
 
+def _measured(folder: Path) -> dict[str, Any]:
+    """A training step, and where its figures are logged."""
+    return {"train_step": lambda *batch: None, "writer": Mock(), "wandb": Mock(), "step": 0}
+
+
 PREPARED: dict[str, Callable[[Path], dict[str, Any]]] = {
     "README.md": _model,
     "docs/adding-a-source.md": _table,
+    "docs/finding-the-bottleneck.md": _measured,
     "docs/trainers/fabric.md": _training,
     "docs/trainers/accelerate.md": _training,
     "docs/trainers/lightning.md": _lightning,

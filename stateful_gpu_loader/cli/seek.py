@@ -14,10 +14,10 @@ from stateful_gpu_loader.tools.seek import seek_file
 StatesArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="A file or folder with the state of a loader.")
 ]
-StateOption = Annotated[
+WhereOption = Annotated[
     str | None,
     typer.Option(
-        "--state",
+        "--where",
         metavar="WHERE",
         help="Which of several loaders in PATH: the keys that lead to its state, joined by dots.",
     ),
@@ -38,7 +38,7 @@ def seek(
         float | None,
         typer.Option(help="Share of the epoch, 0 to 100, rounded down to where a batch begins."),
     ] = None,
-    where: StateOption = None,
+    where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a copy of a state file in which the loader goes on at another place of its stream.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json
-from stateful_gpu_loader.cli.seek import StateOption, StatesArgument
+from stateful_gpu_loader.cli.seek import StatesArgument, WhereOption
 from stateful_gpu_loader.cli.target import ArgOption, factory_of
 from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
 
@@ -39,7 +39,7 @@ def which(
         ),
     ] = None,
     arg: ArgOption = None,
-    where: StateOption = None,
+    where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tell which samples were in a batch, or when and to which rank a sample is delivered.

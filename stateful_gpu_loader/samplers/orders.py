@@ -1,6 +1,6 @@
 """Orders addressed by position: the interface between samplers and the loader.
 
-Any class with the interface :class:`PositionOrder` works with the loader, its ranks and resuming.
+The loader, its ranks and resuming need no more of an order than :class:`PositionOrder` has.
 """
 
 from __future__ import annotations

@@ -108,6 +108,6 @@ def states_of_one_loader(path: str | os.PathLike[str], where: str | None) -> lis
     places = ", ".join(repr(f"{each.where}") + f" in {each.path.name}" for each in every)
     what = "are of several loaders or epochs" if found else f"have no {where!r} among them"
     raise NoState(
-        f"the states in {str(path)!r} {what}: {places}. Remedy: choose one with --state, or give "
+        f"the states in {str(path)!r} {what}: {places}. Remedy: choose one with --where, or give "
         "the path of one file"
     )

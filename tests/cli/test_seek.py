@@ -81,12 +81,12 @@ def test_one_of_several_loaders_is_chosen(tmp_path: Path) -> None:
     done = run("seek", path, *place)
     assert isinstance(done.exception, NoState)
     assert "'train' in both.pt, 'val' in both.pt" in str(done.exception)
-    assert run("seek", path, *place, "--state", "val").exit_code == 0
+    assert run("seek", path, *place, "--where", "val").exit_code == 0
     assert {found.where: found.state["position"] for found in find_states(out)} == {
         "train": 0,
         "val": 4,
     }
-    missing = run("seek", path, *place, "--state", "test")
+    missing = run("seek", path, *place, "--where", "test")
     assert "have no 'test' among them" in str(missing.exception)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +27,7 @@ from stateful_gpu_loader.engine.resume.places import (
     place_of,
     put_sampler,
     states_between_passes,
+    text_of_ahead,
     with_dataset_state,
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
@@ -271,7 +271,7 @@ class Engine:
             fingerprint=self.identity.text,
             global_batch_size=self.plan.global_batch_size,
             index_digest=address.index_digest,
-            ahead=json.dumps(address.ahead) if address.ahead else None,
+            ahead=text_of_ahead(address.ahead),
             bad_samples=self.bad_samples.to_text(),
             user=None if user is None else user.to_dict(),
             lanes=lane_texts(self.plan, address),

@@ -26,8 +26,9 @@ class Address:
     position: int
     """The position of the oldest sample that was not delivered. With a user's sampler it is the
     number of indices that the sampler has given, over an iterable dataset the number of batches."""
-    ahead: tuple[int, ...] = field(default=(), repr=False)
-    """Positions of the batches that were delivered before an older one (``in_order=False``)."""
+    ahead: tuple[tuple[int, str | None], ...] = field(default=(), repr=False)
+    """Positions of the batches that were delivered before an older one (``in_order=False``), each
+    with its proof: what a batch there has to have in common with it, or None."""
     index_digest: str | None = field(default=None, repr=False)
     """Digest of the indices before ``position``, which a sampler without state has to skip."""
     user: Any = field(default=None, repr=False)

@@ -79,7 +79,7 @@ class Player:
             try:
                 getattr(self, action.name)(**action.arguments)
             except StateMismatch as error:
-                if self._stream.order == "in place" and error.field == "sampler":
+                if self._stream.order == "in place" and error.field in ("sampler", "ahead"):
                     return  # no other object can do again what its list went through
                 if self._stream["data"] == "once" and error.field == "iterable":
                     return  # it was read, and the digest has noticed

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler
 
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from tests.makers import Make, make_lazy, make_samplers, make_stateful
 from tests.map_datasets import Indices
 
@@ -86,6 +86,81 @@ def test_out_of_order_with_objects_that_have_state(make: Make) -> None:
     for batch in resumed:
         delivered.extend(int(index) for index in _indices_of(batch))
     assert sorted(delivered) == everything
+
+
+class Backwards(Sampler[int]):
+    """Each pass over the same object is the reverse of the one before."""
+
+    def __init__(self, length: int) -> None:
+        self.indices = list(range(length))
+
+    def __iter__(self) -> Iterator[int]:
+        self.indices.reverse()
+        return iter(self.indices)
+
+
+def overtaken(slow: int, **arguments: Any) -> dict[str, Any]:
+    """The state behind two batches, when the one that holds ``slow`` is not delivered yet."""
+    gate = closed_gate()
+    loader = StatefulGPULoader(
+        Gated(12, slow, gate), num_workers=2, prefetch_factor=2, in_order=False, **arguments
+    )
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    state = loader.state_dict()
+    gate.set()
+    list(batches)
+    return state
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_overtook_is_compared_before_anything_is_delivered(num_workers: int) -> None:
+    """No index lies before the oldest batch that is missing, so nothing else can tell."""
+    sampler = Backwards(12)
+    state = overtaken(11, batch_size=2, sampler=sampler)
+    assert state["position"] == 0
+    arguments: dict[str, Any] = {"num_workers": num_workers, "in_order": False, "batch_size": 2}
+    fresh = StatefulGPULoader(Indices(12), sampler=Backwards(12), **arguments)
+    fresh.load_state_dict(state)
+    assert sorted(int(index) for batch in fresh for index in batch) == [0, 1, 2, 3, 6, 7, 10, 11]
+    used = StatefulGPULoader(Indices(12), sampler=sampler, **arguments)
+    used.load_state_dict(state)
+    batches = iter(used)
+    for found in ("one of indices", "no batch that begins there"):
+        with pytest.raises(StateMismatch, match=f"ahead differs.*at position 2.*{found}"):
+            next(batches)
+
+
+def test_what_overtook_lies_where_a_batch_begins() -> None:
+    """Of a batch sampler, whose batches need not be as long as they were."""
+    state = overtaken(0, batch_sampler=[[0, 1], [2, 3], [4, 5], [6, 7]])
+    for other in ([[0, 1, 2], [3], [4, 5]], [[0, 1]]):
+        loader = StatefulGPULoader(Indices(12), batch_sampler=other)
+        loader.load_state_dict(state)
+        with pytest.raises(StateMismatch, match=r"at position 2.*no batch that begins there"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("is_theirs", [False, True])
+def test_what_overtook_on_one_rank_did_not_on_another(is_theirs: bool) -> None:
+    def of_rank(rank: int) -> dict[str, Any]:
+        if is_theirs:
+            return {"sampler": DistributedSampler(Indices(12), num_replicas=2, rank=rank, seed=3)}
+        return {"num_replicas": 2, "rank": rank}
+
+    slow = next(iter(of_rank(0).get("sampler", [0])))
+    state = overtaken(slow, batch_size=1, **of_rank(0))
+    assert state["ahead"] is not None
+    _rest(state, **of_rank(0))
+    with pytest.raises(StateMismatch, match="the state is of another rank"):
+        _rest(state, **of_rank(1))
+
+
+def _rest(state: dict[str, Any], **given: Any) -> None:
+    loader = StatefulGPULoader(Indices(12), batch_size=1, **given)
+    loader.load_state_dict(state)
+    list(loader)
 
 
 def _indices_of(batch: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -134,24 +134,39 @@ def put_sampler(memory: SamplerSnapshot, place: Address) -> None:
     memory.note_load(mark["attributes"])
 
 
-def _positions_ahead(state: LoaderState) -> tuple[int, ...]:
+def _positions_ahead(state: LoaderState) -> tuple[tuple[int, str | None], ...]:
     if state.ahead is None:
         return ()
     try:
-        positions = json.loads(state.ahead)
+        listed = json.loads(state.ahead)
     except (ValueError, RecursionError):
-        positions = None
-    is_list = isinstance(positions, list) and all(
-        isinstance(position, int) and position >= state.position for position in positions
+        listed = None
+    if isinstance(listed, list):
+        entries = [entry if isinstance(entry, list) else [entry, None] for entry in listed]
+        if all(_is_position_ahead(state.position, *entry) for entry in entries):
+            return tuple((position, proof) for position, proof in entries)
+    raise StateMismatch(
+        "ahead",
+        saved=state.ahead,
+        present=f"a JSON list of positions from {state.position} on, or of pairs of a position "
+        "and a proof",
+        remedy=REMEDY_FOREIGN,
     )
-    if not is_list:
-        raise StateMismatch(
-            "ahead",
-            saved=state.ahead,
-            present=f"a JSON list of positions from {state.position} on",
-            remedy=REMEDY_FOREIGN,
-        )
-    return tuple(positions)
+
+
+def text_of_ahead(ahead: Sequence[tuple[int, str | None]]) -> str | None:
+    """Return how a state names the batches that were delivered ahead of an older one.
+
+    >>> text_of_ahead([(8, None), (16, "indices ab12")])
+    '[8, [16, "indices ab12"]]'
+    """
+    entries = [position if proof is None else (position, proof) for position, proof in ahead]
+    return json.dumps(entries) if entries else None
+
+
+def _is_position_ahead(start: int, position: Any = None, proof: Any = None, *more: Any) -> bool:
+    is_pair = type(position) is int and position >= start and not more
+    return is_pair and (proof is None or isinstance(proof, str))
 
 
 def _check_sampler(user: UserStates, memory: SamplerSnapshot | None) -> None:

@@ -47,6 +47,10 @@ class Feed(Protocol):
         """Count a delivered request; return the digest of all requests so far."""
         ...
 
+    def proof_of(self, request: Request) -> str | None:
+        """Return what a resumed pass compares of a request that was delivered out of order."""
+        ...
+
     def end_mark(self) -> bytes | None:
         """Return the mark from which the next pass begins."""
         ...
@@ -123,10 +127,13 @@ class MapSchedule:
         self._digest = place.index_digest
         self._to_skip = user.steps
         self._start = place
-        self._ahead = set(place.ahead)
-        """Positions delivered before the pass was resumed whose requests were not drawn yet."""
-        self._done_ahead: dict[int, None] = {}
-        """Positions drawn and delivered out of order since."""
+        self._ahead = dict(sorted(place.ahead))
+        """Positions delivered before the pass was resumed whose requests were not drawn yet, and
+        the proofs of these."""
+        self._to_repeat: deque[Request] = deque()
+        """Drawn requests that have to be made, again or for the first time."""
+        self._done_ahead: dict[int, str | None] = {}
+        """Positions drawn and delivered out of order since, and the proofs of their requests."""
         self._issued: OrderedDict[int, _Issued] = OrderedDict()
         """Requests after the last snapshot, oldest first."""
         self._drawn = 0
@@ -138,12 +145,12 @@ class MapSchedule:
     def requests(self) -> Iterator[Request]:
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
         makes_done_again = self._has_states and self._in_order
-        again = [
+        self._to_repeat = deque(
             issued.request
             for ordinal, issued in self._issued.items()
             if makes_done_again or not (issued.is_done or ordinal in self._failed)
-        ]
-        return _Requests(again, self._draw)
+        )
+        return _Requests(self._next)
 
     def start_place(self) -> Address:
         user = self._start.user
@@ -220,6 +227,18 @@ class MapSchedule:
         )
         return Address(self._epoch + 1, 0, user=user)
 
+    def _next(self) -> Request:
+        """Return the next request, once all that were delivered ahead of it are proven the same."""
+        while self._ahead or not self._to_repeat:
+            try:
+                request = self._draw()
+            except StopIteration:
+                self._check_ahead(None)
+                raise
+            if request is not None:
+                self._to_repeat.append(request)
+        return self._to_repeat.popleft()
+
     def _draw(self) -> Request | None:
         """Return the next request, or None if it need not be made again."""
         begin, ordinal = self._feed.position, self._drawn
@@ -246,7 +265,8 @@ class MapSchedule:
         if was_delivered and self._to_skip == 0:
             self._check_same_place(request.end)
         is_ahead = begin in self._ahead
-        self._ahead.discard(begin)
+        self._check_ahead(begin, request)
+        self._ahead.pop(begin, None)
         if was_delivered or is_ahead:
             self._set_done(issued)
         return None if is_ahead or (was_delivered and not self._has_states) else request
@@ -255,7 +275,32 @@ class MapSchedule:
         issued.is_done = True
         self._num_done += 1
         if not self._in_order:
-            self._done_ahead[issued.begin] = None
+            self._done_ahead[issued.begin] = self._feed.proof_of(issued.request)
+
+    def _check_ahead(self, begin: int | None, request: Request | None = None) -> None:
+        """Check that the order still has the batches that were delivered ahead of older ones.
+
+        Args:
+            begin: where the request begins that was drawn; None behind the last one.
+        """
+        if not self._ahead:
+            return
+        position, saved = next(iter(self._ahead.items()))
+        if begin is not None and begin < position:
+            return
+        present = None if request is None else self._feed.proof_of(request)
+        if begin == position and saved in (None, present):
+            return
+        of = f" of {saved}" if saved else ""
+        raise StateMismatch(
+            "ahead",
+            saved=f"a delivered batch{of} at position {position}",
+            present=(f"one of {present}" if begin == position else "no batch that begins there")
+            + ": the order is not reproducible, or the state is of another rank",
+            remedy="build the sampler as it was, with the same batch size, or give it state_dict() "
+            "and load_state_dict(); with in_order=False, load into each rank the state that it "
+            "saved itself",
+        )
 
     def _check_same_place(self, found: int) -> None:
         """Check that the batches delivered since the snapshot end where the state says.
@@ -285,10 +330,10 @@ class MapSchedule:
         self._next_worker = self._worker_of(ordinal + 1)
 
     def _place(self) -> Address:
-        ahead: tuple[int, ...] = ()
+        ahead: tuple[tuple[int, str | None], ...] = ()
         steps = self._num_done
         if not self._in_order:
-            ahead = (*self._done_ahead, *sorted(self._ahead))
+            ahead = (*self._done_ahead.items(), *sorted(self._ahead.items()))
             steps = 0
         user = None
         marks = self._mark, self._permutation, self._feed.batches
@@ -313,18 +358,13 @@ class MapSchedule:
 
 
 class _Requests:
-    """Yields the requests to repeat, then new ones; continues after an exception of the order."""
+    """Not a generator, because an exception of the order would end that."""
 
-    def __init__(self, again: list[Request], draw: Callable[[], Request | None]) -> None:
-        self._again = deque(again)
-        self._draw = draw
+    def __init__(self, next_request: Callable[[], Request]) -> None:
+        self._next_request = next_request
 
     def __iter__(self) -> _Requests:
         return self
 
     def __next__(self) -> Request:
-        if self._again:
-            return self._again.popleft()
-        while (request := self._draw()) is None:
-            pass
-        return request
+        return self._next_request()

@@ -25,6 +25,11 @@ class Division:
     num_replicas: int = 1
 
     @property
+    def rank_name(self) -> str | None:
+        """Which of several ranks this is; None if it is the only one."""
+        return f"rank {self.rank} of {self.num_replicas}" if self.num_replicas > 1 else None
+
+    @property
     def global_batch_size(self) -> int:
         """Number of samples of all ranks in one step."""
         return self.batch_size * self.num_replicas
@@ -78,6 +83,9 @@ class Requests:
 
     def count(self, request: Request) -> None:
         return None
+
+    def proof_of(self, request: Request) -> str | None:
+        return self._division.rank_name
 
     def end_mark(self) -> None:
         return None

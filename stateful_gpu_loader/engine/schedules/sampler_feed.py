@@ -167,6 +167,14 @@ class SamplerFeed:
         self._digest.update(self._written(request.index_list()))
         return self._share.signed(self._digest.hexdigest())
 
+    def proof_of(self, request: Request) -> str | None:
+        rank, num_replicas = self._use.rank, self._use.num_replicas
+        parts = [f"rank {rank} of {num_replicas}"] if num_replicas > 1 else []
+        if not self._has_state:
+            indices = _text(request.index_list())
+            parts.insert(0, f"indices {hashlib.blake2b(indices, digest_size=12).hexdigest()}")
+        return " on ".join(parts) or None
+
     def _written(self, indices: list[Any]) -> bytes:
         if type(self._use.sampler) in _DIVIDES:
             return b"," * len(indices)

@@ -143,6 +143,18 @@ def test_what_this_loader_cannot_honour_is_refused_not_dropped(field: str) -> No
         loader.load_state_dict({**loader.state_dict(), field: "something"})
 
 
+def test_states_of_objects_from_behind_the_position_are_refused() -> None:
+    """Found by the fuzzer of inputs: the sampler would have been asked for places beyond int64."""
+    loader = StatefulGPULoader(Indices(8), sampler=list(range(8)), batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert (state["position"], state["user"]["base"]) == (2, 2)
+    for base in (3, 2**64):
+        with pytest.raises(StateMismatch, match="user's base differs"):
+            loader.load_state_dict({**state, "user": {**state["user"], "base": base}})
+    assert loader.state_dict() == state
+
+
 @pytest.mark.parametrize("accept", ["transform", {"everything"}, {"length"}])
 def test_accept_names_known_fields_only(accept: Any) -> None:
     loader = StatefulGPULoader(Indices(20))

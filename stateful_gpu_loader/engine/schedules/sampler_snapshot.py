@@ -79,7 +79,7 @@ class SamplerSnapshot:
         if saved and set(saved) != set(generators):
             raise StateMismatch(
                 "sampler's generators",
-                saved=sorted(saved),
+                saved=sorted(map(str, saved)),
                 present=sorted(generators),
                 remedy="build the sampler as it was when the state was saved",
             )

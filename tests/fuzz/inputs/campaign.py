@@ -99,13 +99,13 @@ def observed_content(kind: Kind, content: Any, drawn: Input) -> Outcome:
         return Outcome(fault="takes long", details=f"{seconds:.1f} s of processor time")
     if (grown := _peak() - peak) > kind.memory:
         return Outcome(fault="takes much memory", details=f"{grown / 2**20:.0f} MiB")
-    if _said() > said:
+    if _said() > said and not kind.writes:
         return Outcome(fault="writes to the standard error")
     return outcome
 
 
 def shrunk(make: MakeKind, seed: int, number: int, fault: str) -> tuple[Input, str]:
-    """The fewest changes, and then the fewest bytes, that have the same fault; and these as text."""
+    """The fewest changes, then the fewest bytes, that have the same fault; and these as text."""
     ended = in_child(lambda folder, note: _shrunk(make(folder), seed, number, fault, note))
     if ended.death is None:
         found: tuple[Input, str] = ended.value

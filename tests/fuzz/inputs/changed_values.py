@@ -78,7 +78,9 @@ def _changed_node(random: Random, node: Any, plain: bool) -> Any:
     if isinstance(node, bytes):
         return changed_bytes.changed(random, node)
     if isinstance(node, torch.Tensor) and not plain:
-        return random.choice((node[:-1], node.float(), node.reshape(-1, 1), node.to("meta")))
+        return random.choice(
+            (node.reshape(-1)[:-1], node.float(), node.reshape(-1, 1), node.to("meta"))
+        )
     return _odd(random, plain)
 
 
@@ -190,7 +192,6 @@ _OTHERS: tuple[Callable[[], Any], ...] = (
     lambda: b"\xff",
     lambda: 1j,
     set,
-    object,
     lambda: range(3),
     lambda: np.int64(3),
     lambda: np.float32("nan"),

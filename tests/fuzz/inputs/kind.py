@@ -31,6 +31,8 @@ class Kind(ABC):
     """Whether the text of each refusal says what to do."""
     warns: ClassVar[tuple[type[Warning], ...]] = ()
     """Warnings that the reader's documentation announces."""
+    writes: ClassVar[bool] = False
+    """Whether a library that reads it writes its own warnings to the standard error."""
     memory: ClassVar[int] = 128 * MIB
     """By how many bytes the peak of the process may grow through one input."""
     share: ClassVar[float] = 1.0

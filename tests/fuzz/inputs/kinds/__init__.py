@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.fuzz.inputs.kind import Kind
 from tests.fuzz.inputs.kinds import (
-    texts,
     checkpoints,
     images,
     indices,
@@ -13,6 +12,7 @@ from tests.fuzz.inputs.kinds import (
     states,
     tables,
     tars,
+    texts,
 )
 
 _MODULES = (

@@ -61,6 +61,7 @@ def _is_turned(image: torch.Tensor, sound: torch.Tensor) -> bool:
 
 class Jpegs(_Images):
     name = "JPEG"
+    writes = True  # libjpeg: "Corrupt JPEG data: premature end of data segment"
     share = 6
 
     def _made(self, photo: Image.Image, exif: Image.Exif) -> list[bytes]:

@@ -16,11 +16,13 @@ from stateful_gpu_loader.datasets.tfrecord.images import ExampleImages
 from tests.datasets.lmdb.lmdb_files import encoded_datum, raw_datum, tensor, tensors
 from tests.datasets.record_files import (
     MAGIC,
-    example as example_of,
     image_record,
     imagenet_example,
     recordio_frame,
     tfrecord_frame,
+)
+from tests.datasets.record_files import (
+    example as example_of,
 )
 from tests.fuzz.inputs.kind import Broken, Kind
 

@@ -131,7 +131,7 @@ class JsonFiles(_Inspected):
 
 
 class DistributedFiles(_Inspected):
-    """Folders of ``torch.distributed.checkpoint``: bytes and values of the index, bytes of a part."""
+    """Folders of ``torch.distributed.checkpoint``: their index, and the bytes that it names."""
 
     name = "DCP"
     share = 2

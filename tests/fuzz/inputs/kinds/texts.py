@@ -50,6 +50,7 @@ class CountsFiles(_JsonTexts):
     """``sizes.json`` and shard lists, as webdataset's tools write them."""
 
     name = "counts file"
+    refusals = (ValueError, TypeError)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

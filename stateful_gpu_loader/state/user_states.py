@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.state.snapshot import freeze, thaw
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -99,10 +99,10 @@ class UserStates:
             if worker is not None:
                 _check(f"user's worker {number}", worker, _WORKER_FIELDS, newer={"digest"})
         return cls(
-            sampler=None if user["sampler"] is None else freeze(user["sampler"], "a sampler"),
+            sampler=None if user["sampler"] is None else _loaded("sampler", user["sampler"]),
             permutation=user["permutation"],
             num_workers=user["num_workers"],
-            workers=None if workers is None else tuple(map(_frozen, workers)),
+            workers=None if workers is None else tuple(map(_loaded_worker, workers)),
             next_worker=user["next_worker"],
             base=user["base"],
             steps=user["steps"],
@@ -145,6 +145,20 @@ def _thawed(state: bytes | None) -> Any:
 
 def _frozen(worker: dict[str, Any] | None) -> bytes | None:
     return None if worker is None else freeze(worker_state(**worker), "a worker")
+
+
+def _loaded_worker(worker: dict[str, Any] | None) -> bytes | None:
+    return None if worker is None else _loaded("worker", worker_state(**worker))
+
+
+def _loaded(name: str, state: Any) -> bytes:
+    """A frozen copy of what a state holds, which may be no copyable value."""
+    try:
+        return freeze(state, name)
+    except LoaderError as error:
+        raise StateMismatch(
+            f"user's {name}", saved=state, present="what can be copied", remedy=_REMEDY
+        ) from error
 
 
 def _check(

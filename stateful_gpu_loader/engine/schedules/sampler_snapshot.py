@@ -72,8 +72,17 @@ class SamplerSnapshot:
         """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
 
         Raises:
-            StateMismatch: the sampler has other generators, or their states are invalid.
+            StateMismatch: the sampler has other generators, or their states are invalid; or an
+                attribute is no plain one, or is not of it or of a sampler in it.
         """
+        for path, value in captured["attributes"].items():
+            if not self._has_place_for(path) or type(value) not in _PLAIN:
+                raise StateMismatch(
+                    "sampler's attributes",
+                    saved={path: value},
+                    present="a plain value of the sampler's, or of one in it",
+                    remedy="build the sampler as it was when the state was saved",
+                )
         generators = dict(self._generators())
         saved = captured["generators"]
         if saved and set(saved) != set(generators):
@@ -174,6 +183,15 @@ class SamplerSnapshot:
             for path, value in self._attributes()
             if path in self._built and self._built[path] != value and not _is_epoch(path)
         }
+
+    def _has_place_for(self, path: Any) -> bool:
+        """Whether an attribute can be set; it need not be there, as ``__iter__`` may add it."""
+        owner = self._sampler
+        *parents, name = path.split(".") if isinstance(path, str) else [""]
+        for parent in parents:
+            owner = getattr(owner, "__dict__", {}).get(parent)
+        is_special = name.startswith("__") and name.endswith("__")
+        return name.isidentifier() and not is_special and hasattr(owner, "__dict__")
 
     def _set(self, path: str, value: Any) -> None:
         *parents, name = path.split(".")

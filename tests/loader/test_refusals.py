@@ -152,7 +152,7 @@ def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
     assert [sampler.order.of_epoch(0, epoch).n for epoch in (0, 1)] == [6, 4]
     state = loader.state_dict()
     loader.load_state_dict({**state, "position": 6})
-    with pytest.raises(StateMismatch, match="position differs.*an epoch of 4 samples"):
+    with pytest.raises(StateMismatch, match=r"position differs.*an epoch of 4 samples"):
         loader.load_state_dict({**state, "position": 6, "epoch": 1})
 
 

@@ -53,8 +53,8 @@ class CheckpointFiles(Kind):
     """The bytes of a file, whose checksum no damage escapes."""
 
     name = "checkpoint"
+    share = 6
     refusals = (CheckpointError,)
-    share = 3
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -84,6 +84,7 @@ class ForgedCheckpoints(CheckpointFiles):
     """The same with a checksum that fits, as another program may write it."""
 
     name = "checkpoint, forged"
+    share = 2
 
     def change(self, random: Random, content: bytes) -> bytes:
         head, _, rest = content.partition(_HEAD_END)
@@ -118,9 +119,9 @@ class CheckpointFolders(CheckpointFiles):
     """The newest file of a pattern, of which another one is whole."""
 
     name = "checkpoint, folder"
+    share = 1
     # Of the files that are passed over.
     warns = (UserWarning,)
-    share = 1
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -138,9 +139,9 @@ class TypedJson(Kind):
     """Text of unknown origin through ``parse`` and ``decode``."""
 
     name = "typed JSON"
+    share = 4
     refusals = (ValueError,)
     names_remedy = False
-    share = 6
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

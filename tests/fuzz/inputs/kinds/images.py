@@ -61,8 +61,8 @@ def _is_turned(image: torch.Tensor, sound: torch.Tensor) -> bool:
 
 class Jpegs(_Images):
     name = "JPEG"
+    share = 8
     writes = True  # libjpeg: "Corrupt JPEG data: premature end of data segment"
-    share = 6
 
     def _made(self, photo: Image.Image, exif: Image.Exif) -> list[bytes]:
         return [
@@ -75,7 +75,7 @@ class Jpegs(_Images):
 
 class Pngs(_Images):
     name = "PNG"
-    share = 6
+    share = 8
     is_checked = True
 
     def _made(self, photo: Image.Image, exif: Image.Exif) -> list[bytes]:
@@ -90,7 +90,7 @@ class Pngs(_Images):
 
 class Webps(_Images):
     name = "WebP"
-    share = 3
+    share = 6
 
     def _made(self, photo: Image.Image, exif: Image.Exif) -> list[bytes]:
         frames = [photo.rotate(90)]

@@ -21,7 +21,7 @@ class KeptIndices(Kind):
     """Of a tar, a TFRecord file and a RecordIO file: bytes, and arrays in a sound container."""
 
     name = "kept index"
-    share = 2
+    share = 0.4
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -51,7 +51,6 @@ def _index(framing: str) -> bytes:
 
 class _Framed(Kind):
     refusals = (ValueError, OSError)
-    share = 2
     framing: ClassVar[str]
     source: ClassVar[Any]
     shards: ClassVar[Any]
@@ -92,11 +91,13 @@ class _Framed(Kind):
 
 class TFRecords(_Framed):
     name = "TFRecord"
+    share = 1.5
     framing, source, shards = "tfrecord", TFRecordSource, TFRecordShards
 
 
 class RecordIOs(_Framed):
     name = "RecordIO"
+    share = 1.5
     framing, source, shards = "recordio", RecordIOSource, RecordIOShards
 
 
@@ -121,11 +122,13 @@ class _Indexed(Kind):
 
 class TFRecordIndices(_Indexed):
     name = "TFRecord index"
+    share = 3
     framing, source = "tfrecord", TFRecordSource
 
 
 class RecordIOIndices(_Indexed):
     name = "RecordIO index"
+    share = 3
     framing, source = "recordio", RecordIOSource
 
 
@@ -133,11 +136,11 @@ class _Messages(Kind):
     """What a record holds, of a file whose frames are sound."""
 
     names_remedy = False  # The source's error, which is made of it, has one.
-    share = 4
 
 
 class Examples(_Messages):
     name = "tf.train.Example"
+    share = 8
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -153,6 +156,7 @@ class Examples(_Messages):
 
 class ImageRecords(_Messages):
     name = "RecordIO image"
+    share = 8
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -168,6 +172,7 @@ class ImageRecords(_Messages):
 
 class CaffeRecords(_Messages):
     name = "Caffe Datum"
+    share = 8
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -183,6 +188,7 @@ class CaffeRecords(_Messages):
 
 class Caffe2Records(_Messages):
     name = "Caffe2 TensorProtos"
+    share = 8
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

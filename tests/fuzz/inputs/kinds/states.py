@@ -43,10 +43,10 @@ class LoaderStates(Kind):
     """Nested values through ``load_state_dict``."""
 
     name = "loader state"
+    share = 4
     refusals = (StateMismatch,)
     # That another decoder's version, or another batch size, is used from now on.
     warns = (UserWarning,)
-    share = 6
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -64,7 +64,7 @@ class JsonStates(LoaderStates):
     """The same as JSON text."""
 
     name = "loader state, JSON"
-    share = 3
+    share = 2
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -93,6 +93,7 @@ class GeneratorStates(Kind):
     """Through ``RNG.load_state_dict`` and ``RNG.set_state``."""
 
     name = "RNG state"
+    share = 1
     refusals = (StateMismatch,)
 
     def __init__(self, folder: Path) -> None:

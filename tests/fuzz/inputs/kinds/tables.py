@@ -33,6 +33,7 @@ class ParquetFiles(Kind):
     """By row group, as a stream, and as whole records."""
 
     name = "Parquet"
+    share = 0.6
     refusals = (ValueError, OSError)
     memory = 512 * MIB
 
@@ -72,8 +73,8 @@ class Lmdbs(Kind):
     """Whole environments of Caffe's and of Caffe2's records."""
 
     name = "LMDB"
+    share = 1
     refusals = (ValueError, OSError)
-    share = 2
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -39,8 +39,8 @@ class Tars(Kind):
     """By their headers, through :class:`TarSource`, and as streams."""
 
     name = "tar"
+    share = 1
     refusals = (ValueError, OSError)
-    share = 2
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -70,7 +70,7 @@ class CompressedTars(Kind):
     """Streams whose formats have a checksum of all that they hold."""
 
     name = "tar, compressed"
-    share = 2
+    share = 3
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -104,6 +104,7 @@ class TarIndices(Kind):
     """Texts of DALI's wds2idx."""
 
     name = "tar index, wds2idx"
+    share = 1
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -140,8 +141,8 @@ class MemberValues(Kind):
     """What the bytes of a member mean, by its extension."""
 
     name = "tar member"
+    share = 8
     names_remedy = False  # The error of the tar, which is made of it, has one.
-    share = 6
     _extensions = ("cls", "json", "txt", "npy", "npy", "npy")
 
     def __init__(self, folder: Path) -> None:

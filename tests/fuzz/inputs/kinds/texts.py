@@ -29,7 +29,7 @@ class CocoFiles(_JsonTexts):
     """Boxes and masks, but not the images."""
 
     name = "COCO annotations"
-    share = 2
+    share = 1
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -50,6 +50,7 @@ class CountsFiles(_JsonTexts):
     """``sizes.json`` and shard lists, as webdataset's tools write them."""
 
     name = "counts file"
+    share = 1.5
     refusals = (ValueError, TypeError)
 
     def __init__(self, folder: Path) -> None:
@@ -75,6 +76,7 @@ class FileLists(Kind):
     """DALI's and Caffe's file_list."""
 
     name = "file list"
+    share = 2
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

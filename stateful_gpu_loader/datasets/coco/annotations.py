@@ -216,6 +216,8 @@ def _load(path: str) -> Any:
         what, offset = f"it is no text: {error.reason}", error.start
     except RecursionError:
         what, offset = "it is nested too deeply for annotations", 0
+    except ValueError as error:
+        what, offset = f"it is no JSON: {error}", 0  # a number of thousands of digits
     raise damaged(path, what, offset=offset, remedy=_REMEDY)
 
 

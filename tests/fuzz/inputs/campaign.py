@@ -54,6 +54,9 @@ class Tally:
         self.findings += [one for one in other.findings if one.outcome.fault not in self.faults]
         self.faults += other.faults
 
+    def __str__(self) -> str:
+        return f"{self.read:8} inputs, {self.refused:8} refused, {len(self.faults):3} faults"
+
 
 def read_inputs(make: MakeKind, seed: int, numbers: Sequence[int]) -> Tally:
     """Read inputs in children, each of which goes on behind the one that ended the one before."""

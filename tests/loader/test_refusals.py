@@ -158,7 +158,8 @@ def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
 
 def test_states_of_objects_from_behind_the_position_are_refused() -> None:
     """Found by the fuzzer of inputs: the sampler would have been asked for places beyond int64."""
-    loader = StatefulGPULoader(Indices(8), sampler=list(range(8)), batch_size=2)
+    sampler = DistributedSampler(Indices(8), 1, 0)
+    loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
     next(iter(loader))
     state = loader.state_dict()
     assert (state["position"], state["user"]["base"]) == (2, 2)

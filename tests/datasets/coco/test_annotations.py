@@ -141,7 +141,7 @@ def _changed(change: Callable[[Any], Any]) -> Any:
         ),
         (
             lambda c: c["images"][2].update(file_name="\ud800.jpg"),
-            r"images\[2\].*its file_name is '\\\\ud800.jpg', and no name",
+            r"images\[2\].*its file_name is '\\ud800.jpg', and no name",
         ),
         (lambda c: c["images"][2].update(file_name="a\0.jpg"), r"images\[2\].*and no name"),
         (lambda c: c["categories"][1].pop("id"), r"categories\[1\].*'id'"),

@@ -17,6 +17,8 @@ from tests.fuzz.inputs.kinds import KINDS
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "120"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
+NEVER_REFUSED = {"checkpoint, folder", "kept index"}
+"""Another file is read in place of a damaged one, or a damaged one is made anew."""
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -24,7 +26,7 @@ def test_damaged_inputs_are_read_or_refused_by_name(name: str) -> None:
     """As many as FUZZ_INPUTS of each kind, of the seed FUZZ_SEED."""
     tally = read_inputs(KINDS[name], SEED, range(INPUTS))
     assert tally.read == INPUTS
-    assert tally.refused, "nothing was damaged"
+    assert tally.refused or name in NEVER_REFUSED, "nothing was damaged"
     for finding in tally.findings:
         drawn, content = shrunk(KINDS[name], SEED, finding.number, finding.outcome.fault or "")
         pytest.fail(
@@ -90,7 +92,8 @@ FAULTS: dict[Callable[[], object], str] = {
 def test_a_planted_fault_is_found_and_shrunk(
     go_wrong: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "MOST_SECONDS", 0.2)
+    if go_wrong is _endless:
+        monkeypatch.setattr(children, "MOST_SECONDS", 0.1)
 
     def make(folder: Path) -> Kind:
         return Planted(folder, go_wrong)

@@ -12,7 +12,7 @@ import torch
 
 from stateful_gpu_loader import RNG, StatefulGPULoader
 from stateful_gpu_loader.errors import LoaderError, StateMismatch
-from tests.conformance import same
+from stateful_gpu_loader.tools.differences import same
 from tests.damaged import ERRORS, Damaged, N
 from tests.fuzz.inputs import changed_values
 from tests.fuzz.inputs.kind import Broken, Kind

@@ -22,6 +22,8 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "batches": (int, type(None)),
 }
+_MOST = 1 << 62
+"""More than anything that is counted: what is added to a count must stay an int of 64 bits."""
 _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "dataset": (object,),
     "iterator": (object,),
@@ -174,8 +176,8 @@ def _check(
     for field, kinds in fields.items():
         found = value.get(field)
         is_bool_for_int = isinstance(found, bool) and int in kinds
-        negative = isinstance(found, int) and found < 0
-        if not isinstance(found, kinds) or is_bool_for_int or (negative and int in kinds):
+        is_no_count = isinstance(found, int) and not 0 <= found < _MOST
+        if not isinstance(found, kinds) or is_bool_for_int or (is_no_count and int in kinds):
             raise StateMismatch(
                 f"{name}'s {field}",
                 saved=found,

@@ -28,6 +28,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.state.user_states import UserStates, worker_state
 from tests.images import encode, photograph
 from tests.map_datasets import Indices
+from tests.user_objects import PlainIterable
 
 
 def make_shuffled() -> ShuffledSampler:
@@ -179,6 +180,7 @@ def test_states_of_objects_from_behind_the_position_are_refused() -> None:
         {"absent.epoch": 1},
         {"epoch.real": 1},
         {"a b": 1},
+        {"dataset": 1},
     ],
 )
 def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
@@ -193,6 +195,20 @@ def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
     with pytest.raises(StateMismatch, match="sampler's attributes differs"):
         loader.load_state_dict({**state, "user": user})
     assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("field", ["fetches", "samples", "steps"])
+def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
+    """Found by the fuzzer of inputs: the seeds of later batches would not have been int64."""
+    loader = StatefulGPULoader(PlainIterable(8), batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    user = copy.deepcopy(state["user"])
+    counts = user if field == "steps" else user["workers"][0]
+    assert counts[field] in (0, 1, 2)
+    counts[field] = 2**62
+    with pytest.raises(StateMismatch, match=rf"user's (worker 0's )?{field} differs"):
+        loader.load_state_dict({**state, "user": user})
 
 
 def test_a_samplers_state_that_cannot_be_copied_is_refused() -> None:

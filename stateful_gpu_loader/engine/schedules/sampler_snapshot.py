@@ -185,13 +185,15 @@ class SamplerSnapshot:
         }
 
     def _has_place_for(self, path: Any) -> bool:
-        """Whether an attribute can be set; it need not be there, as ``__iter__`` may add it."""
+        """Whether a plain attribute can be set; ``__iter__`` may be what adds it."""
         owner = self._sampler
         *parents, name = path.split(".") if isinstance(path, str) else [""]
         for parent in parents:
             owner = getattr(owner, "__dict__", {}).get(parent)
-        is_special = name.startswith("__") and name.endswith("__")
-        return name.isidentifier() and not is_special and hasattr(owner, "__dict__")
+        attributes = getattr(owner, "__dict__", None)
+        if attributes is None or not name.isidentifier() or name.startswith("__"):
+            return False
+        return name not in attributes or type(attributes[name]) in _PLAIN
 
     def _set(self, path: str, value: Any) -> None:
         *parents, name = path.split(".")

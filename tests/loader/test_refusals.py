@@ -200,7 +200,7 @@ def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
 @pytest.mark.parametrize("field", ["fetches", "samples", "steps"])
 def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
     """Found by the fuzzer of inputs: the seeds of later batches would not have been int64."""
-    loader = StatefulGPULoader(PlainIterable(8), batch_size=2)
+    loader = StatefulGPULoader(PlainIterable([8]), batch_size=2)
     next(iter(loader))
     state = loader.state_dict()
     user = copy.deepcopy(state["user"])

@@ -6,14 +6,16 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
+import stateful_gpu_loader
 from tests.fuzz.inputs.kind import Broken, Kind
 
 _MOST_STEPS = 6
 _LONGEST_MESSAGE = 20_000
-_PACKAGE = "stateful_gpu_loader"
+_PACKAGE = Path(stateful_gpu_loader.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,13 @@ def _fault_of(kind: Kind, error: Exception, *, is_changed: bool) -> str | None:
 def _place(error: Exception) -> str:
     """The innermost line of the package, or of the kind, that the error came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"/{_PACKAGE}/" in frame.filename] or frames
-    last = own[-1]
-    return f"{last.filename.rpartition(f'/{_PACKAGE}/')[2]}:{last.lineno}"
+    own = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents]
+    last = (own or frames)[-1]
+    place = Path(last.filename).relative_to(_PACKAGE) if own else Path(last.filename).name
+    return f"{place}:{last.lineno}"
+
+
+def is_the_packages(error: BaseException) -> bool:
+    """Whether code of the package itself raised it, and neither a library nor the tests."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return _PACKAGE in Path(last.filename).parents

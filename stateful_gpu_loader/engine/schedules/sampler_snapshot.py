@@ -48,6 +48,8 @@ class SamplerSnapshot:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._built = self._at_load = dict(self._attributes())
+        every = _walk(sampler, "", _DEEPEST)
+        self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
         self._is_put = False
         self._overruled: dict[str, Any] = {}
 
@@ -190,10 +192,8 @@ class SamplerSnapshot:
         *parents, name = path.split(".") if isinstance(path, str) else [""]
         for parent in parents:
             owner = getattr(owner, "__dict__", {}).get(parent)
-        attributes = getattr(owner, "__dict__", None)
-        if attributes is None or not name.isidentifier() or name.startswith("__"):
-            return False
-        return name not in attributes or type(attributes[name]) in _PLAIN
+        is_name = name.isidentifier() and not name.startswith("__")
+        return is_name and hasattr(owner, "__dict__") and path not in self._objects
 
     def _set(self, path: str, value: Any) -> None:
         *parents, name = path.split(".")

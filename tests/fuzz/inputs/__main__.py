@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tests.fuzz.inputs.campaign import Tally, read_inputs, shrunk
 from tests.fuzz.inputs.kinds import KINDS
 
-_AT_ONCE = 2500
+_AT_ONCE = 2000
 
 
 class _Part(NamedTuple):
@@ -40,8 +40,11 @@ def main() -> int:
     parts = sorted(_parts(given, began), key=lambda part: part.numbers.start)
     tallies: dict[str, Tally] = {name: Tally() for name in given.kinds}
     with multiprocessing.get_context("fork").Pool(given.processes) as pool:
-        for name, tally in pool.imap_unordered(_read, parts):
-            tallies[name].merge(tally)
+        try:
+            for name, tally in pool.imap_unordered(_read, parts):
+                tallies[name].merge(tally)
+        except KeyboardInterrupt:
+            print("interrupted: what was read until then")
     for name, tally in tallies.items():
         print(f"{name:22} {tally}")
     whole = Tally()

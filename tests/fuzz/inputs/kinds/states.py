@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import traceback
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from stateful_gpu_loader import RNG, StatefulGPULoader
@@ -28,6 +30,8 @@ _TESTS = Path(__file__).parents[3]
 def loaders() -> list[tuple[Any, Any]]:
     """A loader of each kind of stream, and its state after some batches."""
     found = []
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
     for make in STREAMS.values():
         loader = make()
         taken = list(itertools.islice(iter(loader), _BATCHES))
@@ -36,7 +40,6 @@ def loaders() -> list[tuple[Any, Any]]:
     bad = StatefulGPULoader(Damaged(N, ERRORS), batch_size=4, seed=1, on_bad_sample="drop")
     list(itertools.islice(iter(bad), _BATCHES))
     found.append((bad, bad.state_dict()))
-    torch.manual_seed(0)
     theirs: Any = StatefulGPULoader(list(range(10)), batch_size=2, shuffle=True, seed=1)
     found.append((theirs, after_in_torchdata(2)))
     return found
@@ -53,8 +56,9 @@ class LoaderStates(Kind):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._loaders = [loader for loader, _ in loaders()]
-        self.examples = [state for _, state in loaders()]
+        pairs = loaders()
+        self._loaders = [loader for loader, _ in pairs]
+        self.examples = [state for _, state in pairs]
 
     def change(self, random: Random, content: Any) -> Any:
         return changed_values.changed(random, content)

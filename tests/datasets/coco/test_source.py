@@ -155,7 +155,7 @@ def test_an_image_of_unknown_size_without_objects_has_no_masks(tmp_path: Path) -
     index = source.image_ids.tolist().index(5)
     target = source.target(index)
     assert target["masks"].shape == (0, 0, 0)
-    moved = source.move_target(index, target, np.array([[1.0, 0, 0], [0, 1, 0]]), (8, 9))
+    moved = source.move_target(index, target, np.array([[2.0, 0, 0], [0, 2, 0]]), (8, 9))
     assert moved["masks"].shape == (0, 8, 9)
 
 

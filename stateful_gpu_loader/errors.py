@@ -122,5 +122,9 @@ class MissingDependency(LoaderError, ImportError):
 
 
 def _brief(value: Any, limit: int = 300) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:
+        # A damaged state may hold what has no text: nesting without end, an int of a megabyte.
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

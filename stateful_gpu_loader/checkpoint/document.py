@@ -185,9 +185,11 @@ def _states(found: Any) -> dict[str, SavedState]:
 
 
 def _saved(name: str, entry: Any) -> SavedState:
+    if not typed_json.is_text(name):
+        raise ValueError(f"the name {name!r}, which has surrogates")
     if not isinstance(entry, dict) or list(entry) != ["type", "state"]:
         raise ValueError(f"no type and state of {name!r}")
-    if not isinstance(entry["type"], str | None):
+    if not isinstance(entry["type"], str | None) or not typed_json.is_text(entry["type"] or ""):
         raise ValueError(f"no name of the type of {name!r}")
     saved = SavedState(entry["type"], entry["state"])
     try:

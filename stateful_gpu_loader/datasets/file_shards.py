@@ -100,10 +100,19 @@ def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:
             f"counts has no {missing[0]!r}, one of {len(missing)} shards that it lacks. Remedy: "
             "name each shard as shards() does"
         )
-    found = {name: operator.index(given[key]) for name, key in keys.items()}
-    if bad := [name for name, count in found.items() if count < 0]:
+    found = {name: _count(name, given[key]) for name, key in keys.items()}
+    if bad := [name for name, count in found.items() if not 0 <= count < 1 << 63]:
         raise ValueError(f"counts[{bad[0]!r}] is {found[bad[0]]}. Remedy: count from 0")
     return found
+
+
+def _count(name: str, count: Any) -> int:
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise TypeError(
+            f"counts[{name!r}] is a {type(count).__name__}, and no integer. Remedy: count from 0"
+        ) from None
 
 
 def _from_file(path: str) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def _from_file(path: str) -> dict[str, Any]:
             for entry in content["shardlist"]
             for name in (entry["url"], entry["url"].rpartition("/")[2])
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path!r} is no list of shards and samples ({type(error).__name__}: {error}). Remedy: "
             'pass a JSON file such as {"000.tar": 1000}'

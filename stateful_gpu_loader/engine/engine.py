@@ -335,7 +335,11 @@ class Engine:
         identity.fingerprint.check(saved, accept=accept, position=state.position)
         if strict:
             check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
-        check_fits(state, seed=self.seed.given, num_positions=plan.num_positions, accept=accept)
+        length = plan.num_positions
+        if length is not None and plan.order is not None and 0 < state.position <= length:
+            # Epochs of some orders are shorter than the longest one.
+            length = plan.order.of_epoch(state.seed, state.epoch).n
+        check_fits(state, seed=self.seed.given, num_positions=length, accept=accept)
         return plan, identity
 
     def _resolved(self, plan: Plan, state: LoaderState, *, accept: Collection[str]) -> Address:

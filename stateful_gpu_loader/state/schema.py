@@ -266,6 +266,16 @@ ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed", "sampler", "iterable"}
 """Names that ``load_state_dict(..., accept=)`` understands."""
 
 
+def says_own_format(state: Mapping[Any, Any]) -> bool:
+    """Whether a mapping says that it is this package's state; an array is no such text.
+
+    >>> says_own_format({"format": "stateful_gpu_loader"}), says_own_format({"format": [1, 2]})
+    (True, False)
+    """
+    found = state.get("format")
+    return isinstance(found, str) and found == FORMAT
+
+
 def lane_key(lane: int) -> str:
     """The state's key for a lane's cursor.
 

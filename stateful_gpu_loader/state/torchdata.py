@@ -21,7 +21,7 @@ import torch
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import checked_generator_state
-from stateful_gpu_loader.state.schema import FORMAT, MAX_POSITION
+from stateful_gpu_loader.state.schema import MAX_POSITION, says_own_format
 
 _REMEDY = "load what torchdata's StatefulDataLoader.state_dict() returned, unchanged"
 
@@ -38,7 +38,7 @@ def is_torchdata_state(state: Any) -> bool:
     >>> is_torchdata_state({"_num_yielded": 3}), is_torchdata_state({"format": "other"})
     (True, False)
     """
-    is_other = isinstance(state, Mapping) and state.get("format") != FORMAT
+    is_other = isinstance(state, Mapping) and not says_own_format(state)
     return is_other and not _MARKS.isdisjoint(state)
 
 

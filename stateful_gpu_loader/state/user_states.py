@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.errors import LoaderError, StateMismatch
 from stateful_gpu_loader.state.snapshot import freeze, thaw
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -22,6 +22,8 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "steps": (int,),
     "batches": (int, type(None)),
 }
+_MOST = 1 << 62
+"""More than anything that is counted: what is added to a count must stay an int of 64 bits."""
 _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "dataset": (object,),
     "iterator": (object,),
@@ -99,10 +101,10 @@ class UserStates:
             if worker is not None:
                 _check(f"user's worker {number}", worker, _WORKER_FIELDS, newer={"digest"})
         return cls(
-            sampler=None if user["sampler"] is None else freeze(user["sampler"], "a sampler"),
+            sampler=None if user["sampler"] is None else _loaded("sampler", user["sampler"]),
             permutation=user["permutation"],
             num_workers=user["num_workers"],
-            workers=None if workers is None else tuple(map(_frozen, workers)),
+            workers=None if workers is None else tuple(map(_loaded_worker, workers)),
             next_worker=user["next_worker"],
             base=user["base"],
             steps=user["steps"],
@@ -147,6 +149,20 @@ def _frozen(worker: dict[str, Any] | None) -> bytes | None:
     return None if worker is None else freeze(worker_state(**worker), "a worker")
 
 
+def _loaded_worker(worker: dict[str, Any] | None) -> bytes | None:
+    return None if worker is None else _loaded("worker", worker_state(**worker))
+
+
+def _loaded(name: str, state: Any) -> bytes:
+    """A frozen copy of what a state holds, which may be no copyable value."""
+    try:
+        return freeze(state, name)
+    except LoaderError as error:
+        raise StateMismatch(
+            f"user's {name}", saved=state, present="what can be copied", remedy=_REMEDY
+        ) from error
+
+
 def _check(
     name: str,
     value: Any,
@@ -160,8 +176,8 @@ def _check(
     for field, kinds in fields.items():
         found = value.get(field)
         is_bool_for_int = isinstance(found, bool) and int in kinds
-        negative = isinstance(found, int) and found < 0
-        if not isinstance(found, kinds) or is_bool_for_int or (negative and int in kinds):
+        is_no_count = isinstance(found, int) and not 0 <= found < _MOST
+        if not isinstance(found, kinds) or is_bool_for_int or (is_no_count and int in kinds):
             raise StateMismatch(
                 f"{name}'s {field}",
                 saved=found,

@@ -45,25 +45,42 @@ def read_values(folder: Path) -> dict[str | int, Any]:
     index = _read_index(folder)
     tree: dict[str | int, Any] = {}
     for place, key in _places(index):
-        info = index.storage_data[place]
-        with open(folder / info.relative_path, "rb") as file:
-            file.seek(info.offset)
-            content = file.read(info.length)
+        content = _read(folder, index.storage_data[place])
         inner = tree
         for name in key[:-1]:
             inner = inner.setdefault(name, {})
         inner[key[-1]] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return {name: _with_lists(value) for name, value in tree.items()}
+    longest = len(index.state_dict_metadata)
+    return {name: _with_lists(value, longest) for name, value in tree.items()}
 
 
-def _with_lists(value: Any) -> Any:
-    """The value with its lists again: DCP's keys are text but for the places in a list."""
+def _read(folder: Path, info: Any) -> bytes:
+    """The bytes of a value, of a file in the folder that is long enough to hold them."""
+    path = folder / info.relative_path
+    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+        raise ValueError(f"{_INDEX} names {str(info.relative_path)!r}, which is no file in it")
+    size = path.stat().st_size
+    if not 0 <= info.offset <= info.offset + info.length <= size:
+        end = info.offset + info.length
+        raise ValueError(f"{path.name} has {size} bytes, and {_INDEX} those up to {end}")
+    with open(path, "rb") as file:
+        file.seek(info.offset)
+        return file.read(info.length)
+
+
+def _with_lists(value: Any, longest: int) -> Any:
+    """The value with its lists again: DCP's keys are text but for the places in a list.
+
+    No list has more items than there are values and tensors, the latter of which are left out.
+    """
     if not isinstance(value, dict):
         return value
-    inner = {name: _with_lists(each) for name, each in value.items()}
-    if inner and all(type(name) is int for name in inner):
-        return [inner.get(i) for i in range(max(inner) + 1)]
-    return inner
+    inner = {name: _with_lists(each, longest) for name, each in value.items()}
+    if not inner or any(type(name) is not int for name in inner):
+        return inner
+    if min(inner) < 0 or max(inner) >= longest:
+        raise ValueError(f"{_INDEX} has places {min(inner)} to {max(inner)} in a list")
+    return [inner.get(i) for i in range(max(inner) + 1)]
 
 
 def write_values(folder: Path, tree: dict[str | int, Any]) -> None:

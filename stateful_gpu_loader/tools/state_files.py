@@ -22,7 +22,7 @@ import torch
 
 from stateful_gpu_loader.checkpoint import document
 from stateful_gpu_loader.errors import CheckpointError, LoaderError
-from stateful_gpu_loader.state.schema import FORMAT
+from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 from stateful_gpu_loader.tools import distributed_checkpoint
@@ -70,7 +70,7 @@ class FoundState:
     @property
     def is_of_torchdata(self) -> bool:
         """Whether torchdata's StatefulDataLoader wrote it."""
-        return self.state.get("format") != FORMAT
+        return not says_own_format(self.state)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _may_hold_a_state(file: Path, *, is_zip: bool) -> bool:
             content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
             with content:
                 return any(content.find(mark) >= 0 for mark in _MARKS)
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except Exception as error:  # The zip and what is compressed in it fail in many ways.
         raise _unreadable(file, error) from error
 
 
@@ -238,7 +238,7 @@ def _kind_of_checkpoint(file: Path) -> str:
 
 def _states_in(tree: Any, key: Key) -> Iterator[tuple[Key, dict[str, Any]]]:
     if isinstance(tree, Mapping):
-        if tree.get("format") == FORMAT or is_torchdata_state(tree):
+        if says_own_format(tree) or is_torchdata_state(tree):
             yield key, dict(tree)
             return
         for name, inner in tree.items():

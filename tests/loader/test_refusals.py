@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import DistributedSampler, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -19,13 +19,16 @@ from stateful_gpu_loader import (
     BadSample,
     DistributedShuffledSampler,
     FolderSource,
+    ShardSampler,
     ShuffledSampler,
     StatefulGPULoader,
     StateMismatch,
 )
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.state.user_states import UserStates, worker_state
 from tests.images import encode, photograph
 from tests.map_datasets import Indices
+from tests.user_objects import PlainIterable
 
 
 def make_shuffled() -> ShuffledSampler:
@@ -141,6 +144,85 @@ def test_what_this_loader_cannot_honour_is_refused_not_dropped(field: str) -> No
     loader = StatefulGPULoader(Indices(20))
     with pytest.raises(StateMismatch, match=f"{field} differs"):
         loader.load_state_dict({**loader.state_dict(), field: "something"})
+
+
+def test_a_position_behind_a_shorter_epoch_is_refused() -> None:
+    """Found by the fuzzer of inputs: an empty batch was collated."""
+    sampler = ShardSampler(range(23), 2, num_shards=5, shard_id=1)
+    loader = StatefulGPULoader(Indices(23), sampler=sampler, batch_size=2)
+    assert [sampler.order.of_epoch(0, epoch).n for epoch in (0, 1)] == [6, 4]
+    state = loader.state_dict()
+    loader.load_state_dict({**state, "position": 6})
+    with pytest.raises(StateMismatch, match=r"position differs.*an epoch of 4 samples"):
+        loader.load_state_dict({**state, "position": 6, "epoch": 1})
+
+
+def test_states_of_objects_from_behind_the_position_are_refused() -> None:
+    """Found by the fuzzer of inputs: the sampler would have been asked for places beyond int64."""
+    sampler = DistributedSampler(Indices(8), 1, 0)
+    loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert (state["position"], state["user"]["base"]) == (2, 2)
+    for base in (3, 2**64):
+        with pytest.raises(StateMismatch, match="user's base differs"):
+            loader.load_state_dict({**state, "user": {**state["user"], "base": base}})
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"epoch": float},
+        {"epoch": [1]},
+        {5: 1},
+        {"__class__": 1},
+        {"absent.epoch": 1},
+        {"epoch.real": 1},
+        {"a b": 1},
+        {"dataset": 1},
+    ],
+)
+def test_attributes_that_no_sampler_had_are_refused(attributes: Any) -> None:
+    """Found by the fuzzer of inputs: they would have been set, whatever they are."""
+    sampler = DistributedSampler(Indices(8), 1, 0)
+    loader = StatefulGPULoader(Indices(8), sampler=sampler, batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    mark = state["user"]["sampler"]
+    assert mark["attributes"] == {"epoch": 0}
+    user = {**state["user"], "sampler": {**mark, "attributes": attributes}}
+    with pytest.raises(StateMismatch, match="sampler's attributes differs"):
+        loader.load_state_dict({**state, "user": user})
+    assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("field", ["fetches", "samples", "steps"])
+def test_counts_that_nobody_has_counted_are_refused(field: str) -> None:
+    """Found by the fuzzer of inputs: the seeds of later batches would not have been int64."""
+    loader = StatefulGPULoader(PlainIterable([8]), batch_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    user = copy.deepcopy(state["user"])
+    counts = user if field == "steps" else user["workers"][0]
+    assert counts[field] in (0, 1, 2)
+    counts[field] = 2**62
+    with pytest.raises(StateMismatch, match=rf"user's (worker 0's )?{field} differs"):
+        loader.load_state_dict({**state, "user": user})
+
+
+def test_a_samplers_state_that_cannot_be_copied_is_refused() -> None:
+    """Found by the fuzzer of inputs: it was a LoaderError that spoke of the sampler."""
+    nested: Any = []
+    for _ in range(5000):
+        nested = [nested]
+    loader = StatefulGPULoader(Indices(8), sampler=list(range(8)), batch_size=2)
+    state = loader.state_dict()
+    for name in ("sampler", "workers"):
+        mark = {"kind": nested} if name == "sampler" else [{**worker_state(), "dataset": nested}]
+        user = UserStates().to_dict() | {name: mark}
+        with pytest.raises(StateMismatch, match=r"user's (sampler|worker) differs"):
+            loader.load_state_dict({**state, "user": user})
 
 
 @pytest.mark.parametrize("accept", ["transform", {"everything"}, {"length"}])

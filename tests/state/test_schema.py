@@ -128,6 +128,25 @@ def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value:
     assert repr(value) in str(caught.value)
 
 
+@pytest.mark.parametrize("depth", [5000, 50_000])
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same(depth: int) -> None:
+    """Found by the fuzzer of inputs: repr() of it raises RecursionError."""
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(StateMismatch, match="the state has a list that cannot be shown"):
+        LoaderState.from_dict({**STATE.to_dict(), "seed": value})
+
+
+def test_an_array_in_place_of_the_format_is_refused() -> None:
+    """Found by the fuzzer of inputs: its comparison with a text is an array, too."""
+    for found in (np.array([1, 2]), np.array(["a", "b"]), torch.tensor([1, 2])):
+        state = {**STATE.to_dict(), "format": found, "_num_yielded": 3}
+        assert is_torchdata_state(state)
+        with pytest.raises(StateMismatch, match="format differs"):
+            LoaderState.from_dict(state)
+
+
 def test_missing_and_additional_keys_are_named() -> None:
     """A truncated state, and one of somebody who added to it."""
     for key in set(STATE.to_dict()) - {"format", "version"}:

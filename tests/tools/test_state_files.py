@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,64 @@ def test_code_in_a_value_of_a_distributed_checkpoint_is_not_executed(
     with pytest.raises(NoState, match="cannot be read"):
         find_states(tmp_path / "dcp")
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("relative_path", "/dev/zero"),
+        ("relative_path", "../state.json"),
+        ("relative_path", "absent.distcp"),
+        ("offset", -1),
+        ("offset", 1 << 62),
+        ("length", 1 << 62),
+        ("length", None),
+    ],
+)
+def test_an_index_that_claims_other_bytes_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State], field: str, value: Any
+) -> None:
+    """Found by the fuzzer of inputs: as much would have been read as the index says."""
+    shutil.copytree(folder / "dcp", tmp_path / "dcp")
+    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
+    changed = {place: replace(info, **{field: value}) for place, info in index.storage_data.items()}
+    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, storage_data=changed)))
+    with pytest.raises(NoState, match="cannot be read"):
+        find_states(tmp_path / "dcp")
+
+
+@pytest.mark.parametrize("place", [-1, 1 << 40])
+def test_an_index_with_a_list_without_end_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State], place: int
+) -> None:
+    shutil.copytree(folder / "lists", tmp_path / "dcp")
+    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
+    keys = {
+        name: tuple(place if part == 0 and type(part) is int else part for part in key)
+        for name, key in index.planner_data.items()
+    }
+    assert keys != index.planner_data
+    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, planner_data=keys)))
+    with pytest.raises(NoState, match=r"places .* in a list"):
+        find_states(tmp_path / "dcp")
+
+
+def test_a_zip_that_is_damaged_inside_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State]
+) -> None:
+    """Found by the fuzzer of inputs: zipfile raises other exceptions, too."""
+    content = bytearray((folder / "script.pt").read_bytes())
+    directory = content.rindex(b"PK\x01\x02", 0, content.index(b"PK\x01\x02") + 4)
+    content[directory + 10] = 99  # The method of compression, which zipfile does not know.
+    (tmp_path / "script.pt").write_bytes(content)
+    with pytest.raises(NoState, match="cannot be read"):
+        find_states(tmp_path / "script.pt")
+
+
+def test_a_file_whose_format_is_an_array_is_no_state(tmp_path: Path) -> None:
+    torch.save({"format": torch.tensor([1, 2]), "note": "stateful_gpu_loader"}, tmp_path / "a.pt")
+    with pytest.raises(NoState, match="no state of a loader"):
+        find_states(tmp_path / "a.pt")
 
 
 @pytest.mark.parametrize("file", ["bare.pt", "script.pt", "state.json", "checkpoint.json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -150,12 +151,16 @@ class _Objects:
         """Take in the next object, of an image of this height and width."""
         i, self._filled = self._filled, self._filled + 1
         box = entry["bbox"]
-        self.boxes[i] = box
+        with np.errstate(over="ignore"):  # What is too large for float32 is refused below.
+            self.boxes[i] = box
         if len(box) != 4 or not np.isfinite(self.boxes[i]).all():
             raise ValueError(f"its bbox is {box!r}, and not four numbers")
         self.category_ids[i] = _integer(entry, "category_id")
         area = entry.get("area")
-        self.areas[i] = box[2] * box[3] if area is None else area
+        with np.errstate(over="ignore"):
+            self.areas[i] = box[2] * box[3] if area is None else area
+        if not np.isfinite(self.areas[i]):
+            raise ValueError(f"its area is {area!r}, and no number of pixels")
         self.are_crowds[i] = bool(entry.get("iscrowd", 0))
         if self._masks:
             self._put_mask(entry["segmentation"], size)
@@ -211,6 +216,8 @@ def _load(path: str) -> Any:
         what, offset = f"it is no text: {error.reason}", error.start
     except RecursionError:
         what, offset = "it is nested too deeply for annotations", 0
+    except ValueError as error:
+        what, offset = f"it is no JSON: {error}", 0  # a number of thousands of digits
     raise damaged(path, what, offset=offset, remedy=_REMEDY)
 
 
@@ -254,9 +261,18 @@ def _integer(entry: Mapping[str, Any], name: str) -> int:
 
 def _text(entry: Mapping[str, Any], name: str) -> str:
     value = entry[name]
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or "\0" in value or not _is_encodable(value):
         raise ValueError(f"its {name} is {value!r}, and no name")
     return value
+
+
+def _is_encodable(name: str) -> bool:
+    """Whether a file can have this name; JSON may hold surrogates that stand for no byte."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _size(entry: Mapping[str, Any], name: str) -> int:

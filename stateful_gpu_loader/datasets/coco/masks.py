@@ -35,7 +35,8 @@ def outline_of(polygon: Sequence[float]) -> npt.NDArray[np.int32]:
         raise ValueError(
             f"a polygon has {corners.size} numbers, and needs two for each of 3 corners"
         )
-    scaled = _SCALE * corners + 0.5
+    with np.errstate(over="ignore"):
+        scaled = _SCALE * corners + 0.5
     if not (np.abs(scaled) < 1 << 30).all():
         raise ValueError("a corner of a polygon lies more than 200 million pixels away, or nowhere")
     return scaled.astype(np.int32).reshape(-1, 2)

@@ -80,11 +80,13 @@ def moved_masks(masks: Tensor, motion: FloatArray, size: tuple[int, int]) -> Ten
     Without a turn or shear this is torchvision's "nearest-exact".
 
     Args:
-        masks: uint8 [n, H, W].
+        masks: uint8 [n, H, W]; H and W may be 0 where n is.
         motion: as for :func:`moved`.
         size: (height, width) of the result in pixels.
     """
     height, width = size
+    if not masks.numel():
+        return torch.zeros((len(masks), height, width), dtype=torch.uint8, device="cpu")
     # Written out: np.linalg.inv rounds as the BLAS of the machine does.
     (a, b, c), (d, e, f) = motion.tolist()
     area = a * e - b * d

@@ -185,7 +185,8 @@ class CocoSource(Source):
         }
         if self._segments is not None:
             objects = self._objects[own]
-            shape = (len(objects), *self._sizes[index].tolist())
+            # An image without objects may be of unknown size, which is -1.
+            shape = (len(objects), *self._sizes[index].clip(min=0).tolist())
             target["masks"] = torch.zeros(shape, dtype=torch.uint8, device="cpu")
             for mask, number in zip(target["masks"].numpy(), objects.tolist(), strict=True):
                 self._segments.draw(number, mask)

@@ -56,6 +56,8 @@ class RecordIOFraming:
         return np.array(offsets, dtype=np.int64)
 
     def check_extent(self, header: bytes, size: int, place: Place) -> None:
+        if len(header) < _HEADER.size:
+            raise _foreign(place, _HEADER.size, size)
         kind, length = _part(header, place, is_first=True)
         part = _HEADER.size + _padded(length)
         if part > size or (kind == _WHOLE and part < size):

@@ -18,7 +18,7 @@ from stateful_gpu_loader.datasets.storage.remote import remote_identity
 Index = dict[str, npt.NDArray[np.generic]]
 """Arrays by name; none of objects."""
 
-_HEADER, _NAMES = "header", "names"
+_HEADER, _CONTENTS = "header", "contents"
 
 
 def identity_of(path: str) -> tuple[int, str]:
@@ -88,15 +88,21 @@ def _load(place: Path, header: str) -> Index | None:
         with open(place, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             if str(file[_HEADER]) != header:
                 return None
-            index = {name: file[name] for name in file.files if name not in (_HEADER, _NAMES)}
-            return index if str(file[_NAMES]) == _names(index) else None
+            index = {name: file[name] for name in file.files if name not in (_HEADER, _CONTENTS)}
+            return index if str(file[_CONTENTS]) == _contents(index) else None
     except Exception:
         # NumPy and zipfile raise many types for damaged bytes, and the index is only built anew.
         return None
 
 
-def _names(index: Index) -> str:
-    return json.dumps(sorted(index))
+def _contents(index: Index) -> str:
+    """The type, shape and digest of each array, by name, so that no other array passes for it."""
+    return json.dumps(
+        {
+            name: [array.dtype.str, array.shape, hashlib.blake2b(array.tobytes()).hexdigest()]
+            for name, array in sorted(index.items())
+        }
+    )
 
 
 def _save(place: Path, header: str, index: Index) -> None:
@@ -106,7 +112,7 @@ def _save(place: Path, header: str, index: Index) -> None:
     )
     try:
         with open(descriptor, "wb") as file:
-            about = {_HEADER: np.array(header), _NAMES: np.array(_names(index))}
+            about = {_HEADER: np.array(header), _CONTENTS: np.array(_contents(index))}
             np.savez(file, **about, **index)  # type: ignore[arg-type]
         os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
         os.replace(temporary, place)

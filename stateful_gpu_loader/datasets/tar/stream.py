@@ -77,6 +77,9 @@ def tar_samples(
                     number += 1
                     if number > skipped:
                         yield sample, number if counting else after
+            # A checksum of all that was compressed comes last, after the block that closes the tar.
+            while counting and stream.read(1 << 20):
+                pass
         except damage_errors() as error:
             what = f"its compressed bytes are damaged: {type(error).__name__}: {error}"
             raise damaged(path, what, offset=reader.position) from error

@@ -100,6 +100,9 @@ def place_of(
     if memory is None:
         _refuse_unless(state.index_digest is None, "index_digest", state.index_digest, None)
     if user is not None:
+        _refuse_unless(
+            user.base <= state.position, "user's base", user.base, f"at most {state.position}"
+        )
         _check_sampler(user, memory)
         _check_workers(user, config)
         if user.permutation is not None:

@@ -48,6 +48,8 @@ class SamplerSnapshot:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._built = self._at_load = dict(self._attributes())
+        every = _walk(sampler, "", _DEEPEST)
+        self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
         self._is_put = False
         self._overruled: dict[str, Any] = {}
 
@@ -72,14 +74,23 @@ class SamplerSnapshot:
         """Refuse a snapshot that :meth:`put` could not restore, without changing anything.
 
         Raises:
-            StateMismatch: the sampler has other generators, or their states are invalid.
+            StateMismatch: the sampler has other generators, or their states are invalid; or an
+                attribute is no plain one, or is not of it or of a sampler in it.
         """
+        for path, value in captured["attributes"].items():
+            if not self._has_place_for(path) or type(value) not in _PLAIN:
+                raise StateMismatch(
+                    "sampler's attributes",
+                    saved={path: value},
+                    present="a plain value of the sampler's, or of one in it",
+                    remedy="build the sampler as it was when the state was saved",
+                )
         generators = dict(self._generators())
         saved = captured["generators"]
         if saved and set(saved) != set(generators):
             raise StateMismatch(
                 "sampler's generators",
-                saved=sorted(saved),
+                saved=sorted(map(str, saved)),
                 present=sorted(generators),
                 remedy="build the sampler as it was when the state was saved",
             )
@@ -174,6 +185,15 @@ class SamplerSnapshot:
             for path, value in self._attributes()
             if path in self._built and self._built[path] != value and not _is_epoch(path)
         }
+
+    def _has_place_for(self, path: Any) -> bool:
+        """Whether a plain attribute can be set; ``__iter__`` may be what adds it."""
+        owner = self._sampler
+        *parents, name = path.split(".") if isinstance(path, str) else [""]
+        for parent in parents:
+            owner = getattr(owner, "__dict__", {}).get(parent)
+        is_name = name.isidentifier() and not name.startswith("__")
+        return is_name and hasattr(owner, "__dict__") and path not in self._objects
 
     def _set(self, path: str, value: Any) -> None:
         *parents, name = path.split(".")

@@ -127,6 +127,23 @@ def _changed(change: Callable[[Any], Any]) -> Any:
         ),
         (lambda c: c["annotations"][1].update(segmentation=7), r"annotations\[1\].*is a int"),
         (lambda c: c["images"][2].pop("height"), r"annotations\[0\].*no height and width"),
+        (
+            lambda c: c["annotations"][3].update(bbox=[1, 2, 3, 1e308]),
+            r"annotations\[3\].*not four numbers",
+        ),
+        (
+            lambda c: c["annotations"][3].update(area=1e308),
+            r"annotations\[3\].*its area is 1e\+308",
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 1e308]]),
+            r"annotations\[0\].*a corner of a polygon",
+        ),
+        (
+            lambda c: c["images"][2].update(file_name="\ud800.jpg"),
+            r"images\[2\].*its file_name is '\\ud800.jpg', and no name",
+        ),
+        (lambda c: c["images"][2].update(file_name="a\0.jpg"), r"images\[2\].*and no name"),
         (lambda c: c["categories"][1].pop("id"), r"categories\[1\].*'id'"),
     ],
 )
@@ -139,7 +156,9 @@ def test_what_is_malformed_is_named(
         read_annotations(str(path), masks=True)
 
 
-@pytest.mark.parametrize("text", [b"[]", b"7", b"\xff\xfe\xfd", b"[" * 100_000, b'{"images": 3}'])
+@pytest.mark.parametrize(
+    "text", [b"[]", b"7", b"9" * 5000, b"\xff\xfe\xfd", b"[" * 100_000, b'{"images": 3}']
+)
 def test_what_is_no_annotation_file_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.json").write_bytes(text)
     with pytest.raises(ValueError, match=r"a\.json'.*Remedy"):

@@ -146,6 +146,19 @@ def test_what_cannot_be_is_refused(files: tuple[Path, Path], tmp_path: Path) -> 
         source[1]
 
 
+def test_an_image_of_unknown_size_without_objects_has_no_masks(tmp_path: Path) -> None:
+    """Found by the fuzzer of inputs: a mask would have had -1 rows."""
+    content = annotations()
+    empty = next(image for image in content["images"] if image["id"] == 5)
+    del empty["height"], empty["width"]
+    source = CocoSource(*write_coco(tmp_path, content), masks=True)
+    index = source.image_ids.tolist().index(5)
+    target = source.target(index)
+    assert target["masks"].shape == (0, 0, 0)
+    moved = source.move_target(index, target, np.array([[2.0, 0, 0], [0, 2, 0]]), (8, 9))
+    assert moved["masks"].shape == (0, 8, 9)
+
+
 def test_images_are_read_by_url(files: tuple[Path, Path]) -> None:
     memory = fsspec.filesystem("memory")
     for path in files[0].iterdir():

@@ -143,6 +143,19 @@ def test_an_index_that_does_not_begin_at_the_beginning_is_refused(tmp_path: Path
         RecordIOSource(path, index_paths=index)
 
 
+@pytest.mark.parametrize("offset", [1, 7, 20])
+def test_an_index_of_records_shorter_than_their_header_is_refused(
+    tmp_path: Path, offset: int
+) -> None:
+    path = tmp_path / "train.rec"
+    write_records(path, [recordio_frame(image_record(b"", 1.0)) for _ in range(2)])
+    size = path.stat().st_size
+    for last in (offset, size - offset):
+        (tmp_path / "bad.idx").write_text(f"0\t0\n1\t{last}\n")
+        with pytest.raises(ValueError, match=r"train\.rec', record \d.*Remedy: |begin at byte"):
+            RecordIOSource(path, index_paths=tmp_path / "bad.idx")
+
+
 def test_a_record_without_the_header_of_an_image_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     write_records(path, [recordio_frame(b"just text")])

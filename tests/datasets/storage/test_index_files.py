@@ -6,7 +6,9 @@ import os
 import stat
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -131,6 +133,24 @@ def test_a_damaged_index_is_built_anew_or_right(changes: list[tuple[int, int]]) 
         kept.write_bytes(data)
         index = cached_index(str(path), kind="k-1", build=build)
         assert index["numbers"].tolist() == list(range(build.times))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [np.arange(2), np.arange(1.0), np.array(5), np.array(["0"]), np.array([None])],
+    ids=["longer", "of another type", "a number", "text", "objects"],
+)
+def test_an_index_with_another_part_is_built_anew(file: Path, part: Any) -> None:
+    """Found by the fuzzer of inputs: the header alone said that it was the right one."""
+    build = Builder()
+    cached_index(str(file), kind="k-1", build=build)
+    kept = file.parent / ".a.bin.k-1.npz"
+    with np.load(kept) as parts:
+        np.savez(kept, **{**parts, "numbers": part})
+    assert cached_index(str(file), kind="k-1", build=build)["numbers"].tolist() == [0, 1]
+    with zipfile.ZipFile(kept, "a") as archive:
+        archive.writestr("more", b"this is no array")
+    assert cached_index(str(file), kind="k-1", build=build)["numbers"].tolist() == [0, 1, 2]
 
 
 def test_many_may_build_at_the_same_time(file: Path) -> None:

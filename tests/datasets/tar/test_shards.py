@@ -203,9 +203,13 @@ def test_a_last_part_that_several_paths_share_names_none_of_them() -> None:
 
 def test_files_of_counts_and_wrong_counts_are_refused(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", sample_entries(0, 3))
-    for text in ("{", "[1]", '{"shardlist": [{}]}', '{"shardlist": 3}'):
+    for text in ("{", "[1]", '{"shardlist": [{}]}', '{"shardlist": 3}', "[" * 100_000):
         (tmp_path / "sizes.json").write_text(text)
         with pytest.raises(ValueError, match=r"sizes.json' is no list of shards.*Remedy"):
+            TarShards(path, counts=tmp_path / "sizes.json")
+    for text, error in (('"3"', TypeError), ("[[[3]]]", TypeError), ("-1", ValueError)):
+        (tmp_path / "sizes.json").write_text(f'{{"a.tar": {text}}}')
+        with pytest.raises(error, match=r"counts\['a.tar'\] is .*Remedy: count from 0"):
             TarShards(path, counts=tmp_path / "sizes.json")
     shards = TarShards(path, counts=[4])
     with pytest.raises(ValueError, match="has 3 samples, not 4 as counts= says"):

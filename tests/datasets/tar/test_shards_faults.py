@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +110,23 @@ def test_damaged_compressed_bytes_are_named(tmp_path: Path, ending: str) -> None
     _, error = until_the_error(TarShards(path), path.name)
     assert error is not None
     assert "its compressed bytes are damaged" in error
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz"])
+def test_a_checksum_behind_the_archives_end_is_compared(tmp_path: Path, ending: str) -> None:
+    """Found by the fuzzer of inputs: it comes after the zeros that close a tar."""
+    noise = random.Random(0).randbytes(1 << 21)
+    compress = zstandard.ZstdCompressor(write_checksum=True).compress
+    whole = (compress if ending == ".tar.zst" else COMPRESS[ending])(WHOLE + noise)
+    path = tmp_path / f"a{ending}"
+    for place in (-12, -4) if ending == ".tar.xz" else (-4,):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        found, text = until_the_error(TarRecords(path), path.name)
+        assert len(found) == 4
+        assert text is not None
+        assert "its compressed bytes are damaged" in text
 
 
 def test_a_sample_without_image_or_target_is_named(tmp_path: Path) -> None:

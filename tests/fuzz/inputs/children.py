@@ -1,0 +1,120 @@
+"""Processes in which inputs are read, so that a crash, a hang or a want of memory is a finding."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import pickle
+import resource
+import signal
+import struct
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.fuzz.inputs.kind import MIB
+
+MOST_SECONDS = 60.0
+"""Of real time for one input, on a machine that may be busy."""
+_TO_BEGIN = 120.0
+"""Seconds in which the examples are made."""
+_ADDRESS_SPACE = 3072 * MIB
+"""That a child may take beside what it has when it begins."""
+_PLACE = struct.Struct("<q")
+
+Note = Callable[[int], None]
+"""Notes the place at which a child is, in memory that outlives it."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child has ended."""
+
+    value: Any = None
+    """What its task returned."""
+    place: int = -1
+    """What it noted last."""
+    death: str | None = None
+    """Why it returned nothing."""
+    said: str = ""
+    """The end of what it wrote to its standard error."""
+
+
+def in_child(task: Callable[[Path, Note], Any]) -> Ended:
+    """What a task returns in a forked child; the task is given a folder of its own.
+
+    Raises:
+        RuntimeError: it failed before it had noted a place.
+    """
+    shared = mmap.mmap(-1, _PLACE.size)
+
+    def note(place: int) -> None:
+        shared[:] = _PLACE.pack(place)
+
+    note(-1)
+    place_of_files = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with (
+        tempfile.TemporaryDirectory(dir=place_of_files, ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as answer,
+        tempfile.TemporaryFile() as complaints,
+    ):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(complaints.fileno(), 2)
+            _run(task, Path(folder), note, answer.fileno())
+        was_ended = _wait(pid, lambda: _PLACE.unpack(shared[:])[0])
+        code = os.waitstatus_to_exitcode(was_ended[1])
+        answer.seek(0), complaints.seek(0)
+        text, said = answer.read(), complaints.read()[-4000:].decode(errors="replace")
+    (place,) = _PLACE.unpack(shared[:])
+    if code == 0:
+        return Ended(value=pickle.loads(text), place=place, said=said)
+    if place < 0:
+        raise RuntimeError(f"a child has ended ({code}) before it began to read:\n{said}")
+    hung = f"takes more than {MOST_SECONDS:.0f} s"
+    return Ended(
+        place=place, death=hung if was_ended[0] else f"ends the process ({code})", said=said
+    )
+
+
+def _run(task: Callable[[Path, Note], Any], folder: Path, note: Note, answer: int) -> None:
+    """The child; it never returns."""
+    code = 70
+    try:
+        faulthandler.enable()
+        torch.set_num_threads(1)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + _ADDRESS_SPACE
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        value = task(folder, note)
+        with open(answer, "wb", closefd=False) as file:
+            pickle.dump(value, file)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _wait(pid: int, place: Callable[[], int]) -> tuple[bool, int]:
+    """Whether the child had to be ended because it came no further, and its status."""
+    last, since = -1, time.monotonic()
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return False, status
+        now = place()
+        if now != last:
+            last, since = now, time.monotonic()
+        elif time.monotonic() - since > (_TO_BEGIN if now < 0 else MOST_SECONDS):
+            os.kill(pid, signal.SIGKILL)
+            return True, os.waitpid(pid, 0)[1]
+        time.sleep(0.01)

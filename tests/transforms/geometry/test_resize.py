@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
-from stateful_gpu_loader.transforms.geometry.resize import crop, resize
+from stateful_gpu_loader.transforms.geometry.resize import _resizes_bytes, crop, resize
 from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
 
@@ -96,6 +96,18 @@ def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPa
     image = decoded("rocket")
     assert resize(image, (64, 64), "bilinear", True).shape == (3, 64, 64)
     assert called
+
+
+@pytest.mark.parametrize("by_bytes", [True, False])
+def test_torchvision_is_asked_whether_it_resizes_bytes(
+    monkeypatch: pytest.MonkeyPatch, by_bytes: bool
+) -> None:
+    """Its versions differ in it on a CPU with AVX-512; and so do the bytes."""
+    monkeypatch.setattr(
+        "torchvision.transforms.v2.functional._geometry._do_native_uint8_resize_on_cpu",
+        lambda interpolation: by_bytes,
+    )
+    assert _resizes_bytes.__wrapped__() is by_bytes
 
 
 def test_unchanged_size_is_no_work() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
@@ -67,6 +67,8 @@ def test_short_way_equals_torchvision(
     height: int, width: int, channels: int, new_size: tuple[int, int]
 ) -> None:
     """The direct call of the kernel, for any size, number of channels and memory layout."""
+    # To a width of 1, torch's results by way of float differ between memory layouts.
+    assume(new_size[1] > 1 or _resizes_bytes())
     image = noise(height + 4, width + 3, channels)
     view = crop(image, 3, 2, height, width)
     expected = F.resize(view.clone(), list(new_size))

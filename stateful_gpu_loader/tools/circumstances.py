@@ -12,6 +12,7 @@ import copy
 import datetime
 import itertools
 import os
+import pathlib
 import random
 import re
 import sys
@@ -121,15 +122,21 @@ def watched(*, clock: bool = False, entropy: bool = False) -> Iterator[Seen]:
         real_datetime: FakeDatetime,
     }
     places = list(_places_of(fakes))
+    # Python 3.10's pathlib opens files by an attribute of this class, later ones by io.open.
+    accessor = getattr(pathlib, "_NormalAccessor", None)
     threading.Thread.start = start  # type: ignore[method-assign, assignment]
     for namespace, name, value in places:
         namespace[name] = fakes[value]
+    if accessor is not None:
+        accessor.open = staticmethod(fake_open)
     try:
         yield seen
     finally:
         threading.Thread.start = real_start  # type: ignore[method-assign]
         for namespace, name, value in places:
             namespace[name] = value
+        if accessor is not None:
+            accessor.open = real_open
 
 
 def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:

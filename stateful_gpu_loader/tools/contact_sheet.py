@@ -176,7 +176,6 @@ def _with_objects(image: Tensor, objects: Objects, scale: float) -> Tensor:
         colors,
         width=2,
         label_colors="white" if labels else None,
-        label_background_colors=colors if labels else None,
         fill_labels=bool(labels),
     )
     return drawn

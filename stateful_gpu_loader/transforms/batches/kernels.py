@@ -1,7 +1,8 @@
 """The Triton kernel: one launch that crops, resizes, flips, normalizes and casts a ragged batch.
 
-Only this file imports triton, which torch brings along where there is a GPU; only
-:mod:`~stateful_gpu_loader.transforms.batches.ragged` imports this file, when it is needed.
+Of this folder only this file and :mod:`~.division` import triton, which torch brings along where
+there is a GPU; only :mod:`~stateful_gpu_loader.transforms.batches.ragged` imports this file, when
+it is needed.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
 goes once over the source rows that the tile needs: each is resized along the row, and added to
@@ -20,6 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from stateful_gpu_loader.transforms.batches.division import divided
 
 VERSION: str = triton.__version__
 FIELDS = 12
@@ -75,7 +78,7 @@ def _taps(
     As :func:`~.ragged._taps`: first pixel, number of pixels,
     where the first lies from the center, one over the triangle's half width.
     """
-    scale = tl.math.div_rn(length.to(tl.float32), resized.to(tl.float32))
+    scale = divided(length.to(tl.float32), resized.to(tl.float32))
     middle = index.to(tl.float32) + 0.5
     if ANTIALIAS:
         center = middle * scale
@@ -90,7 +93,7 @@ def _taps(
         start = nearest.to(tl.int32)
         stop = tl.minimum(start + 2, length)
         offset = start.to(tl.float32) - nearest
-    return start, stop - start, offset, tl.math.div_rn(1.0, support)
+    return start, stop - start, offset, divided(1.0, support)
 
 
 @triton.jit
@@ -106,7 +109,7 @@ def _gain(
     total = offset * 0.0
     for tap in range(taps):
         total += tl.where(tap < count, _weight(tap, offset, inverse), 0.0)
-    return tl.math.div_rn(1.0, total)
+    return divided(1.0, total)
 
 
 @triton.jit
@@ -128,7 +131,7 @@ def _finished(
         elif STEPS[step] == "*":
             value = value * coefficient
         else:
-            value = tl.math.div_rn(value, tl.broadcast_to(coefficient, value.shape))
+            value = divided(value, coefficient)
     return value
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import on_device
+from stateful_gpu_loader.transforms.batches.division import divided
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 NOTHING = 4
@@ -149,14 +150,14 @@ def _turned(
     darkest = tl.minimum(darkest, blue, propagate_nan=tl.PropagateNan.ALL)
     span = value - darkest
     is_grey = tl.where(span == 0.0, 1.0, 0.0)
-    saturation = tl.math.div_rn(span, value + is_grey)
+    saturation = divided(span, value + is_grey)
     span += is_grey
     is_red = value == red
     is_green = value == green
     first = value - tl.where(is_red, blue, tl.where(is_green, red, green))
     second = value - tl.where(is_red, green, tl.where(is_green, blue, red))
     start = tl.where(is_red, 0.0, tl.where(is_green, 2.0, 4.0))
-    sixths = (tl.math.div_rn(first, span) + start) - tl.math.div_rn(second, span)
+    sixths = (divided(first, span) + start) - divided(second, span)
     hue = sixths * (1.0 / 6.0) + 1.0
     hue = (hue - tl.floor(hue)) + shift
     sixths = (hue - tl.floor(hue)) * 6.0

@@ -234,5 +234,11 @@ def _resize_bytes(batch: Tensor, size: tuple[int, int]) -> Tensor:
 
 @functools.cache
 def _resizes_bytes() -> bool:
-    """Whether torchvision, too, resizes uint8 as such on this CPU, rather than by way of float."""
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    """Whether torchvision, too, resizes uint8 as such on this CPU, rather than by way of float.
+
+    Which CPUs these are depends on torchvision's version, so it is asked to resize an image of
+    which the two ways make different bytes.
+    """
+    image = (torch.arange(3 * 40 * 40) * 89 % 251).to(torch.uint8).view(1, 3, 40, 40)
+    made: Tensor = F.resize_image(image, [17, 19], InterpolationMode.BILINEAR, antialias=True)
+    return torch.equal(made.squeeze(0), _resize_bytes(image, (17, 19)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,11 @@ def test_the_kernel_compiles_for_hopper(
     source = ASTSource(kernels.resample_kernel, signature, constants)
     options = {"num_warps": 1, "enable_fp_fusion": False}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert ".target sm_90" in compiled.asm["ptx"]
+    text = compiled.asm["ptx"]
+    assert ".target sm_90" in text
     assert len(compiled.asm["cubin"]) > 1000
     # Registers that do not suffice would show as local memory.
-    assert ".local" not in compiled.asm["ptx"]
+    assert ".local" not in text
+    # No quotient is approximate, and no small number is taken for 0.
+    assert "div.rn.f32" in text
+    assert not re.search(r"\.ftz|\.approx|div\.full", text)

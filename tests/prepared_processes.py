@@ -6,6 +6,7 @@ server starts with the first of them, once a test process.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -16,10 +17,13 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType
+
+from torch.utils.data import _utils as torch_data
 
 from tests.patience import seconds
 
@@ -100,6 +104,9 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("fork", force=True)  # not another server of its own
+    # From Python 3.13 on a process of multiprocessing forgets what was registered before its fork.
+    atexit.register(weakref.finalize._exitfunc)
+    atexit.register(torch_data._set_python_exit_flag)
     main = sys.modules["__main__"] = ModuleType("__main__")
     code = 0
     try:

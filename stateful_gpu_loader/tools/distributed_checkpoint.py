@@ -28,6 +28,8 @@ _ALLOWED = {
     ("pathlib", "PosixPath"),
     ("pathlib", "WindowsPath"),
 }
+_PATHS_OF_313 = "pathlib._local"
+"""Where Python 3.13, and no other, says that ``pathlib``'s classes are."""
 
 
 def is_one(folder: Path) -> bool:
@@ -130,6 +132,7 @@ class _Unpickler(pickle.Unpickler):
     """Unpickles an index that names nothing but what DCP puts there."""
 
     def find_class(self, module: str, name: str) -> Any:
+        module = "pathlib" if module == _PATHS_OF_313 else module
         is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         is_of_dcp = module == _METADATA and "." not in name
         if not (is_type or is_of_dcp or (module, name) in _ALLOWED):

@@ -23,9 +23,6 @@ PATHS = (PATTERN, "last.json")
 CALLS = ("open", "write", "fsync", "link", "replace", "unlink", "close", "listdir", "fstat")
 """Of ``os``, in which a writer may die or fail."""
 
-# From Python 3.12 a fork of a process with threads warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 def parts(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.endswith(".part")]

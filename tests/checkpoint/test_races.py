@@ -16,9 +16,6 @@ from tests.checkpoint.counters import PATTERN, collected, fill, loaded, save
 from tests.checkpoint.test_files import after_bytes
 from tests.datasets.storage.processes import in_a_fork, open_descriptors
 
-# From Python 3.12 a fork of a process with threads warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
 
 def test_processes_that_save_to_one_pattern_take_numbers_of_their_own(tmp_path: Path) -> None:
     """Nobody's file is replaced by another's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +57,20 @@ def test_lists_in_a_distributed_checkpoint_are_lists(
 ) -> None:
     (found,) = find_states(folder / "lists")
     assert found.state == states["lists"]
+
+
+@pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
+def test_a_distributed_checkpoint_of_another_python_is_read(
+    tmp_path: Path, folder: Path, states: dict[str, State], module: bytes
+) -> None:
+    """Python 3.13 names another module for the paths in the index than all others."""
+    shutil.copytree(folder / "dcp", tmp_path / "dcp")
+    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
+    written = re.sub(rb"cpathlib(\._local)?\n", b"c%s\n" % module, pickle.dumps(index, protocol=2))
+    assert b"c%s\nPosixPath\n" % module in written
+    (tmp_path / "dcp/.metadata").write_bytes(written)
+    (found,) = find_states(tmp_path / "dcp")
+    assert found.state == states["train"]
 
 
 def test_a_folder_is_searched(folder: Path, states: dict[str, State]) -> None:

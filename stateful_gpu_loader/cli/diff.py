@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.compare_states import (
     PLACE,
     Comparison,
@@ -95,7 +96,7 @@ def _apart(found: Comparison) -> str:
 
 def _said(difference: Difference, value: Any) -> str:
     if value is not None:
-        return str(value)
+        return order_in_words(value) if difference.field == "order" else str(value)
     if difference.field == "on_bad_sample":
         return "raise"
     return "nothing" if difference.kind == PLACE else "unknown"

@@ -37,7 +37,7 @@ def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
 def test_inspect_prints_json(files: Path) -> None:
     status, text = said("inspect", files / "a.pt", "--json")
     assert status == 0
-    found = {each["where"]: each for each in json.loads(text)}
+    found = {each["where"]: each for each in json.loads(text)["states"]}
     assert (found["train"]["position"], found["old"]["epoch"]) == (2, None)
 
 

@@ -154,8 +154,8 @@ def test_a_damaged_file_among_others_is_named(
     (tmp_path / "cut.pt").write_bytes((folder / "script.pt").read_bytes()[:-200])
     found = search(tmp_path)
     assert len(found.states) == 2
-    (sentence,) = found.unreadable
-    assert "cut.pt' cannot be read" in sentence
+    (unreadable,) = found.unreadable
+    assert "cut.pt' cannot be read" in str(unreadable)
 
 
 def test_files_without_a_state_are_passed_over(

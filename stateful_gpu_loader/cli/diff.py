@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.states import WhereOption
 from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.compare_states import (
     PLACE,
@@ -21,15 +22,12 @@ from stateful_gpu_loader.tools.compare_states import (
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A file or folder with a state.")],
+    first: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="A file or folder with a state, as inspect takes it."),
+    ],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Compare only the state at this place, as inspect names it: callbacks.x.train",
-        ),
-    ] = None,
+    where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say in what two states differ, how far apart they are, and whether a loader as in A takes B.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json
+from stateful_gpu_loader.cli.states import StatesArgument
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.inspect_state import BATCHES, SAMPLES, Description, describe
@@ -21,19 +20,13 @@ _MOST_LANES, _MOST_BAD = 16, 10
 
 
 def inspect(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="A file or folder: of torch.save, Lightning, Accelerate, transformers, torchtitan "
-            "or another that saves with torch.distributed.checkpoint, of this package, or JSON.",
-        ),
-    ],
+    path: StatesArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Show where data loaders stand, from their states in a checkpoint, without executing any code.
 
-    Whatever a state does not say is shown as unknown.
+    Whatever a state does not say is shown as unknown. Files that may hold a state and cannot be
+    read are named. Exit status: 0 a state was found, 2 none.
     """
     found = search(path)
     described, unreadable = [], list(found.unreadable)

@@ -19,10 +19,7 @@ UNKNOWN = "unknown"
 _MOST_LANES, _MOST_BAD = 16, 10
 
 
-def inspect(
-    path: StatesArgument,
-    as_json: JsonOption = False,
-) -> None:
+def inspect(path: StatesArgument, as_json: JsonOption = False) -> None:
     """Show where data loaders stand, from their states in a checkpoint, without executing any code.
 
     Whatever a state does not say is shown as unknown. Files that may hold a state and cannot be
@@ -63,20 +60,20 @@ def _show(found: FoundState, description: Description) -> None:
     console().print(Text(f"{found.path}{place} ({found.container})", style="bold"))
     if found.note:
         console().print(Text(found.note))
-    described = dict(_rows(description))
+    ranks = description.ranks
     if found.rank is not None:
         of_all = "" if found.num_ranks is None else f" of {found.num_ranks}"
-        described["ranks"] = f"data-parallel rank {found.rank}{of_all}, counted from 0"
+        ranks = f"data-parallel rank {found.rank}{of_all}, counted from 0"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in described.items():
+    for name, value in _rows(description, ranks):
         table.add_row(name, Text(value))
     console().print(table)
     console().print()
 
 
-def _rows(found: Description) -> Iterator[tuple[str, str]]:
+def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
     version = "" if found.version is None else f", version {found.version}"
     yield "written by", f"{found.library}{version}"
     yield "epoch", _said(found.epoch)
@@ -89,7 +86,7 @@ def _rows(found: Description) -> Iterator[tuple[str, str]]:
         yield "pass is over", "yes" if found.finished else "no"
     yield "global batch size", _said(found.global_batch_size)
     yield "seed", _said(found.seed)
-    yield "ranks", found.ranks
+    yield "ranks", ranks
     if found.ahead:
         yield "delivered ahead", f"{_counted(found.ahead, BATCHES)}, before an older one"
     for lane in found.lanes[:_MOST_LANES]:

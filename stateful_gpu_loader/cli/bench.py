@@ -32,7 +32,7 @@ def bench_command(
     factory: FactoryArgument,
     arg: ArgOption = None,
     workers: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Numbers of workers to measure.")
+        str, typer.Option(metavar="N,N,...", help="Numbers of workers to measure: 0,8,16")
     ] = "0,1,2,4",
     seconds: Annotated[
         float, typer.Option(help="Seconds of measuring for each number of workers.")

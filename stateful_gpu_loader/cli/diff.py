@@ -10,6 +10,8 @@ import typer
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.states import WhereOption
+from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.compare_states import (
     PLACE,
     Comparison,
@@ -20,15 +22,12 @@ from stateful_gpu_loader.tools.compare_states import (
 
 
 def diff(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A file or folder with a state.")],
+    first: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="A file or folder with a state, as inspect takes it."),
+    ],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    where: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Compare only the state at this place, as inspect names it: callbacks.x.train",
-        ),
-    ] = None,
+    where: WhereOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say in what two states differ, how far apart they are, and whether a loader as in A takes B.
@@ -95,7 +94,7 @@ def _apart(found: Comparison) -> str:
 
 def _said(difference: Difference, value: Any) -> str:
     if value is not None:
-        return str(value)
+        return order_in_words(value) if difference.field == "order" else str(value)
     if difference.field == "on_bad_sample":
         return "raise"
     return "nothing" if difference.kind == PLACE else "unknown"

@@ -3,50 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json
-from stateful_gpu_loader.tools.inspect_state import Description, describe
-from stateful_gpu_loader.tools.state_files import FoundState, search
+from stateful_gpu_loader.cli.states import StatesArgument
+from stateful_gpu_loader.errors import StateMismatch
+from stateful_gpu_loader.samplers.described import order_in_words
+from stateful_gpu_loader.tools.inspect_state import BATCHES, SAMPLES, Description, describe
+from stateful_gpu_loader.tools.state_files import FoundState, Search, Unreadable, search
 
 UNKNOWN = "unknown"
 _MOST_LANES, _MOST_BAD = 16, 10
 
 
-def inspect(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="A file or folder: of torch.save, Lightning, Accelerate, transformers, torchtitan "
-            "or another that saves with torch.distributed.checkpoint, of this package, or JSON.",
-        ),
-    ],
-    as_json: JsonOption = False,
-) -> None:
+def inspect(path: StatesArgument, as_json: JsonOption = False) -> None:
     """Show where data loaders stand, from their states in a checkpoint, without executing any code.
 
-    Whatever a state does not say is shown as unknown.
+    Whatever a state does not say is shown as unknown. Files that may hold a state and cannot be
+    read are named. Exit status: 0 a state was found, 2 none.
     """
     found = search(path)
-    described = [(each, describe(each.state)) for each in found.states]
+    described, unreadable = [], list(found.unreadable)
+    for each in found.states:
+        try:
+            described.append((each, describe(each.state)))
+        except StateMismatch as error:
+            unreadable.append(Unreadable(each.path, each.where, f"is damaged: {error}"))
     if as_json:
-        print_json([_plain(each, description) for each, description in described])
+        states = [_plain(each, description) for each, description in described]
+        missed = [{**_place(each), "reason": each.reason} for each in unreadable]
+        print_json({"states": states, "unreadable": missed})
     else:
         for each, description in described:
             _show(each, description)
-    for sentence in found.unreadable:
-        complain(sentence)
+    if not described:
+        raise Search(path, (), tuple(unreadable)).nothing()
+    for one in unreadable:
+        complain(str(one))
+
+
+def _place(found: FoundState | Unreadable) -> dict[str, Any]:
+    return {"path": str(found.path), "where": found.where}
 
 
 def _plain(found: FoundState, description: Description) -> dict[str, Any]:
-    place = {"path": str(found.path), "where": found.where, "container": found.container}
-    return {**place, "note": found.note, **description.to_dict()}
+    ranks = {"rank": found.rank, "num_ranks": found.num_ranks}
+    kind = {"container": found.container, "note": found.note}
+    return {**_place(found), **kind, **ranks, **description.to_dict()}
 
 
 def _show(found: FoundState, description: Description) -> None:
@@ -54,20 +60,24 @@ def _show(found: FoundState, description: Description) -> None:
     console().print(Text(f"{found.path}{place} ({found.container})", style="bold"))
     if found.note:
         console().print(Text(found.note))
+    ranks = description.ranks
+    if found.rank is not None:
+        of_all = "" if found.num_ranks is None else f" of {found.num_ranks}"
+        ranks = f"data-parallel rank {found.rank}{of_all}, counted from 0"
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _rows(description):
+    for name, value in _rows(description, ranks):
         table.add_row(name, Text(value))
     console().print(table)
     console().print()
 
 
-def _rows(found: Description) -> Iterator[tuple[str, str]]:
+def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
     version = "" if found.version is None else f", version {found.version}"
     yield "written by", f"{found.library}{version}"
     yield "epoch", _said(found.epoch)
-    yield "position", f"{found.position} {found.unit}"
+    yield "position", _counted(found.position, found.unit)
     share = UNKNOWN if found.share is None else f"{found.share:.1%} of {found.epoch_samples}"
     yield "share of the epoch", share if found.share is None else f"{share} samples"
     yield "samples delivered", _said(found.samples_seen)
@@ -76,18 +86,20 @@ def _rows(found: Description) -> Iterator[tuple[str, str]]:
         yield "pass is over", "yes" if found.finished else "no"
     yield "global batch size", _said(found.global_batch_size)
     yield "seed", _said(found.seed)
-    yield "ranks", found.ranks
+    yield "ranks", ranks
     if found.ahead:
-        yield "delivered ahead", f"{found.ahead} batches, before an older one"
+        yield "delivered ahead", f"{_counted(found.ahead, BATCHES)}, before an older one"
     for lane in found.lanes[:_MOST_LANES]:
-        place = "ended" if lane.ended else f"{lane.samples} samples, in its shard {lane.shard}"
+        count = _counted(lane.samples or 0, SAMPLES)
+        place = "ended" if lane.ended else f"{count}, in its shard {lane.shard}"
         yield f"lane {lane.lane}", place
     if len(found.lanes) > _MOST_LANES:
         yield "more lanes", f"{len(found.lanes) - _MOST_LANES}; --json has them all"
     for name, value in (found.fingerprint or {}).items():
         # Both are None where there is nothing to tell, and not where it is unknown.
         meant = {"on_bad_sample": "raise", "decoder_version": "none"}.get(name, UNKNOWN)
-        yield name, meant if value is None else str(value)
+        said = order_in_words(value) if name == "order" else str(value)
+        yield name, meant if value is None else said
     for name, reason in found.unverified.items():
         yield f"{name} not proven", reason
     yield "bad samples", _said(found.bad_samples)
@@ -95,6 +107,11 @@ def _rows(found: Description) -> Iterator[tuple[str, str]]:
         yield f"  index {bad.index}", f"epoch {bad.epoch}, position {bad.position}: {bad.reason}"
     for each in found.user_objects:
         yield f"state of {each.name}", f"{each.num_bytes} bytes"
+
+
+def _counted(n: int, unit: str) -> str:
+    singular = {SAMPLES: "sample", BATCHES: "batch"}
+    return f"{n} {singular[unit] if n == 1 else unit}"
 
 
 def _said(value: Any) -> str:

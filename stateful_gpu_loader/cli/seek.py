@@ -9,34 +9,36 @@ from typing import Annotated
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
 from stateful_gpu_loader.tools.seek import seek_file
-
-StatesArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A file or folder with the state of a loader.")
-]
-WhereOption = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="WHERE",
-        help="Which of several loaders in PATH: the keys that lead to its state, joined by dots.",
-    ),
-]
 
 
 def seek(
     path: StatesArgument,
-    epoch: Annotated[int, typer.Option(help="Epoch to go to, counted from 0.")],
+    epoch: Annotated[
+        int, typer.Option(help="Epoch to go to, counted from 0: 2 is the third pass over the data.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The new file; PATH stays as it is.")],
     position: Annotated[
-        int | None, typer.Option(help="Position in the epoch's order, over all ranks, from 0.")
+        int | None,
+        typer.Option(
+            help="Place in the epoch, in samples of all ranks together, counted from 0. Example: "
+            "with 4 ranks and batches of 32 samples, 1280 is where step 10 begins (10 x 4 x 32)."
+        ),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(help="Samples of the epoch that all ranks have delivered by then.")
+        int | None,
+        typer.Option(
+            help="Number of samples of the epoch that all ranks together have delivered before "
+            "that place. Example: 1280 goes on with the epoch's 1281st sample."
+        ),
     ] = None,
     percent: Annotated[
         float | None,
-        typer.Option(help="Share of the epoch, 0 to 100, rounded down to where a batch begins."),
+        typer.Option(
+            help="Share of the epoch before that place, in percent, 0 to 100, rounded down to "
+            "where a step begins. Example: 40 of 64 samples in steps of 8 goes to position 24."
+        ),
     ] = None,
     where: WhereOption = None,
     as_json: JsonOption = False,
@@ -44,7 +46,8 @@ def seek(
     """Write a copy of a state file in which the loader goes on at another place of its stream.
 
     The loader then delivers from there on what an uninterrupted run would have delivered. Give
-    exactly one of --position, --samples and --percent.
+    exactly one of --position, --samples and --percent. A step is one batch on each rank. Models and
+    optimizers in the file stay as they are.
     """
     moved = seek_file(
         path,

@@ -22,7 +22,13 @@ def verify(
     target: FactoryArgument,
     arg: ArgOption = None,
     batches: Annotated[
-        int, typer.Option(min=2, help="Batches of the undisturbed run, over all its epochs.")
+        int,
+        typer.Option(
+            min=2,
+            help="Number of batches of the undisturbed run, with which resumed ones are compared; "
+            "it goes on into the next epochs. Example: with 8 batches an epoch, 20 are two epochs "
+            "and a half. To check the end of an epoch, it has to be more than one epoch.",
+        ),
     ] = 12,
     as_json: JsonOption = False,
 ) -> None:

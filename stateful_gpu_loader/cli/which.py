@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json
-from stateful_gpu_loader.cli.seek import StatesArgument, WhereOption
+from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
 from stateful_gpu_loader.cli.target import ArgOption, factory_of
 from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
 
@@ -16,19 +16,38 @@ from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
 def which(
     path: StatesArgument,
     sample: Annotated[
-        int | None, typer.Option(help="Index of a sample: when is it delivered, and to whom?")
+        int | None,
+        typer.Option(
+            help="Index of a sample in the dataset: when is it delivered, and to which rank? "
+            "Example: 17 is dataset[17]."
+        ),
     ] = None,
     position: Annotated[
-        int | None, typer.Option(help="Position in the epoch's order: which sample stands there?")
+        int | None,
+        typer.Option(
+            help="Place in the epoch, in samples of all ranks together, counted from 0: which "
+            "sample stands there? Example: 0 is the epoch's first sample."
+        ),
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(help="Number of a step in the epoch, from 0: which samples were in it?"),
+        typer.Option(
+            help="Number of a step of the epoch, counted from 0: which samples were in it? "
+            "Example: 4 is the fifth step."
+        ),
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="With --step: the batch of this rank.")] = None,
-    epoch: Annotated[int | None, typer.Option(help="Epoch; by default that of the state.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="With --step: only the batch of this rank, counted from 0.")
+    ] = None,
+    epoch: Annotated[
+        int | None, typer.Option(help="Epoch, counted from 0; by default that of the state.")
+    ] = None,
     num_replicas: Annotated[
-        int | None, typer.Option(help="Number of ranks, where neither state nor factory say it.")
+        int | None,
+        typer.Option(
+            help="Number of ranks (processes) that share the data, where neither state nor "
+            "factory say it. Example: 8"
+        ),
     ] = None,
     factory: Annotated[
         str | None,
@@ -44,9 +63,10 @@ def which(
 ) -> None:
     """Tell which samples were in a batch, or when and to which rank a sample is delivered.
 
-    Give one of --sample, --position and --step. Nothing is iterated: the order is computed, for
-    datasets of any length at once. Only --sample of weighted, balanced or mixed draws looks at all
-    positions of the epoch. Exit status 1: the sample is not delivered in that epoch.
+    Give one of --sample, --position and --step. A step is one batch on each rank. Nothing is
+    iterated: the order is computed, for datasets of any length at once. Only --sample of weighted,
+    balanced or mixed draws looks at all positions of the epoch. Exit status 1: the sample is not
+    delivered in that epoch.
     """
     if [sample, position, step].count(None) != 2:
         raise typer.BadParameter("give one of --sample, --position and --step")

@@ -52,6 +52,38 @@ _DESCRIBED: tuple[tuple[str, _Build], ...] = (
     ),
 )
 
+_IN_WORDS = (
+    (r"sequential", "the dataset's own"),
+    (r"feistel-\d+", "shuffled"),
+    (r"called", "calls of your function, counted up"),
+    (r"rounds-\d+ .*", "shuffled anew in each round over the dataset"),
+    (r"uniform-\d+ .*", "drawn with replacement"),
+    (r"repeated-\d+ over sequential.*", "each sample several times"),
+    (r"repeated-\d+ .*", "shuffled, each sample several times"),
+    (r"blocks-\d+ .*", "shuffled in blocks"),
+    (r"subset-\d+ over sequential.*", "some of the samples, in a fixed order"),
+    (r"subset-\d+ .*", "some of the samples, shuffled"),
+    (r"alias-\d+ .*", "drawn by weights, with replacement"),
+    (r"race-\d+ .*", "drawn by weights, without replacement"),
+    (r"balanced-\d+ .*", "every class equally often"),
+    (r"mixture-\d+.*", "a mixture of datasets"),
+    (r"shards-\d+.*", "a shard of the dataset in each epoch"),
+    (r"lanes-\d+, \d+ lanes, windows .*", "shards, shuffled"),
+    (r"lanes-\d+.*", "shards, one after another"),
+    (r"sampler .*", "your sampler's"),
+    (r"iterable", "as the iterable dataset yields"),
+)
+
+
+def order_in_words(algorithm: str) -> str:
+    """Say for a person what kind of order the text in a fingerprint names, and repeat the text.
+
+    >>> order_in_words("feistel-1"), order_in_words("another-1")
+    ('shuffled (feistel-1)', 'another-1')
+    """
+    words = next((words for name, words in _IN_WORDS if re.fullmatch(name, algorithm)), None)
+    return algorithm if words is None else f"{words} ({algorithm})"
+
 
 def order_described(algorithm: str, num_positions: int) -> PositionOrder | None:
     """Return the order that a fingerprint describes, or None if its text does not say all of it.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stateful_gpu_loader.engine.resume.seek import state_of_place
+from stateful_gpu_loader.errors import NoSuchPlace
 from stateful_gpu_loader.state.schema import LoaderState
 from stateful_gpu_loader.tools.state_files import FoundState, NoState, find_states, write_states
 
@@ -98,12 +99,21 @@ def states_of_one_loader(path: str | os.PathLike[str], where: str | None) -> lis
 
     Raises:
         NoState: there is none, or there are those of several loaders, or of several epochs.
+        NoSuchPlace: they are torchdata's.
         StateMismatch: one is no state of a StatefulGPULoader, or a damaged one.
     """
     every = find_states(path)
     found = [each for each in every if where in (None, each.where)]
-    states = [LoaderState.from_dict(each.state) for each in found]
-    if len({(state.seed, state.epoch, state.fingerprint) for state in states}) == 1:
+    if found and all(each.is_of_torchdata for each in found):
+        raise NoSuchPlace(
+            f"the state at {found[0].where!r} in {str(found[0].path)!r} is one of torchdata's "
+            "StatefulDataLoader, which says how many batches were delivered, but not of which "
+            "dataset, order and epoch. Remedy: load it into a StatefulGPULoader, which takes it, "
+            "finish the epoch, and use the state that this loader then returns"
+        )
+    states = [LoaderState.from_dict(each.state) for each in found if not each.is_of_torchdata]
+    is_one = len({(state.seed, state.epoch, state.fingerprint) for state in states}) == 1
+    if is_one and len(states) == len(found):
         return found
     places = ", ".join(repr(f"{each.where}") + f" in {each.path.name}" for each in every)
     what = "are of several loaders or epochs" if found else f"have no {where!r} among them"

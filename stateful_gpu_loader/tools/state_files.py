@@ -1,6 +1,7 @@
 """Finds the loaders' states in a file or a folder, and writes a copy with others in their place.
 
-No pickle is executed: files of ``torch.save`` are read as weights only.
+No pickle is executed: files of ``torch.save`` are read as weights only, and pickles inside them or
+inside a distributed checkpoint as plain values.
 """
 
 from __future__ import annotations
@@ -10,29 +11,34 @@ import json
 import mmap
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stateful_gpu_loader.checkpoint import document
-from stateful_gpu_loader.errors import CheckpointError, LoaderError
+from stateful_gpu_loader.engine.resume.rank_states import comparable
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 from stateful_gpu_loader.tools import distributed_checkpoint
-from stateful_gpu_loader.tools.distributed_checkpoint import Key
+from stateful_gpu_loader.tools.distributed_checkpoint import Key, Unread, with_tensors
+from stateful_gpu_loader.tools.plain_pickle import load_plain
 
 TORCH, LIGHTNING = "torch.save file", "Lightning checkpoint"
 CHECKPOINT, JSON = "Checkpoint file", "JSON file"
 ACCELERATE, TRANSFORMERS = "Accelerate checkpoint", "transformers checkpoint"
 DCP = "distributed checkpoint (DCP)"
 
+_RANK = re.compile(r"dp_rank_(\d+)")
+"""The key of a data-parallel rank's state, torchtitan's and RankedState's."""
 _MAX_JSON_BYTES = 256 << 20
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
 """Texts of which each file with a state has one, so that other files need not be read."""
@@ -54,6 +60,10 @@ class FoundState:
     """Kind of the file, for a person."""
     state: dict[str, Any]
     """What ``state_dict()`` returned."""
+    num_ranks: int | None = None
+    """Number of data-parallel ranks, where the file says it."""
+    note: str = ""
+    """What to know about this place, a sentence; empty where there is nothing."""
 
     @property
     def where(self) -> str:
@@ -61,11 +71,10 @@ class FoundState:
         return ".".join(map(str, self.key))
 
     @property
-    def note(self) -> str:
-        """What to know about this place; empty where there is nothing."""
-        is_lightnings = self.container == LIGHTNING and self.key[:1] == ("loops",)
-        own = "Lightning's own record; where LoaderStateCallback has saved a state, that one counts"
-        return own if is_lightnings else ""
+    def rank(self) -> int | None:
+        """The data-parallel rank whose state it is, where the file says it."""
+        found = _RANK.fullmatch(str(self.key[-1])) if self.key else None
+        return None if found is None else int(found[1])
 
     @property
     def is_of_torchdata(self) -> bool:
@@ -77,9 +86,29 @@ class FoundState:
 class Search:
     """What was found below a path."""
 
+    path: Path
     states: tuple[FoundState, ...]
-    unreadable: tuple[str, ...]
-    """A sentence about each file that may hold a state and cannot be read."""
+    unreadable: tuple[Unreadable, ...]
+    """What may hold a state and cannot be read."""
+
+    def nothing(self) -> NoState:
+        """The error that there is no state, with all that cannot be read."""
+        nothing = f"no state of a loader in {str(self.path)!r}"
+        return NoState(". ".join([nothing, *map(str, self.unreadable)]))
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file, or a place in one, that may hold a state and cannot be read."""
+
+    path: Path
+    where: str
+    """The place in the file, as :attr:`FoundState.where`; empty if it is the whole file."""
+    reason: str
+
+    def __str__(self) -> str:
+        place = f"{self.where!r} in " if self.where else ""
+        return f"{place}{str(self.path)!r} {self.reason}"
 
 
 def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
@@ -87,7 +116,7 @@ def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
 
     Known are files of ``torch.save`` (so Lightning's and most training scripts'), this package's
     ``Checkpoint`` files (which Accelerate's and transformers' folders hold, too), JSON files, and
-    folders of ``torch.distributed.checkpoint`` (so torchtitan's).
+    folders of ``torch.distributed.checkpoint`` (so torchtitan's, where a state may be a pickle).
 
     Raises:
         NoState: there is none, there is no such file, or none of the files can be read without
@@ -101,34 +130,45 @@ def find_states(path: str | os.PathLike[str]) -> list[FoundState]:
     >>> found.where, found.container, found.state == state
     ('loader', 'torch.save file', True)
     """
-    return list(search(path).states)
+    found = search(path)
+    if not found.states:
+        raise found.nothing()
+    return list(found.states)
 
 
 def search(path: str | os.PathLike[str]) -> Search:
-    """As :func:`find_states`, and which files could not be read.
+    """As :func:`find_states`, but tells what cannot be read, and is content with no state.
 
     Raises:
-        NoState: as :func:`find_states`.
+        NoState: there is no such file.
     """
     top = Path(path)
     if not top.exists():
         raise NoState(f"there is no file or folder {str(top)!r}")
     found: list[FoundState] = []
-    unreadable = []
+    unreadable: list[Unreadable] = []
     for file in _files(top):
         try:
             container, tree = _content(file)
-            states = list(_states_in(tree, ()))
-        except NoState as error:
-            unreadable.append(str(error))
-            continue
+            states = list(_states_in(tree, (), None))
         except RecursionError:
-            unreadable.append(f"{str(file)!r} cannot be read: it is nested too deeply")
+            unreadable.append(Unreadable(file, "", "cannot be read: it is nested too deeply"))
             continue
-        found += [FoundState(file, key, container, state) for key, state in states]
-    if not found:
-        raise NoState(". ".join([f"no state of a loader in {str(top)!r}", *unreadable]))
-    return Search(tuple(found), tuple(unreadable))
+        except Exception as error:
+            unreadable.append(Unreadable(file, "", _reason(error)))
+            continue
+        good = [
+            FoundState(file, key, container, state, num_ranks)
+            for key, state, num_ranks in states
+            if not isinstance(state, Exception)
+        ]
+        found += _with_notes(good)
+        unreadable += [
+            Unreadable(file, ".".join(map(str, key)), _reason(error))
+            for key, error, _ in states
+            if isinstance(error, Exception)
+        ]
+    return Search(top, tuple(found), tuple(dict.fromkeys(unreadable)))
 
 
 def write_states(
@@ -146,7 +186,8 @@ def write_states(
         out: the new file or folder.
 
     Raises:
-        NoState: ``out`` exists already.
+        NoState: ``out`` exists already, or a state cannot be kept in a file of this kind. Nothing
+            is written then.
     """
     source, target = Path(path), Path(out)
     if target.exists():
@@ -160,8 +201,27 @@ def write_states(
             for found, state in changes:
                 if found.path == file:
                     tree = _replaced(tree, found.key, dict(state))
-            _write(file, container, tree, copied / file.relative_to(source))
+            inner = copied / file.relative_to(source)
+            try:
+                _write(file, container, tree, inner)
+            except (TypeError, ValueError) as error:
+                raise NoState(f"the state cannot be written into a {container}: {error}") from error
+            _check_written(
+                inner, [(found, state) for found, state in changes if found.path == file]
+            )
         os.replace(copied, target)
+
+
+def _check_written(file: Path, changes: Sequence[tuple[FoundState, Mapping[str, Any]]]) -> None:
+    """Read the states back.
+
+    Raises:
+        NoState: another one, or none, is read than was written.
+    """
+    written = {found.key: found.state for found in search(file).states}
+    for found, state in changes:
+        if comparable(written.get(found.key)) != comparable(dict(state)):
+            raise NoState(f"the state at {found.where!r} cannot be kept in a {found.container}")
 
 
 def _files(top: Path) -> Iterator[Path]:
@@ -175,31 +235,23 @@ def _files(top: Path) -> Iterator[Path]:
 
 
 def _content(file: Path) -> tuple[str, Any]:
-    """The kind of a file and what it holds; None in a file of no known kind."""
+    """The kind of a file and what it holds; None in a file of no known kind.
+
+    Raises:
+        Exception: of many types, if the file is damaged, or code in it would have to be executed.
+    """
     if file.is_dir():
-        try:
-            return DCP, distributed_checkpoint.read_values(file)
-        except Exception as error:
-            raise _unreadable(file, error) from error
+        return DCP, distributed_checkpoint.read_values(file)
     with open(file, "rb") as opened:
         beginning = opened.read(64)
     if document.FORMAT.encode() in beginning:
-        try:
-            saved = document.from_text(file.read_bytes())
-        except CheckpointError as error:
-            raise _unreadable(file, error) from error
+        saved = document.from_text(file.read_bytes())
         return _kind_of_checkpoint(file), {name: one.state for name, one in saved.items()}
     if beginning[:1] == b"{" and file.stat().st_size <= _MAX_JSON_BYTES:
-        try:
-            return JSON, json.loads(file.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise _unreadable(file, error) from error
+        return JSON, json.loads(file.read_bytes())
     is_zip = beginning[:2] == b"PK"
     if (is_zip or beginning[:1] == b"\x80") and _may_hold_a_state(file, is_zip=is_zip):
-        try:
-            tree = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-        except Exception as error:
-            raise _unreadable(file, error) from error
+        tree = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
         is_lightning = isinstance(tree, Mapping) and "pytorch-lightning_version" in tree
         return LIGHTNING if is_lightning else TORCH, tree
     return "", None
@@ -210,24 +262,25 @@ def _may_hold_a_state(file: Path, *, is_zip: bool) -> bool:
 
     Of a zip only its pickle is read, where all but the tensors' numbers is.
     """
-    try:
-        if is_zip:
-            with zipfile.ZipFile(file) as archive:
-                pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-                return any(mark in archive.read(name) for name in pickles for mark in _MARKS)
-        with open(file, "rb") as opened:
-            content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-            with content:
-                return any(content.find(mark) >= 0 for mark in _MARKS)
-    except Exception as error:  # The zip and what is compressed in it fail in many ways.
-        raise _unreadable(file, error) from error
+    if is_zip:
+        with zipfile.ZipFile(file) as archive:
+            pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            return any(_has_mark(archive.read(name)) for name in pickles)
+    with open(file, "rb") as opened:
+        content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        with content:
+            return _has_mark(content)
 
 
-def _unreadable(file: Path, error: Exception) -> NoState:
+def _has_mark(content: bytes | mmap.mmap) -> bool:
+    return any(content.find(mark) >= 0 for mark in _MARKS)
+
+
+def _reason(error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0]
     needs_code = isinstance(error, pickle.UnpicklingError)
     how = "cannot be read without executing code in it" if needs_code else "cannot be read"
-    return NoState(f"{str(file)!r} {how}: {reason or type(error).__name__}")
+    return f"{how}: {reason or type(error).__name__}"
 
 
 def _kind_of_checkpoint(file: Path) -> str:
@@ -236,18 +289,59 @@ def _kind_of_checkpoint(file: Path) -> str:
     return TRANSFORMERS if (file.parent / "trainer_state.json").exists() else ACCELERATE
 
 
-def _states_in(tree: Any, key: Key) -> Iterator[tuple[Key, dict[str, Any]]]:
+def _with_notes(states: list[FoundState]) -> list[FoundState]:
+    """The states of one file, each with what to know about its place."""
+    has_callback = any(
+        found.key[0] == "callbacks" and str(found.key[1]).startswith("LoaderStateCallback")
+        for found in states
+        if found.container == LIGHTNING and len(found.key) > 1
+    )
+    own = "Lightning's own record; the state of LoaderStateCallback counts, which is here as well"
+    return [
+        replace(found, note=own) if has_callback and found.key[0] == "loops" else found
+        for found in states
+    ]
+
+
+_Place = tuple[Key, dict[str, Any] | Exception, int | None]
+"""Keys, the state there or why it cannot be read, and the number of ranks if it is known."""
+
+
+def _states_in(tree: Any, key: Key, num_ranks: int | None) -> Iterator[_Place]:
     if isinstance(tree, Mapping):
-        if says_own_format(tree) or is_torchdata_state(tree):
-            yield key, dict(tree)
+        is_damaged = isinstance(tree.get("format"), Unread) and "fingerprint" in tree
+        if says_own_format(tree) or is_damaged or is_torchdata_state(tree):
+            yield key, _whole(tree), num_ranks
             return
+        for name in ("world_size", "dp_world_size"):  # RankedState's and torchtitan's
+            num_ranks = tree[name] if type(tree.get(name)) is int else num_ranks
         for name, inner in tree.items():
-            yield from _states_in(inner, (*key, name))
+            yield from _states_in(inner, (*key, name), num_ranks)
     elif isinstance(tree, list | tuple):
         for i, inner in enumerate(tree):
-            yield from _states_in(inner, (*key, i))
+            yield from _states_in(inner, (*key, i), num_ranks)
     elif isinstance(tree, str) and (ranks := _ranks(tree)) is not None:
-        yield from _states_in(ranks, key)
+        yield from _states_in(ranks, key, num_ranks)
+    elif isinstance(tree, bytes) and tree[:1] == b"\x80" and _has_mark(tree):
+        try:
+            yield from _states_in(load_plain(tree), key, num_ranks)
+        except Exception as error:
+            yield key, error, num_ranks
+    elif isinstance(tree, Unread) and not tree.is_tensor:
+        try:
+            if _has_mark(tree.content()):
+                tree.read()
+        except Exception as error:
+            # A file that is missing is missed by many values.
+            yield () if isinstance(error, OSError) else key, error, num_ranks
+
+
+def _whole(state: Mapping[str, Any]) -> dict[str, Any] | Exception:
+    """The state with the tensors that a distributed checkpoint keeps apart from it."""
+    try:
+        return {name: with_tensors(value, str(name)) for name, value in state.items()}
+    except (ValueError, pickle.UnpicklingError) as error:
+        return error
 
 
 def _ranks(text: str) -> Any:
@@ -266,6 +360,8 @@ def _replaced(tree: Any, key: Key, state: dict[str, Any]) -> Any:
         return state
     if isinstance(tree, str):
         return write(encode(_replaced(_ranks(tree), key, state)))
+    if isinstance(tree, bytes):
+        return pickle.dumps(_replaced(load_plain(tree), key, state))
     if isinstance(tree, tuple):
         return tuple(_replaced(list(tree), key, state))
     changed = copy.copy(tree)

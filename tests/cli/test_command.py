@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import typer
+
+from stateful_gpu_loader.cli.app import app
 from tests.cli.command import command
+
+
+def test_options_of_several_commands_are_explained_alike() -> None:
+    commands: Any = typer.main.get_command(app)
+    helps: dict[str, set[str]] = {}
+    for one in commands.commands.values():
+        for option in one.params:
+            if option.name in {"where", "arg", "as_json", "path"}:
+                helps.setdefault(option.name, set()).add(option.help)
+    assert {name: len(texts) for name, texts in helps.items()} == dict.fromkeys(helps, 1)
+    assert set(helps) == {"where", "arg", "as_json", "path"}
 
 
 def test_without_arguments_it_explains_itself() -> None:

@@ -37,8 +37,45 @@ def test_inspect_shows_each_state_under_a_heading(files: Path) -> None:
 def test_inspect_prints_json(files: Path) -> None:
     status, text = said("inspect", files / "a.pt", "--json")
     assert status == 0
-    found = {each["where"]: each for each in json.loads(text)}
+    found = {each["where"]: each for each in json.loads(text)["states"]}
     assert (found["train"]["position"], found["old"]["epoch"]) == (2, None)
+
+
+def test_what_cannot_be_read_is_in_the_json(files: Path) -> None:
+    (files / "cut.pt").write_bytes((files / "a.pt").read_bytes()[:-200])
+    torch.save({"loader": after(1) | {"position": -1}}, files / "damaged.pt")
+    done = command("inspect", files, "--json")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    places = {(Path(each["path"]).name, each["where"]) for each in found["states"]}
+    assert places == {("a.pt", "train"), ("a.pt", "old"), ("b.pt", "train")}
+    missed = {Path(each["path"]).name: each for each in found["unreadable"]}
+    assert (missed["cut.pt"]["where"], missed["damaged.pt"]["where"]) == ("", "loader")
+    assert "position differs" in missed["damaged.pt"]["reason"]
+    assert [line.partition("Error: ")[0] for line in done.stderr.splitlines()] == ["", ""]
+
+
+def test_json_without_a_state_is_status_2_all_the_same(files: Path) -> None:
+    (files / "b.pt").write_bytes((files / "b.pt").read_bytes()[:-200])
+    done = command("inspect", files / "b.pt", "--json")
+    assert done.returncode == 2
+    found = json.loads(done.stdout)
+    assert (found["states"], len(found["unreadable"])) == ([], 1)
+
+
+def test_inspect_shows_the_order_and_the_rank_in_words(tmp_path: Path) -> None:
+    state = {"dp_rank_1": after(1), "world_size": 2}
+    torch.save(state, tmp_path / "titan.pt")
+    text = " ".join(said("inspect", tmp_path / "titan.pt")[1].split())
+    assert "ranks data-parallel rank 1 of 2, counted from 0" in text
+    assert "order shuffled (feistel-1)" in text
+    assert "batches delivered 1 " in text
+
+
+def test_diff_names_the_order_in_words(files: Path) -> None:
+    torch.save({"train": after(3, shuffle=False)}, files / "c.pt")
+    text = " ".join(said("diff", files / "b.pt", files / "c.pt")[1].split())
+    assert "order: shuffled (feistel-1) -> the dataset's own (sequential)" in text
 
 
 def test_diff_says_how_far_apart(files: Path) -> None:

@@ -13,11 +13,12 @@ from typer.testing import CliRunner, Result
 
 from stateful_gpu_loader import StatefulGPULoader, WeightedSampler
 from stateful_gpu_loader.cli.app import app
-from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.tools.state_files import NoState, find_states
 from tests.cli.command import command
 from tests.conformance import same
 from tests.map_datasets import Noisy
+from tests.tools.checkpoints import after_in_torchdata
 
 FACTORY = """
 from tests.cli.test_seek import make, make_weighted
@@ -88,6 +89,25 @@ def test_one_of_several_loaders_is_chosen(tmp_path: Path) -> None:
     }
     missing = run("seek", path, *place, "--where", "test")
     assert "have no 'test' among them" in str(missing.exception)
+
+
+@pytest.mark.parametrize("name", ["seek", "which"])
+def test_a_state_of_torchdatas_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    path, out = tmp_path / "theirs.pt", tmp_path / "new.pt"
+    torch.save({"loader": after_in_torchdata(2)}, path)
+    place = ["--epoch", 1, "--position", 0]
+    done = run(name, path, *place, *(["-o", out] if name == "seek" else []))
+    assert isinstance(done.exception, NoSuchPlace)
+    assert "'loader' in" in str(done.exception)
+    assert "is one of torchdata's StatefulDataLoader, which says" in str(done.exception)
+    assert not out.exists()
+
+
+def test_beside_a_state_of_torchdatas_ours_has_to_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "both.pt"
+    torch.save({"old": after_in_torchdata(2), "new": make().state_dict()}, path)
+    assert isinstance(run("which", path, "--position", 0).exception, NoState)
+    assert run("which", path, "--position", 0, "--where", "new").exit_code == 0
 
 
 def test_the_states_of_all_ranks_are_moved(tmp_path: Path) -> None:

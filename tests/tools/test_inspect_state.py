@@ -14,8 +14,10 @@ from stateful_gpu_loader import (
     StateMismatch,
     merge_state_dicts,
 )
+from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.inspect_state import describe
 from tests.datasets.shards import Numbers
+from tests.stream_kinds import KINDS
 from tests.tools.checkpoints import Counting, after, after_in_torchdata
 
 
@@ -140,3 +142,11 @@ def test_a_callable_of_yours_is_compared_by_name_only() -> None:
     found = [describe(loader.state_dict()).unverified for loader in made]
     assert "<lambda> is compared by name only" in found[0]["transform"]
     assert "transform" not in found[1]
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_every_order_has_words(name: str) -> None:
+    found = describe(KINDS[name]().state_dict())
+    assert found.fingerprint is not None
+    order = found.fingerprint["order"]
+    assert order_in_words(order).endswith(f" ({order})")

@@ -20,8 +20,10 @@ from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
-from stateful_gpu_loader.tools.contact_sheet import write_html, write_png
-from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample, preview
+from stateful_gpu_loader.tools.contact_sheet import write_png
+from stateful_gpu_loader.tools.preview import NoPreview, preview
+from stateful_gpu_loader.tools.preview_page import write_html
+from stateful_gpu_loader.tools.previewed import PreviewedSample
 from stateful_gpu_loader.transforms.geometry.resize import resize
 from tests.datasets.coco.coco_files import write_coco
 from tests.images import write_photo_folder
@@ -184,7 +186,12 @@ def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path,
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     samples = preview(resumed, 2)
-    assert [sample.position for sample in samples] == [4 + rank, 6 + rank, 8 + rank, 10 + rank]
+    assert [sample.place.position for sample in samples] == [
+        4 + rank,
+        6 + rank,
+        8 + rank,
+        10 + rank,
+    ]
     assert [sample.batch for sample in samples] == [0, 0, 1, 1]
     for number in range(2):
         images, labels = next(run)

@@ -33,7 +33,7 @@ def _figure(sample: PreviewedSample) -> str:
     title, label = html.escape(sample.title), html.escape(sample.label)
     rows = [(name, parameters_text(numbers) or "-") for name, numbers in sample.parameters]
     if sample.region is not None:
-        rows.append(("taken from the original", _taken(sample.region)))
+        rows.append(("part taken", _taken(sample.region)))
     if sample.place.stored is not None:
         rows.append(("stored in", sample.place.stored))
     rows += [("note", note) for note in sample.notes]
@@ -71,7 +71,7 @@ figcaption {{ width: 0; min-width: 100%; padding-top: 4px; color: var(--faint);
   overflow-wrap: anywhere; }}
 figcaption b {{ color: var(--ink); }}
 table {{ display: none; position: absolute; left: 0; top: calc(100% - 2px); width: 100%;
-  min-width: min(300px, 90vw); padding: 6px; border-radius: 0 0 6px 6px; background: var(--card);
+  padding: 6px; border-radius: 0 0 6px 6px; background: var(--card);
   box-shadow: 0 4px 12px #0006; outline: 2px solid var(--line); font-size: 14px; }}
 figure:hover table, figure:focus table {{ display: table; }}
 th {{ text-align: left; padding-right: 1em; vertical-align: top; font-weight: 600; }}

@@ -92,7 +92,8 @@ def _places(engine: Engine, n: int) -> list[SamplePlace]:
 def _place_of(plan: Plan, key: Any) -> SamplePlace:
     """The place that a sample's key tells; keys of lanes and calls hold two numbers in one."""
     if plan.lanes is not None:
-        return _in_lane(*divmod(key.position, MOST_SAMPLES), stored=str(key.index))
+        lane, number = divmod(key.position, MOST_SAMPLES)
+        return _in_lane(lane, number, str(key.index))
     if _makes_batches(plan):
         return _in_call(*divmod(key.position, MOST_IMAGES))
     return _at(plan, key.position if plan.calls is not None else key.index, key.position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -55,3 +56,12 @@ def _no_dali_stays_behind() -> Iterator[None]:
     if dali is not None:
         dali._POOL._idle.pop(os.getpid(), None)
         gc.collect()
+
+
+@pytest.fixture
+def spawns() -> Iterator[None]:
+    """As where processes are spawned by default: macOS and Windows."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import console
+from stateful_gpu_loader.cli.output import console, print_json
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.tools.preview import NoPreview
 from stateful_gpu_loader.tools.preview import preview as samples_of
+from stateful_gpu_loader.tools.previewed import PreviewedSample
 from stateful_gpu_loader.tools.state_files import find_states
 
 
@@ -31,14 +32,25 @@ def preview(
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Number of batches to show.")] = 1,
     arg: ArgOption = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print what the pictures show for a program, as said above."),
+    ] = False,
 ) -> None:
     """Draw the coming batch: each image, its label, and which part of the original it shows.
 
     Nothing of the loader changes by looking at it.
+
+    --json prints an object with "sheet", "page" and "samples". A sample has its "batch"; "name",
+    "index" and "position", or "lane", "lane_sample" and "stored" in a sharded dataset; "label";
+    "size" and "original_size" as [width, height]; "crop" as [left, top, right, bottom], "corners"
+    and "flips", in pixels of the original; "drawn", the numbers of each recipe; "boxes"; "notes";
+    and "picture", the "file" and the "box" in it that shows the sample. What is not known is null.
     """
     try:
         # Pillow is needed here alone.
-        from stateful_gpu_loader.tools.contact_sheet import write_html, write_png
+        from stateful_gpu_loader.tools.contact_sheet import write_png
+        from stateful_gpu_loader.tools.preview_page import write_html
     except ModuleNotFoundError as error:
         raise NoPreview(
             f"preview needs the package {error.name!r}, which is not installed. "
@@ -48,13 +60,28 @@ def preview(
     if state is not None and isinstance(loader, StatefulGPULoader):
         _load(loader, state)
     samples = samples_of(loader, batches)
-    write_png(out, samples)
+    boxes = write_png(out, samples)
     if page is not None:
         write_html(page, samples)
-    written = str(out) if page is None else f"{out} and {page}"
-    numbers = [sample.position for sample in samples if sample.position is not None]
-    where = f", positions {min(numbers)} to {max(numbers)}" if numbers else ""
-    console().print(f"{written}: {len(samples)} samples{where}", markup=False)
+    if as_json:
+        pictures = [{"picture": {"file": str(out), "box": list(box)}} for box in boxes]
+        described = [
+            sample.to_dict() | picture for sample, picture in zip(samples, pictures, strict=True)
+        ]
+        written = None if page is None else str(page)
+        print_json({"sheet": str(out), "page": written, "samples": described})
+        return
+    files = str(out) if page is None else f"{out} and {page}"
+    console().print(f"{files}: {len(samples)} samples{_where(samples)}", markup=False)
+
+
+def _where(samples: list[PreviewedSample]) -> str:
+    """Where in the epoch they are, as far as that is known."""
+    lanes = sorted({each.place.lane for each in samples if each.place.lane is not None})
+    if lanes:
+        return f", lane{'s' * (len(lanes) > 1)} {', '.join(map(str, lanes))}"
+    numbers = [each.place.position for each in samples if each.place.position is not None]
+    return f", positions {min(numbers)} to {max(numbers)}" if numbers else ""
 
 
 def _load(loader: StatefulGPULoader[object], path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.engine.workers.choice import runs_in_processes
-from stateful_gpu_loader.engine.workers.start_method import would_fork
+from stateful_gpu_loader.engine.workers.start_method import method_of
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -62,4 +62,4 @@ def _would_fork(loader: StatefulDataLoader[Any]) -> bool:
     waits = engine.workers.idle is not None
     if waits or not runs_in_processes(engine.plan):
         return False
-    return would_fork(loader.multiprocessing_context)
+    return method_of(loader.multiprocessing_context) == "fork"

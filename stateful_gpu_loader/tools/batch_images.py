@@ -177,8 +177,7 @@ def label_of(target: Any, names: Mapping[int, str]) -> str:
         )
     if isinstance(target, Tensor):
         if target.ndim == 1 and target.is_floating_point() and len(target) > 1:
-            shares = sorted(((v, i) for i, v in enumerate(target.tolist()) if v > 0), reverse=True)
-            return ", ".join(f"{names.get(i, i)} {share:.2f}" for share, i in shares[:3])
+            return _shares(target.tolist(), names)
         if target.numel() != 1:
             return ""
         target = target.item()
@@ -189,9 +188,18 @@ def label_of(target: Any, names: Mapping[int, str]) -> str:
     return target if isinstance(target, str) else ""
 
 
+def _shares(values: list[float], names: Mapping[int, str]) -> str:
+    """The largest shares of classes; empty if the values are none, which add up to 1."""
+    if min(values) < 0 or abs(sum(values) - 1) > 0.01:
+        return ""
+    shares = sorted(((-share, i) for i, share in enumerate(values) if share > 0))
+    more = ", ..." if len(shares) > 3 else ""
+    return ", ".join(f"{names.get(i, i)} {-share:.2f}" for share, i in shares[:3]) + more
+
+
 def objects_of(
     target: Any,
-    size: tuple[int, int],
+    image: Tensor,
     names: Mapping[int, str],
     box_format: str,
     in_parts: bool,
@@ -201,7 +209,7 @@ def objects_of(
     Args:
         target: boxes under ``"boxes"``, labels under ``"labels"``, masks [n, H, W] under
             ``"masks"``; or a ``tv_tensors.Mask`` or ``BoundingBoxes``.
-        size: height and width of the image.
+        image: the image in which they are, [C, H, W].
         names: names of the classes.
         box_format: format of boxes that do not carry one.
         in_parts: whether boxes are in parts of the image's sides.
@@ -211,13 +219,14 @@ def objects_of(
     elif isinstance(target, tv_tensors.Mask):
         target = {"masks": target}
     elif isinstance(target, Mapping) and not {"boxes", "masks"} & target.keys():
-        inner = [objects_of(each, size, names, box_format, in_parts) for each in target.values()]
+        inner = [objects_of(each, image, names, box_format, in_parts) for each in target.values()]
         return next((each for each in inner if each is not None), None)
     elif isinstance(target, list | tuple) and len(target) <= 8:
-        inner = [objects_of(each, size, names, box_format, in_parts) for each in target]
+        inner = [objects_of(each, image, names, box_format, in_parts) for each in target]
         return next((each for each in inner if each is not None), None)
     if not isinstance(target, Mapping):
         return None
+    size = (image.shape[1], image.shape[2])
     given, masks = target.get("boxes"), target.get("masks")
     boxes = torch.zeros(0, 4)
     if isinstance(given, tv_tensors.BoundingBoxes):

@@ -3,84 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
-import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.state.schema import Stateful, as_int
-from stateful_gpu_loader.tools.causes import likely_cause, trial_of
-from stateful_gpu_loader.tools.differences import differences, num_samples, same, sample_of
-from stateful_gpu_loader.tools.verify_report import (
-    Cause,
-    Check,
-    DifferentSample,
-    Report,
-    VerifyError,
+from stateful_gpu_loader.state.schema import as_int
+from stateful_gpu_loader.tools.differences import differences
+from stateful_gpu_loader.tools.verify_cause import Mismatch, cause_of, sample_of_mismatch
+from stateful_gpu_loader.tools.verify_plan import (
+    Planned,
+    Skipped,
+    kind_of_workers,
+    obstacle_to_processes,
+    places_of,
+    plan_of,
 )
-from stateful_gpu_loader.tools.verify_runs import (
-    HASH_SEED,
-    MakeLoader,
-    Step,
-    fresh,
-    restored,
-    resumed,
-    resumed_elsewhere,
-    run,
-    saved,
-    workers,
-)
+from stateful_gpu_loader.tools.verify_report import Check, Report, VerifyError
+from stateful_gpu_loader.tools.verify_runs import MakeLoader, Step, fresh, run, saved
 
 OnCheck = Callable[[int, int, str], None]
-
-
-class _Skipped(Exception):
-    """A check does not apply to this loader; the message says why."""
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a state was saved."""
-
-    name: str
-    number: int
-    """Number of steps of the undisturbed run before it."""
-    left: int
-    """Number of batches of the undisturbed run behind it."""
-    file: tuple[str, bytes]
-    """The state, as a file holds it."""
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A check that is to be carried out."""
-
-    name: str
-    place: _Place
-    resume: Callable[[], list[Step]]
-
-
-@dataclass(frozen=True)
-class _Mismatch:
-    """The first step at which a check differs from the undisturbed run."""
-
-    planned: _Planned
-    number: int
-    """Number of the step in the undisturbed run."""
-    expected: Step | None
-    found: Step | None
-    error: Exception | None = None
 
 
 def verify_resume(
@@ -132,9 +79,9 @@ def verify_resume(
     notes, said = _notes_of(make_loader, loader), _texts(caught)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        planned = _plan(make_loader, loader, steps, _places(steps, states))
+        planned = plan_of(make_loader, loader, steps, places_of(steps, states))
         checks: list[Check] = []
-        first: _Mismatch | None = None
+        first: Mismatch | None = None
         for number, each in enumerate(planned):
             if on_check is not None:
                 on_check(number, len(planned), f"{each.name}, after {each.place.name}")
@@ -151,7 +98,7 @@ def verify_resume(
             return report
         if on_check is not None:
             on_check(len(planned), len(planned), "looking for the cause")
-        cause = _cause(make_loader, loader, steps, first, since)
+        cause = cause_of(make_loader, loader, steps, first, since)
         if cause.kind == "unknown":
             seen = f"the first check that differs: {first.planned.name}"
             cause = replace(cause, observed=(*cause.observed, seen))
@@ -159,10 +106,11 @@ def verify_resume(
         if said:
             observed = (*cause.observed, *(f"the loader itself says: {each}" for each in said))
             cause = replace(cause, observed=observed)
-        return replace(report, sample=_sample(steps, first), cause=cause)
+        return replace(report, sample=sample_of_mismatch(steps, first), cause=cause)
 
 
 def _undisturbed(make_loader: MakeLoader, batches: int) -> tuple[Any, list[Step], list[Any]]:
+    loader = None
     try:
         loader = fresh(make_loader)
         steps, states = [], []
@@ -172,6 +120,13 @@ def _undisturbed(make_loader: MakeLoader, batches: int) -> tuple[Any, list[Step]
     except LoaderError as error:
         raise VerifyError(str(error)) from error
     except Exception as error:
+        has_processes = loader is not None and kind_of_workers(loader).endswith("processes")
+        obstacle = obstacle_to_processes(loader) if has_processes else None
+        if obstacle is not None:
+            raise VerifyError(
+                f"the loader cannot run: {obstacle}. Remedy: make it of what pickle knows, such as "
+                "functions and classes of a module, or pass multiprocessing_context='fork'"
+            ) from error
         raise VerifyError(
             f"the undisturbed run raises {type(error).__name__}: {error}. Remedy: iterate the "
             "loader, and call its state_dict(), once by yourself"
@@ -184,73 +139,15 @@ def _undisturbed(make_loader: MakeLoader, batches: int) -> tuple[Any, list[Step]
     return loader, steps, states
 
 
-def _places(steps: list[Step], states: list[Any]) -> list[_Place]:
-    """Choose where to resume: every place once, and none with nothing behind it."""
-    of_batches = [number for number, step in enumerate(steps) if not step.is_end]
-    ends = [number for number, step in enumerate(steps) if step.is_end]
-    chosen = {of_batches[0]: "batch 1"}
-    middle = len(of_batches) // 2
-    if middle > 1:
-        chosen.setdefault(of_batches[middle - 1], f"batch {middle}")
-    if ends:
-        if ends[0] > 0:
-            chosen[ends[0] - 1] = "the first epoch's last batch"
-        chosen[ends[0]] = "the end of the first epoch"
-    places = [
-        _Place(
-            name=name,
-            number=number + 1,
-            left=sum(not step.is_end for step in steps[number + 1 :]),
-            file=states[number],
-        )
-        for number, name in sorted(chosen.items())
-    ]
-    return [place for place in places if place.left] or places[:1]
-
-
-def _plan(
-    make_loader: MakeLoader, loader: Any, steps: list[Step], places: list[_Place]
-) -> list[_Planned]:
-    own = _kind_of_workers(loader)
-    planned = [
-        _Planned(
-            f"a new loader, {own}, state through {place.file[0]}",
-            place,
-            partial(resumed, make_loader, place.file, place.left),
-        )
-        for place in places
-    ]
-    if not any(step.is_end for step in steps):
-        why = "no epoch ends within the undisturbed run; a larger batches= reaches its end"
-        planned.append(
-            _Planned("a new loader", replace(places[0], name="an epoch's end"), _skip(why))
-        )
-    middle = places[min(1, len(places) - 1)]
-    obstacle = _obstacle_to_other_workers(loader)
-    for name, changes in (
-        ("inline", workers(0)),
-        ("2 threads", workers(2, "thread")),
-        ("2 processes", workers(2, "process")),
-    ):
-        if name != own:
-            resume = partial(_with_other_workers, make_loader, middle, changes)
-            planned.append(_Planned(name, middle, _skip(obstacle) if obstacle else resume))
-    killed = partial(_with_a_kill, make_loader, loader, places[0])
-    planned.append(_Planned("a worker process is killed", places[0], killed))
-    elsewhere = partial(_in_a_new_process, make_loader, middle)
-    planned.append(_Planned("a new Python process", middle, elsewhere))
-    return planned
-
-
-def _carry_out(planned: _Planned, steps: list[Step]) -> tuple[Check, _Mismatch | None]:
+def _carry_out(planned: Planned, steps: list[Step]) -> tuple[Check, Mismatch | None]:
     name, place = planned.name, planned.place.name
     expected = steps[planned.place.number :]
     try:
         found = planned.resume()
-    except _Skipped as reason:
+    except Skipped as reason:
         return Check(name, place, "skipped", reason=str(reason)), None
     except Exception as error:
-        first = _Mismatch(planned, planned.place.number, expected[0] if expected else None, None)
+        first = Mismatch(planned, planned.place.number, expected[0] if expected else None, None)
         raised = f"raises {type(error).__name__}: {error}"
         return Check(name, place, "differs", difference=raised), replace(first, error=error)
     # After an epoch's last batch some loaders tell of its end once more, and some do not.
@@ -260,7 +157,7 @@ def _carry_out(planned: _Planned, steps: list[Step]) -> tuple[Check, _Mismatch |
     for number, (one, other) in enumerate(pairs, planned.place.number + start):
         text = _difference(one, other)
         if text is not None:
-            mismatch = _Mismatch(planned, number, one, other)
+            mismatch = Mismatch(planned, number, one, other)
             return Check(name, place, "differs", difference=text), mismatch
     return Check(name, place, "exact"), None
 
@@ -276,159 +173,8 @@ def _difference(expected: Step | None, found: Step | None) -> str | None:
     return None if first is None else str(first)
 
 
-def _with_other_workers(
-    make_loader: MakeLoader,
-    place: _Place,
-    changes: dict[str, Any],
-    after: Callable[[Any, int], None] | None = None,
-) -> list[Step]:
-    try:
-        other = fresh(make_loader, **changes)
-    except VerifyError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise _Skipped(str(error)) from error
-    other.load_state_dict(restored(place.file))
-    try:
-        return list(run(other, place.left, after))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
-            raise
-        raise _Skipped(f"the workers cannot be started: {error}") from error
-
-
-def _with_a_kill(make_loader: MakeLoader, loader: Any, place: _Place) -> list[Step]:
-    if not isinstance(loader, StatefulGPULoader):
-        raise _Skipped(f"a {type(loader).__name__} does not replace workers that are lost")
-    if loader.max_worker_restarts == 0:
-        raise _Skipped("max_worker_restarts=0")
-    changes: dict[str, Any] = {}
-    if not _kind_of_workers(loader).endswith("processes"):
-        obstacle = _obstacle_to_other_workers(loader)
-        if obstacle is not None:
-            raise _Skipped(obstacle)
-        changes = workers(2, "process")
-    killed: list[int] = []
-
-    def kill(batches: Any, number: int) -> None:
-        if number < max(1, place.left // 2) or killed or not batches._workers:
-            return
-        worker = batches._workers[0]
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-        killed.append(worker.pid)
-
-    if changes:
-        steps = _with_other_workers(make_loader, place, changes, kill)
-    else:
-        steps = resumed(make_loader, place.file, place.left, kill)
-    if not killed:
-        raise _Skipped("no worker process was running any more")
-    return steps
-
-
-def _in_a_new_process(make_loader: MakeLoader, place: _Place) -> list[Step]:
-    try:
-        pickle.dumps(make_loader)
-    except Exception as error:
-        raise _Skipped(
-            f"{error}: to be called in a new process, the function has to be in a module"
-        ) from error
-    return resumed_elsewhere(make_loader, place.file, place.left, hash_seed=1)
-
-
-def _order_of_sets(make_loader: MakeLoader, place: _Place) -> str | None:
-    """Tell that samples differ exactly when PYTHONHASHSEED does; None if they do not."""
-    runs = [resumed_elsewhere(make_loader, place.file, place.left, seed) for seed in (1, 1, 2)]
-    first, again, other = ([step.batch for step in steps] for steps in runs)
-    if not same(first, again) or same(first, other):
-        return None
-    return f"two processes with {HASH_SEED}=1 agree, and one with {HASH_SEED}=2 differs from them"
-
-
-def _cause(
-    make_loader: MakeLoader, loader: Any, steps: list[Step], first: _Mismatch, since: int
-) -> Cause:
-    place, expected = _place_in_batch(first), first.expected
-    batch = sum(not step.is_end for step in steps[: first.number])
-    trial = trial_of(make_loader, expected.request if expected else None, place or 0, batch)
-    is_elsewhere = first.planned.name == "a new Python process" and first.error is None
-    return likely_cause(
-        trial,
-        since=since,
-        keeps_state=isinstance(loader.dataset, Stateful),
-        seeds=isinstance(loader, StatefulGPULoader),
-        elsewhere=partial(_order_of_sets, make_loader, first.planned.place)
-        if is_elsewhere
-        else lambda: None,
-    )
-
-
-def _sample(steps: list[Step], first: _Mismatch) -> DifferentSample | None:
-    expected, found = first.expected, first.found
-    if expected is None or found is None or expected.is_end or found.is_end:
-        return None
-    place, request = _place_in_batch(first), expected.request
-    one, other = expected.batch, found.batch
-    n = _num_samples(expected)
-    if place is not None and n is not None:
-        one, other = sample_of(one, place, n), sample_of(other, place, n)
-    number = 0 if place is None and n in (None, 1) else place
-    position, index = None, None
-    if request is not None and number is not None:
-        position, index = int(request.positions[number]), repr(request.index_list()[number])
-    return DifferentSample(
-        check=first.planned.name,
-        batch=sum(not step.is_end for step in steps[: first.number]),
-        place_in_batch=place,
-        position=position,
-        index=index,
-        fields=tuple(differences(one, other)),
-    )
-
-
-def _place_in_batch(first: _Mismatch) -> int | None:
-    """Return the number of the first sample that differs; None if it cannot be told."""
-    expected, found = first.expected, first.found
-    if expected is None or found is None:
-        return None
-    n = _num_samples(expected)
-    if n is None or n != _num_samples(found):
-        return None
-    return next(
-        (
-            i
-            for i in range(n)
-            if not same(sample_of(expected.batch, i, n), sample_of(found.batch, i, n))
-        ),
-        None,
-    )
-
-
-def _num_samples(step: Step) -> int | None:
-    return len(step.request.indices) if step.request else num_samples(step.batch)
-
-
-def _obstacle_to_other_workers(loader: Any) -> str | None:
-    if not isinstance(loader, StatefulGPULoader):
-        return f"the state of a {type(loader).__name__} fits the same number of workers only"
-    if loader._engine.plan.has_worker_states:
-        return (
-            f"{type(loader.dataset).__name__} is iterated, or has a state, in each worker by "
-            "itself: its state fits the same number of workers only"
-        )
-    return None
-
-
-def _kind_of_workers(loader: Any) -> str:
-    if loader.num_workers == 0:
-        return "inline"
-    threads = isinstance(loader, StatefulGPULoader) and runs_in_threads(loader._engine.plan)
-    return f"{loader.num_workers} {'threads' if threads else 'processes'}"
-
-
 def _described(loader: Any) -> str:
-    return f"{type(loader).__name__} of {type(loader.dataset).__name__}, {_kind_of_workers(loader)}"
+    return f"{type(loader).__name__} of {type(loader.dataset).__name__}, {kind_of_workers(loader)}"
 
 
 def _notes_of(make_loader: MakeLoader, loader: Any) -> list[str]:
@@ -448,10 +194,3 @@ def _texts(caught: list[warnings.WarningMessage]) -> list[str]:
         for text in texts
         if not text.startswith("This DataLoader will create") and "set_vital" not in text
     ]
-
-
-def _skip(reason: str) -> Callable[[], list[Step]]:
-    def skip() -> list[Step]:
-        raise _Skipped(reason)
-
-    return skip

@@ -49,6 +49,22 @@ def test_something_differs() -> None:
     assert report["sample"]["fields"][0]["field"] == "['value']"
 
 
+def test_processes_that_cannot_be_started_are_skipped_with_the_reason(spawns: None) -> None:
+    arguments = ["verify", "make_unpicklable", "--batches", "4"]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["is_exact"] is True
+    assert report["sample"] is report["cause"] is None
+    outcomes = {check["name"]: check for check in report["checks"]}
+    for name in ("2 processes", "a worker process is killed"):
+        assert outcomes[name]["outcome"] == "skipped"
+        assert "dataset cannot be pickled" in outcomes[name]["reason"]
+    text = CliRunner().invoke(app, arguments).stdout
+    assert "skipped  2 processes, after batch 2: worker processes are started with 'spawn'" in text
+    assert report["verdict"] == text.splitlines()[-1]
+
+
 @pytest.mark.processes
 def test_as_a_process(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAIN)

@@ -12,7 +12,12 @@ import torch
 from stateful_gpu_loader import LoaderError, StatefulGPULoader, StateMismatch
 from tests.conformance import assert_exact_resume, same
 from tests.map_datasets import Indices
-from tests.user_objects import StatefulDataset, StatefulSampler
+from tests.user_objects import (
+    StatefulBatchSampler,
+    StatefulDataset,
+    StatefulIterable,
+    StatefulSampler,
+)
 
 N = 23
 
@@ -191,3 +196,51 @@ def test_damaged_user_states_are_refused_and_nothing_changes() -> None:
     plain = StatefulGPULoader(Indices(N), batch_size=4, num_workers=2)
     with pytest.raises(StateMismatch, match="Indices, which has no state"):
         plain.load_state_dict(good)
+
+
+def with_snapshots(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
+    """A loader whose states count one batch behind a snapshot after three batches."""
+    given = {"num_workers": 1, "snapshot_every_n_steps": 2, **arguments}
+    return StatefulGPULoader(dataset, **given)
+
+
+def after_three_batches(loader: StatefulGPULoader[Any]) -> dict[str, Any]:
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = loader.state_dict()
+    assert state["user"]["steps"] == 1
+    return state
+
+
+COUNTS_STEPS = {
+    "dataset": lambda n: with_snapshots(StatefulDataset(n), batch_size=4),
+    "sampler": lambda n: with_snapshots(range(40), sampler=StatefulSampler(n), batch_size=4),
+    "batch sampler": lambda n: with_snapshots(range(40), batch_sampler=StatefulBatchSampler(n)),
+    "iterable": lambda n: with_snapshots(StatefulIterable([n]), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("kind", ["dataset", "sampler", "iterable"])
+@pytest.mark.parametrize("more", [4, 10**6])
+def test_more_batches_behind_a_snapshot_than_the_position_allows(kind: str, more: int) -> None:
+    state = after_three_batches(COUNTS_STEPS[kind](40))
+    loader = COUNTS_STEPS[kind](40)
+    before = loader.state_dict()
+    damaged = {**state, "user": {**state["user"], "steps": 1 + more}}
+    with pytest.raises(StateMismatch, match=f"the state has {1 + more}, expected was '") as refused:
+        loader.load_state_dict(damaged)
+    assert refused.value.field == "user's steps"
+    assert loader.state_dict() == before
+
+
+@pytest.mark.parametrize("kind", ["sampler", "batch sampler", "iterable"])
+def test_an_epoch_that_ends_before_the_batches_behind_the_snapshot(kind: str) -> None:
+    """They would be passed over in silence, and the epoch be empty."""
+    state = after_three_batches(COUNTS_STEPS[kind](40))
+    state["user"]["steps"] += 20
+    state["position"] += 20 * (4 if kind == "sampler" else 1)
+    loader = COUNTS_STEPS[kind](40)
+    loader.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"expected was '\d+, after which the .* ends"):
+        list(loader)

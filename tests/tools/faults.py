@@ -123,3 +123,7 @@ def make_of_sets() -> StatefulGPULoader[Any]:
 
 def make_with_clock() -> StatefulGPULoader[Any]:
     return StatefulGPULoader(Applied(clock), batch_size=4)
+
+
+def make_unpicklable() -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(Applied(lambda index: index), batch_size=4)

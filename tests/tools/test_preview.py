@@ -20,8 +20,10 @@ from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
-from stateful_gpu_loader.tools.contact_sheet import write_html, write_png
-from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample, preview
+from stateful_gpu_loader.tools.contact_sheet import write_png
+from stateful_gpu_loader.tools.preview import NoPreview, preview
+from stateful_gpu_loader.tools.preview_page import write_html
+from stateful_gpu_loader.tools.previewed import PreviewedSample
 from stateful_gpu_loader.transforms.geometry.resize import resize
 from tests.datasets.coco.coco_files import write_coco
 from tests.images import write_photo_folder
@@ -151,6 +153,61 @@ def test_without_a_normalize_the_values_decide_and_it_is_said() -> None:
     assert any("-3 to 5 are stretched" in note for note in sample.notes)
 
 
+@pytest.mark.parametrize("mixing", [T.MixUp, T.CutMix], ids=lambda kind: kind.__name__)
+def test_mixed_labels_are_shown_with_their_shares(folder: Path, mixing: Any) -> None:
+    loader = loader_of(
+        folder,
+        *[T.RandomResizedCrop(SIDE), T.Normalize(MEAN, STD)],
+        batch_transform=mixing(num_classes=2),
+    )
+    samples = preview(loader)
+    _, labels = next(iter(loader))
+    assert any(0 < share < 1 for share in labels.flatten().tolist())
+    for sample, shares in zip(samples, labels.tolist(), strict=True):
+        ordered = sorted(((-share, i) for i, share in enumerate(shares) if share > 0))
+        shown = ", ".join(f"class_0{i} {-share:.2f}" for share, i in ordered)
+        assert sample.label == shown
+        assert any(
+            note.startswith(f"After batch_transform: {mixing.__name__}") for note in sample.notes
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "label"),
+    [
+        ([0.25, 0.75], "1 0.75, 0 0.25"),
+        ([0.0, 1.0], "1 1.00"),
+        ([0.7, 0.1, 0.1, 0.05, 0.05], "0 0.70, 1 0.10, 2 0.10, ..."),
+        ([0.5, -0.2], ""),
+        ([3.0, 4.0], ""),
+    ],
+)
+def test_a_vector_is_shares_only_if_it_adds_up_to_one(target: list[float], label: str) -> None:
+    data = [(torch.zeros(3, 4, 4), torch.tensor(target))]
+    assert preview(StatefulGPULoader(data, batch_size=1))[0].label == label
+
+
+def test_grey_images_are_shown_in_three_equal_channels() -> None:
+    grey = torch.arange(12, dtype=torch.uint8).view(1, 3, 4) * 20
+    expected = grey.expand(3, 3, 4)
+    [sample] = preview(StatefulGPULoader([(grey, 1)], batch_size=1))
+    assert torch.equal(sample.image, expected)
+
+    class Normalized(Dataset[Any]):
+        def __init__(self) -> None:
+            to_float = v2.ToDtype(torch.float32, scale=True)
+            self.transform = v2.Compose([to_float, v2.Normalize([0.5], [0.2])])
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> Any:
+            return self.transform(grey), 1
+
+    [sample] = preview(StatefulGPULoader(Normalized(), batch_size=1))
+    assert torch.equal(sample.image, expected)
+
+
 def test_looking_changes_nothing(folder: Path) -> None:
     def delivered(looks: bool) -> list[Any]:
         loader = loader_of(folder, T.RandomResizedCrop(SIDE), *FLIPS, seed=None, drop_last=True)
@@ -184,7 +241,12 @@ def test_in_the_middle_of_an_epoch_it_is_the_batch_that_comes_next(folder: Path,
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     samples = preview(resumed, 2)
-    assert [sample.position for sample in samples] == [4 + rank, 6 + rank, 8 + rank, 10 + rank]
+    assert [sample.place.position for sample in samples] == [
+        4 + rank,
+        6 + rank,
+        8 + rank,
+        10 + rank,
+    ]
     assert [sample.batch for sample in samples] == [0, 0, 1, 1]
     for number in range(2):
         images, labels = next(run)

@@ -308,9 +308,29 @@ def test_a_stateful_data_loader_is_verified_as_it_is() -> None:
     assert "StatefulDataLoader does not replace" in str(reasons["a worker process is killed"])
 
 
-def test_what_cannot_be_pickled_cannot_be_in_spawned_processes() -> None:
-    make = map_style(lambda index: index, multiprocessing_context="spawn", num_workers=1)
-    with pytest.raises(VerifyError, match="pickle"):
+def test_a_loader_that_cannot_be_pickled_skips_processes_where_none_is_forked(
+    spawns: None,
+) -> None:
+    report = verify_resume(map_style(lambda index: index), batches=BATCHES)
+    assert report
+    reasons = {check.name: check.reason for check in report.checks if check.outcome == "skipped"}
+    sentence = (
+        "worker processes are started with 'spawn' here, which pickles what they need, and the "
+        "loader's dataset cannot be pickled (Can't pickle "
+    )
+    for name in ("2 processes", "a worker process is killed"):
+        assert str(reasons[name]).startswith(sentence)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_loader_whose_own_processes_cannot_be_started(method: str) -> None:
+    make = map_style(
+        faults.augmented,
+        collate_fn=lambda batch: batch,
+        num_workers=1,
+        multiprocessing_context=method,
+    )
+    with pytest.raises(VerifyError, match=r"the loader cannot run: worker .* collate_fn cannot be"):
         verify_resume(make, batches=BATCHES)
 
 

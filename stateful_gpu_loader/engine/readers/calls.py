@@ -19,7 +19,7 @@ from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, seed_global
 from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKey
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
-_MOST_IMAGES = 2**20
+MOST_IMAGES = 2**20
 """Number of keys reserved for the images of one call."""
 
 
@@ -77,7 +77,7 @@ class CallReader:
                 continue
             samples += made
             if self._source.batch and self._source.image is not None:
-                first = key.position * _MOST_IMAGES
+                first = key.position * MOST_IMAGES
                 positions += range(first, first + len(made))
             else:
                 positions.append(key.position)
@@ -126,8 +126,8 @@ class CallReader:
         if self._source.image is None:
             return [ReadySample(self._name(key), output)]
         images = self._source.images(output, info)
-        if len(images) > _MOST_IMAGES:
-            raise ValueError(f"{info} has {len(images)} images, more than {_MOST_IMAGES}")
+        if len(images) > MOST_IMAGES:
+            raise ValueError(f"{info} has {len(images)} images, more than {MOST_IMAGES}")
         name = self._name(key)
         return [
             ReadySample(f"{name}, image {i}" if self._source.batch else name, image)

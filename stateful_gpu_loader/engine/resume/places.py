@@ -111,6 +111,8 @@ def place_of(
             user = user.without_digests()
     if config.num_workers == 0 and (user is None or user.workers is None):
         dataset_memory.check_goes_back()
+    if user is not None:
+        _check_steps(plan, user, state.position)
     steps = 0 if user is None else user.steps
     if ahead or steps or (user is not None and _is_read_again(user)):
         _check_same_batches(state, plan.global_batch_size)
@@ -233,6 +235,24 @@ def _check_workers(user: UserStates, config: LoaderConfig) -> None:
         f"{len(user.workers)} states, the next of worker {user.next_worker}",
         f"{expected} states",
     )
+
+
+def _check_steps(plan: Plan, user: UserStates, position: int) -> None:
+    """Check how many batches were delivered behind the states: so many are not delivered again."""
+    behind = position - user.base
+    if plan.is_iterable:
+        fits, wanted = user.steps == behind, f"{behind}"  # its positions count batches
+    else:
+        # Only a batch sampler may yield batches of nothing, which do not move the position.
+        fits = not user.steps or plan.config.yields_batches or user.steps <= behind
+        wanted = f"at most {behind}"
+    if not fits:
+        raise StateMismatch(
+            "user's steps",
+            saved=user.steps,
+            present=f"{wanted} batches from position {user.base} to position {position}",
+            remedy=REMEDY_FOREIGN,
+        )
 
 
 def _check_same_batches(state: LoaderState, present: int | None) -> None:

@@ -19,6 +19,11 @@ from stateful_gpu_loader.records import Request, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.user_states import UserStates
 
+_REMEDY_STEPS = (
+    "keep the sampler, the batch size and drop_last: the state counts the batches behind its last "
+    "snapshot"
+)
+
 
 class Feed(Protocol):
     """Yields new requests in the order of the pass; may be asked again after an exception."""
@@ -242,7 +247,11 @@ class MapSchedule:
     def _draw(self) -> Request | None:
         """Return the next request, or None if it need not be made again."""
         begin, ordinal = self._feed.position, self._drawn
-        request = next(self._feed)
+        try:
+            request = next(self._feed)
+        except StopIteration:
+            self._check_not_skipping()
+            raise
         self._drawn += 1
         is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
         mark: bytes | None = self._feed.start_mark()
@@ -314,8 +323,18 @@ class MapSchedule:
                 "position",
                 saved=self._start.position,
                 present=f"{found}, where as many batches end",
-                remedy="keep the sampler, the batch size and drop_last: the state counts the "
-                "batches behind its last snapshot",
+                remedy=_REMEDY_STEPS,
+            )
+
+    def _check_not_skipping(self) -> None:
+        """Check at the end of the order that all batches the state counts have come by."""
+        if self._to_skip:
+            steps = self._start.user.steps if self._start.user else 0
+            raise StateMismatch(
+                "user's steps",
+                saved=steps,
+                present=f"{steps - self._to_skip}, after which the epoch ends",
+                remedy=_REMEDY_STEPS,
             )
 
     def _worker_of(self, ordinal: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, worker_starts
+from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.snapshot import freeze, thaw
@@ -136,6 +137,14 @@ class WorkerSchedule:
         return None if was_delivered else place
 
     def end(self) -> Address:
+        if self._is_replay:
+            raise StateMismatch(
+                "user's steps",
+                saved=self._delivered,
+                present=f"{self._made}, after which the dataset ends",
+                remedy="keep the dataset and the batch size: the state counts the batches behind "
+                "its last snapshot",
+            )
         between = tuple(map(_between_passes, self._ledger.latest())) if self._keeps_workers else ()
         if not any(between):
             return Address(self._epoch + 1, 0)

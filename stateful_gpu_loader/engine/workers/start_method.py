@@ -42,15 +42,15 @@ def default_context() -> str | None:
     return "forkserver" if _default_method() == "fork" and dali_is_live() else None
 
 
-def would_fork(multiprocessing_context: Any) -> bool:
-    """Whether workers that a loader with this argument starts now would be forked.
+def method_of(multiprocessing_context: Any) -> str:
+    """Return how workers of a loader with this argument are started now.
 
-    >>> would_fork("spawn"), would_fork(multiprocessing.get_context("fork"))
-    (False, True)
+    >>> method_of("spawn"), method_of(multiprocessing.get_context("fork"))
+    ('spawn', 'fork')
     """
     if isinstance(multiprocessing_context, BaseContext):
-        return multiprocessing_context.get_start_method() == "fork"
-    return (multiprocessing_context or default_context() or _default_method()) == "fork"
+        return multiprocessing_context.get_start_method()
+    return multiprocessing_context or default_context() or _default_method()
 
 
 def dali_is_live() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.engine.workers import start_method, torch_workers
-from stateful_gpu_loader.engine.workers.start_method import default_context, would_fork
+from stateful_gpu_loader.engine.workers.start_method import default_context, method_of
 from tests.patience import seconds
 
 NEEDS_DALI = pytest.mark.skipif(
@@ -178,7 +178,7 @@ def test_what_the_user_says_decides(live: bool, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(start_method, "dali_is_live", lambda: live)
     contexts: list[Any] = ["fork", "spawn", "forkserver"]
     contexts += [multiprocessing.get_context(method) for method in contexts]
-    assert [would_fork(context) for context in contexts] == [True, False, False] * 2
+    assert [method_of(context) for context in contexts] == ["fork", "spawn", "forkserver"] * 2
 
 
 @pytest.mark.parametrize("default", ["fork", "spawn", "forkserver"])
@@ -188,7 +188,7 @@ def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "other"])
     assert default_context() == ("forkserver" if live and default == "fork" else None)
-    assert would_fork(None) == (default == "fork" and not live)
+    assert method_of(None) == ("forkserver" if live and default == "fork" else default)
 
 
 def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)# ]*)(?:#([^) ]+))?(?: \"[^\"]*\")?\)")
 
 ELSEWHERE = {
     "docs/dali.md": "tests/integrations/in_dynamic_mode/checkpoints.py",
+    "docs/reproducing.md": "tests/cli/test_walkthrough.py",
     "docs/tools/walkthrough.md": "tests/cli/test_walkthrough.py",
 }
 """Pages whose code needs processes of its own, and who runs it: beside DALI nothing is forked."""

@@ -1,4 +1,4 @@
-"""The page that goes the whole way of a newcomer, executed from its beginning to its end."""
+"""The pages that show the command line at work, executed from their beginning to their end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs/tools/walkthrough.md"
+WALKTHROUGH = ROOT / "docs/tools/walkthrough.md"
+REPRODUCING = ROOT / "docs/reproducing.md"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"(\S+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 INSTALLS = "pip install"
@@ -20,21 +21,37 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.mark.processes
-def test_every_line_of_the_page_does_what_it_shows(tmp_path: Path) -> None:
-    blocks = BLOCK.findall(PAGE.read_text())
-    assert [kind for kind, _, _ in blocks].count("console") >= 7
-    for kind, title, content in blocks:
+def test_every_line_of_the_walkthrough_does_what_it_shows(tmp_path: Path) -> None:
+    assert _run_page(WALKTHROUGH, tmp_path) >= 11
+    assert (tmp_path / "sheet.png").stat().st_size
+    assert (tmp_path / "bench.png").stat().st_size
+
+
+@pytest.mark.processes
+def test_an_old_run_is_reproduced_as_its_page_shows(tmp_path: Path) -> None:
+    """With the files that the walkthrough shows: its pictures and its training script."""
+    for _, title, content in BLOCK.findall(WALKTHROUGH.read_text()):
         if title:
             (tmp_path / title).write_text(content)
+    assert _run_page(REPRODUCING, tmp_path) >= 16
+    assert (tmp_path / "batch.png").stat().st_size
+
+
+def _run_page(page: Path, folder: Path) -> int:
+    """Write the files that a page shows, run its commands and its Python; how many commands."""
+    count = 0
+    for kind, title, content in BLOCK.findall(page.read_text()):
+        if title:
+            (folder / title).write_text(content)
         elif kind == "python":
-            (tmp_path / "block.py").write_text(f"if __name__ == '__main__':\n{_indented(content)}")
-            assert _run("python block.py", tmp_path).returncode == 0
+            (folder / "block.py").write_text(f"if __name__ == '__main__':\n{_indented(content)}")
+            assert _run("python block.py", folder).returncode == 0
         else:
             for command, wanted in COMMAND.findall(content):
                 if not command.startswith(INSTALLS):
-                    _check(command, wanted, tmp_path)
-    assert (tmp_path / "sheet.png").stat().st_size
-    assert (tmp_path / "bench.png").stat().st_size
+                    _check(command, wanted, folder)
+                    count += 1
+    return count
 
 
 def _check(command: str, wanted: str, folder: Path) -> None:

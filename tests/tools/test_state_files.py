@@ -93,6 +93,14 @@ def test_lightnings_checkpoint_says_which_state_counts() -> None:
     }
 
 
+def test_lightnings_own_record_counts_where_the_callback_was_not_used(tmp_path: Path) -> None:
+    saved = torch.load(SAVED_BEFORE / "in_a_validation.ckpt", weights_only=True)
+    del saved["callbacks"]
+    torch.save(saved, tmp_path / "alone.ckpt")
+    (found,) = find_states(tmp_path)
+    assert (found.key[0], found.note) == ("loops", "")
+
+
 def test_the_states_of_ranks_are_found(tmp_path: Path) -> None:
     ranks = [after(1, num_replicas=2, rank=rank) for rank in (0, 1)]
     torch.save({"loader": ranks}, tmp_path / "ranks.pt")

@@ -59,7 +59,7 @@ class AliasTable:
             weights: float64 [n], finite, none negative, at least one positive.
 
         >>> table = AliasTable.of(np.array([1.0, 3.0]))
-        >>> (table.thresholds / 2**64).round(6).tolist(), table.aliases.tolist()
+        >>> (table.thresholds / 2.0**64).round(6).tolist(), table.aliases.tolist()
         ([0.5, 1.0], [1, 1])
         """
         n = len(weights)

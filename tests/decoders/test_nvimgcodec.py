@@ -160,4 +160,4 @@ def test_the_real_library_has_what_is_used() -> None:
     streams = [real.CodeStream(data.numpy())]
     (image,) = decoder.decode(streams, params=parameters, cuda_stream=0)
     assert inspect.isroutine(image.to_dlpack)
-    assert torch.equal(torch.asarray(image.__array__()).permute(2, 0, 1), by_cuda(data))
+    assert torch.equal(torch.asarray(np.asarray(image)).permute(2, 0, 1), by_cuda(data))

@@ -162,10 +162,13 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     forget()
 
 
+PACKAGES = {"dali": "nvidia.dali", "torchcodec": "torchcodec"}
+
+
 @pytest.mark.parametrize("name", BATCH_DECODERS)
 def test_making_a_decoder_starts_nothing(name: str) -> None:
-    if name == "dali":
-        pytest.importorskip("nvidia.dali")
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     decoder = make_batch_decoder(name, DEVICE)
     assert FAMILIES[decoder.family] == name
     assert decoder.family not in DECODERS
@@ -175,7 +178,8 @@ def test_making_a_decoder_starts_nothing(name: str) -> None:
 
 
 def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
-    pytest.importorskip("nvidia.dali")
+    for package in PACKAGES.values():
+        pytest.importorskip(package)
     cpu = {name: make_batch_decoder(name, DEVICE).cpu.family for name in BATCH_DECODERS}
     assert cpu == {
         "torchcodec": "torchcodec",
@@ -186,7 +190,8 @@ def test_the_cpu_decoder_of_a_family_is_fixed() -> None:
 
 
 def test_auto_takes_the_family_that_was_saved() -> None:
-    pytest.importorskip("nvidia.dali")
+    for package in PACKAGES.values():
+        pytest.importorskip(package)
     assert make_batch_decoder("auto", DEVICE).family == "torchcodec-cuda"
     for family in FAMILIES:
         assert make_batch_decoder("auto", DEVICE, prefer=family).family == family

@@ -69,6 +69,7 @@ def test_common_properties_keep_an_image_on_the_gpu(change: dict[str, Any]) -> N
 def test_progressive_ones_stay_with_the_workers_where_the_gpu_takes_them_one_by_one() -> None:
     """And the route of each backend travels to the workers."""
     pytest.importorskip("nvidia.dali")
+    pytest.importorskip("torchcodec")
     for name in BATCH_DECODERS:
         takes = make_batch_decoder(name, torch.device("cuda")).takes
         route = takes_baseline if name in ("torchvision", "torchcodec") else takes_common

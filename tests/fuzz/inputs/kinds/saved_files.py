@@ -135,6 +135,7 @@ class DistributedFiles(_Inspected):
     """Folders of ``torch.distributed.checkpoint``: their index, and the bytes that it names."""
 
     name = "DCP"
+    writes = True  # CPython's unpickler, of a bytearray that is cut off: a SystemError that is lost
     share = 1
 
     def __init__(self, folder: Path) -> None:

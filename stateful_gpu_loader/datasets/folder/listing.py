@@ -83,8 +83,8 @@ def read_file_list(path: Path) -> tuple[list[str], list[int]]:
                 continue
             if len(words) == 1 or not LABEL.fullmatch(words[1]):
                 raise ValueError(
-                    f"{str(path)!r}, line {number}: {line.rstrip()!r} does not end with an integer "
-                    "label. Remedy: write 'relative/path label' on each line"
+                    f"{str(path)!r}, line {number}: {line.rstrip()[-80:]!r} does not end with an "
+                    "integer label. Remedy: write 'relative/path label' on each line"
                 )
             names.append(words[0].lstrip())
             labels.append(int(words[1]))

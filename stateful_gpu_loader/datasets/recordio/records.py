@@ -8,6 +8,7 @@ is cut there into parts of kinds 1, 2, ..., 2, 3, and that magic is left out (dm
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ MAGIC = 0xCED7230A
 
 _HEADER = Struct("<II")
 _LENGTH_BITS = 29
+_NUMBER = re.compile(rb"[0-9]{1,20}")
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 _MAGIC_BYTES = np.frombuffer(MAGIC.to_bytes(4, "little"), dtype=np.uint8)
 
@@ -113,7 +115,7 @@ def parse_index(text: bytes, path: str) -> Offsets:
     offsets = array("q")
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.rsplit(None, 1)
-        if len(words) != 2 or not words[1].isdigit() or int(words[1]) >= 2**63:
+        if len(words) != 2 or not _NUMBER.fullmatch(words[1]) or int(words[1]) >= 2**63:
             raise ValueError(
                 f"{path!r}, line {number}: {line[:80]!r} is not a key and an offset. Remedy: make "
                 "the index anew with rec2idx, or leave index_paths out"

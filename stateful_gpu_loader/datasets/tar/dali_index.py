@@ -16,9 +16,10 @@ from stateful_gpu_loader.datasets.tar.index import Numbers, TarIndex
 
 # A name ends with its extension; there may be blanks in it.
 _COMPONENT = {
-    "v1.1": re.compile(r"(\S*) (\d+) (\d+)(?: |$)"),
-    "v1.2": re.compile(r"(\S*) (\d+) (\d+) .*?\1(?: (?=\S* \d+ \d+ )|$)"),
+    "v1.1": re.compile(r"(\S*) ([0-9]{1,19}) ([0-9]{1,19})(?: |$)"),
+    "v1.2": re.compile(r"(\S*) ([0-9]{1,19}) ([0-9]{1,19}) .*?\1(?: (?=\S* [0-9]+ [0-9]+ )|$)"),
 }
+_HEADING = re.compile(r"(v1\.[12])\s+([0-9]{1,19})\s*")
 _REMEDY = "make the index of this tar anew with wds2idx, or leave index_paths= out"
 
 
@@ -40,12 +41,13 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
     with open_stream(path) as stream:
         text = stream.read().decode("utf-8", "surrogateescape")
     head, _, body = text.partition("\n")
-    words = head.split()
-    if len(words) != 2 or words[0] not in _COMPONENT or not words[1].isdigit():
+    heading = _HEADING.fullmatch(head)
+    if heading is None:
         raise damaged(path, f"{head[:80]!r} is no heading of wds2idx", record=0, remedy=_REMEDY)
     lines = body.splitlines()
-    if len(lines) != int(words[1]):
-        what = f"it announces {words[1]} samples and has {len(lines)}"
+    version, announced = heading[1], int(heading[2])
+    if len(lines) != announced:
+        what = f"it announces {announced} samples and has {len(lines)}"
         raise damaged(path, what, record=0, remedy=_REMEDY)
     numbers = {offset: number for number, offset in enumerate(index.members[:, 0].tolist())}
     ignored = set(index.ignored.tolist())
@@ -53,7 +55,7 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
     starts: list[int] = []
     for record, line in enumerate(lines, start=1):
         begin = len(members)
-        for extension, offset, size in _components(line, words[0], path, record):
+        for extension, offset, size in _components(line, version, path, record):
             if offset in ignored:
                 continue
             number = numbers.get(offset)
@@ -63,7 +65,7 @@ def samples_of(index: TarIndex, path: str, tar: str) -> TarIndex:
             known = index.vocabulary[index.extensions[number]], int(index.members[number, 1])
             if known != (extension.lower(), size):
                 what = (
-                    f"it names {size} bytes of {extension!r} at byte {offset} of {tar!r}, "
+                    f"it names {size} bytes of {extension[:80]!r} at byte {offset} of {tar!r}, "
                     f"where {known[1]} of {known[0]!r} are"
                 )
                 raise damaged(path, what, record=record, remedy=_REMEDY)

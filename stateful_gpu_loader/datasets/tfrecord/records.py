@@ -7,6 +7,7 @@ all little-endian (https://www.tensorflow.org/tutorials/load_data/tfrecord). No 
 from __future__ import annotations
 
 import functools
+import re
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _FOOTER = Struct("<I")
 _FRAME = _HEADER.size + _FOOTER.size
 _GZIP = b"\x1f\x8b"
 _MASK_DELTA = 0xA282EAD8
+_NUMBER = re.compile(rb"[0-9]{1,20}")
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
@@ -134,7 +136,7 @@ def parse_index(text: bytes, path: str) -> Offsets:
     offsets = array("q", [0])
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
-        if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()):
+        if len(words) != 2 or not all(map(_NUMBER.fullmatch, words)):
             raise ValueError(
                 f"{path!r}, line {number}: {line[:80]!r} is not an offset and a size. Remedy: make "
                 "the index anew with tfrecord2idx, or leave index_paths out"

@@ -130,6 +130,7 @@ def test_an_index_of_im2rec_is_read() -> None:
         (b"0\t0\n1\n", "'a.idx', line 2: b'1' is not a key and an offset"),
         (b"0\t0\n\n", "line 2: b'' is not"),
         (b"0\t-8\n", "line 1: .* is not"),
+        (b"0\t" + b"9" * 5000, "'a.idx', line 1: b'0.t999"),
         (b"0\t99999999999999999999\n", "line 1: .* is not"),
         (b"0\t0\n1\t48\n2\t48\n", "'a.idx': two records begin at byte 48"),
     ],

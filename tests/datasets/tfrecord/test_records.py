@@ -129,6 +129,7 @@ def test_an_index_of_tfrecord2idx_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        (b"0 16\n16 " + b"9" * 5000, "'a.idx', line 2: b'16 999"),
         (b"0 16\n16\n", "'a.idx', line 2: b'16' is not an offset and a size"),
         (b"0 16\n\n16 20\n", "line 2: b'' is not"),
         (b"zero 16\n", "line 1: b'zero 16' is not"),

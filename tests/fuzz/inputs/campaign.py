@@ -103,7 +103,8 @@ def observed_content(kind: Kind, content: Any, drawn: Input) -> Outcome:
     if (grown := _peak() - peak) > kind.memory:
         return Outcome(fault="takes much memory", details=f"{grown / 2**20:.0f} MiB")
     if _said() > said and not kind.writes:
-        return Outcome(fault="writes to the standard error")
+        text = os.pread(2, 2000, said).decode(errors="replace")
+        return Outcome(fault="writes to the standard error", details=text)
     return outcome
 
 

@@ -84,7 +84,7 @@ FAULTS: dict[Callable[[], object], str] = {
     lambda: bytearray(300 * MIB): "takes much memory",
     lambda: bytearray(1 << 40): "MemoryError",
     os.abort: "ends the process (-6)",
-    _endless: "takes more than",
+    _endless: "does not come to an end",
 }
 
 

@@ -17,7 +17,6 @@ import torch
 
 from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import NoSuchPlace, StateMismatch
-from stateful_gpu_loader.integrations.lightning.records import Record, Saved
 from stateful_gpu_loader.tools.compare_states import compare
 from stateful_gpu_loader.tools.distributed_checkpoint import _Unpickler
 from stateful_gpu_loader.tools.inspect_state import describe
@@ -57,13 +56,12 @@ class TorchFiles(_Inspected):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        saved = Saved(
-            epoch=0, batches=2, validated=0, train={"": Record(state=self._sound, batches=2)}
-        )
+        record = {"state": self._sound, "batches": 2, "ended": False, "replay": False}
+        saved = {"format": "stateful_gpu_loader.lightning", "version": 1, "train": {"": record}}
         lightning = {
             "pytorch-lightning_version": "2.5",
             "state_dict": {"w": torch.zeros(2)},
-            "callbacks": {"LoaderStateCallback": saved.to_dict()},
+            "callbacks": {"LoaderStateCallback": saved},
             "loops": {"fit_loop": {"state_dict": {"combined_loader": [self._sound]}}},
         }
         trees = [self._sound, {"model": {"w": torch.zeros(4)}, "train": self._sound}, lightning]
@@ -137,6 +135,7 @@ class DistributedFiles(_Inspected):
     """Folders of ``torch.distributed.checkpoint``: their index, and the bytes that it names."""
 
     name = "DCP"
+    writes = True  # CPython's unpickler, of a bytearray that is cut off: a SystemError that is lost
     share = 1
 
     def __init__(self, folder: Path) -> None:

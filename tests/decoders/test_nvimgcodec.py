@@ -6,6 +6,7 @@ import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 

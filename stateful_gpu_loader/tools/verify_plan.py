@@ -103,8 +103,8 @@ def plan_of(
     ):
         if name != own:
             resume = partial(_with_other_workers, make_loader, middle, changes)
-            hindrance = to_processes if "process" in name else obstacle
-            planned.append(Planned(name, middle, _skip(hindrance) if hindrance else resume))
+            reason = to_processes if "process" in name else obstacle
+            planned.append(Planned(name, middle, _skip(reason) if reason else resume))
     killed = partial(_with_a_kill, make_loader, loader, places[0])
     planned.append(Planned("a worker process is killed", places[0], killed))
     elsewhere = partial(_in_a_new_process, make_loader, middle)

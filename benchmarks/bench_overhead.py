@@ -28,12 +28,11 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.sample_digest import digest_with
-from stateful_gpu_loader.randomness.philox import (
-    SeedBlock,
-    Stream,
+from stateful_gpu_loader.randomness.global_generators import (
     caller_generators_restored,
     seed_global_generators,
 )
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 
 BATCH_SIZE = 16
 NUM_WORKERS = (0, 2)

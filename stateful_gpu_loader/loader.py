@@ -28,7 +28,7 @@ from stateful_gpu_loader.engine.progress import batches_of, present_place
 from stateful_gpu_loader.engine.reflection import Rebuildable
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
-from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import as_epoch, as_int

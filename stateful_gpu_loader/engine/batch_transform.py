@@ -9,12 +9,8 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.engine.isolation import isolated
-from stateful_gpu_loader.randomness.philox import (
-    Stream,
-    sample_seeds,
-    seed_global_generators,
-    uniforms,
-)
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, uniforms
 from stateful_gpu_loader.state.descriptions import describe
 from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators and the number of threads, which belong to the whole process."""

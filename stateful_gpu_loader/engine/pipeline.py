@@ -33,8 +33,10 @@ class WorkersDied(Exception):
 class Maker(Protocol):
     """Makes one batch from one request: a pure function, in any worker, at any time."""
 
-    uses_global_generators: bool
-    """Whether it seeds and draws from the process's global generators."""
+    @property
+    def uses_global_generators(self) -> bool:
+        """Whether it leaves the process's global generators elsewhere than they were."""
+        ...
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Any:
         """Return the batch, or an :class:`Answer` if there is more to report.

@@ -17,14 +17,10 @@ are not those that the frozen orders and states of this package are made of.
 from __future__ import annotations
 
 import operator
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from stateful_gpu_loader.records import IndexArray
 
@@ -217,56 +213,6 @@ def sample_seeds(seed: int, epoch: int, positions: npt.ArrayLike, stream: int) -
     halves = words(seed, epoch, positions, stream, 2).astype(np.uint64)
     seeds: list[int] = (halves[:, 0] | halves[:, 1] << _HALF).tolist()
     return seeds
-
-
-def seed_global_generators(sample_seed: int) -> None:
-    """Seed `random`, `numpy.random` and torch's default CPU generator, about 7 us together.
-
-    What they draw next depends on nothing before. NumPy and torch run the same Mersenne
-    Twister and take 32 bits of seed, so each gets its own half: given the same half they
-    would draw the same words. `torch.manual_seed` would seed every device, at 80 us.
-
-    Args:
-        sample_seed: 0 <= sample_seed < 2**64, from `sample_seeds`.
-
-    Raises:
-        ValueError: sample_seed lies outside its range.
-
-    >>> with caller_generators_restored():
-    ...     seed_global_generators(5816605685190428394)
-    ...     drawn = random.randrange(100), np.random.randint(100), torch.randint(100, ()).item()
-    >>> drawn
-    (65, 38, 37)
-    """
-    _checked("sample_seed", sample_seed, 1 << 64, "take it from sample_seeds()")
-    random.seed(sample_seed)
-    np.random.seed(sample_seed >> 32)
-    torch.default_generator.manual_seed(sample_seed & 0xFFFFFFFF)
-
-
-@contextmanager
-def caller_generators_restored() -> Iterator[None]:
-    """Put `random`, `numpy.random` and torch's default CPU generator back on exit.
-
-    The global generators are the caller's: whatever runs inside, and however it ends, they
-    are as they were. About 0.1 ms, so it goes around a batch, not around a sample.
-
-    >>> before = random.getstate()
-    >>> with caller_generators_restored():
-    ...     random.seed(0)
-    >>> random.getstate() == before
-    True
-    """
-    # legacy=False: the only form that works when the caller replaced NumPy's bit generator.
-    numpy_state = np.random.get_state(legacy=False)
-    python_state = random.getstate()
-    torch_state = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        torch.default_generator.set_state(torch_state)
-        np.random.set_state(numpy_state)
 
 
 def checked_seed(seed: int) -> int:

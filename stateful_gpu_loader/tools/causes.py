@@ -18,7 +18,7 @@ from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.choice import maker_of, policy_of
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, never_stopped
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.randomness.philox import seed_global_generators
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.tools.circumstances import (

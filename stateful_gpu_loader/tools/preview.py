@@ -12,7 +12,7 @@ from stateful_gpu_loader.engine.iterator import Run
 from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.tools.batch_images import (
     label_of,
     named_classes,

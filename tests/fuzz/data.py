@@ -41,6 +41,14 @@ class Content(Indices):
         return {"index": super().__getitem__(index), "values": values, "text": f"text {index}"}
 
 
+class RarelyNoisy(Indices):
+    """Draws for a few of its samples alone."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        draws = (random.random(), float(torch.rand(()))) if index % 5 == 3 else (0.0, 0.0)
+        return {"index": super().__getitem__(index), "draws": draws}
+
+
 class RepeatingIterator(CountingIterator):
     """State on an iterator that begins anew behind its end, and draws."""
 
@@ -107,6 +115,7 @@ def _shards(options: Options) -> NoisyShards:
 MAPS: dict[str, Callable[[Options], Any]] = {
     "content": lambda o: Content(o["n"]),
     "noisy": lambda o: Noisy(o["n"]),
+    "rarely noisy": lambda o: RarelyNoisy(o["n"]),
     "fetched in batches": lambda o: FetchedInBatches(o["n"]),
     "own generator": lambda o: OwnGenerator(o["n"]),
     "stateful": lambda o: StatefulDataset(o["n"]),

@@ -10,13 +10,14 @@ import pytest
 import torch
 from scipy import stats
 
+from stateful_gpu_loader.randomness.global_generators import (
+    seed_global_generators,
+)
 from stateful_gpu_loader.randomness.philox import (
     MAX_WORDS,
     Stream,
-    caller_generators_restored,
     philox4x32,
     sample_seeds,
-    seed_global_generators,
     uniforms,
     words,
 )
@@ -35,44 +36,6 @@ ADDRESS = {"seed": 42, "epoch": 3, "positions": [10**12], "stream": Stream.RECIP
 
 def parsed(text):
     return np.array([int(word, 16) for word in text.split()], dtype=np.uint32)
-
-
-def spoil_global_generators():
-    """Leave each at an odd place, with half a Box-Muller pair in hand."""
-    random.seed(99)
-    np.random.seed(98)
-    torch.manual_seed(97)
-    random.gauss(0, 1)
-    np.random.standard_normal()
-    torch.randn(1, dtype=torch.float64)
-
-
-def draw_from_global_generators():
-    return [
-        random.random(),
-        random.gauss(0, 1),
-        random.sample(range(1000), 5),
-        np.random.standard_normal(3).tolist(),
-        np.random.permutation(10).tolist(),
-        np.random.rand(),
-        torch.rand(3).tolist(),
-        torch.randn(1, dtype=torch.float64).item(),
-        torch.randperm(10).tolist(),
-    ]
-
-
-def states_of_global_generators():
-    return (
-        random.getstate(),
-        [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
-        torch.get_rng_state().tolist(),
-    )
-
-
-@pytest.fixture(autouse=True)
-def _leave_no_trace():
-    with caller_generators_restored():
-        yield
 
 
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN_ANSWERS)
@@ -267,81 +230,3 @@ def test_sample_seeds_are_64_bit_ints_of_their_position_alone():
     assert len(set(seeds)) == 1000
     assert max(seeds) > 2**63
     assert sample_seeds(42, 0, [17], Stream.SAMPLE_GENERATORS) == seeds[17:18]
-
-
-def test_seeded_generators_draw_the_same_whatever_came_before():
-    """A normal number that was cached before must not come out after."""
-    seed = sample_seeds(42, 0, [5], Stream.SAMPLE_GENERATORS)[0]
-    seed_global_generators(seed)
-    expected = draw_from_global_generators()
-    spoil_global_generators()
-    seed_global_generators(seed)
-    assert draw_from_global_generators() == expected
-    seed_global_generators(seed + 1)
-    assert random.random() != expected[0]
-
-
-@pytest.mark.parametrize("changed_bit", [0, 31, 32, 63])
-def test_every_half_of_the_seed_matters(changed_bit):
-    seed_global_generators(12345)
-    before = random.random(), np.random.rand(), torch.rand(()).item()
-    seed_global_generators(12345 ^ 1 << changed_bit)
-    after = random.random(), np.random.rand(), torch.rand(()).item()
-    assert before[0] != after[0]
-    assert before[1:] != after[1:]
-
-
-def test_numpy_and_torch_do_not_draw_the_same_words():
-    """Both run MT19937: seeded by the same 32 bits, one would repeat the other."""
-    for seed in sample_seeds(1, 0, np.arange(20), Stream.SAMPLE_GENERATORS):
-        seed_global_generators(seed)
-        from_numpy = np.random.randint(2**32, size=8, dtype=np.uint32) % 2**24
-        from_torch = torch.rand(8).numpy() * 2**24
-        assert not (from_numpy == from_torch).any()
-
-
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_impossible_sample_seed_is_refused(seed):
-    before = states_of_global_generators()
-    with pytest.raises(ValueError, match=rf"sample_seed = {seed} .*Remedy"):
-        seed_global_generators(seed)
-    assert states_of_global_generators() == before
-
-
-def test_caller_gets_its_generators_back():
-    """Also the half of a Box-Muller pair that each may have in hand."""
-    spoil_global_generators()
-    before = states_of_global_generators()
-    expected = draw_from_global_generators()
-    spoil_global_generators()
-    with caller_generators_restored():
-        seed_global_generators(7)
-        draw_from_global_generators()
-        random.gauss(0, 1)
-    assert states_of_global_generators() == before
-    assert draw_from_global_generators() == expected
-
-
-@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit, StopIteration])
-def test_caller_gets_its_generators_back_after_an_exception(error):
-    before = states_of_global_generators()
-
-    def interrupted():
-        with caller_generators_restored():
-            seed_global_generators(7)
-            raise error
-
-    with pytest.raises(error):
-        interrupted()
-    assert states_of_global_generators() == before
-
-
-def test_caller_may_have_replaced_the_bit_generator_of_numpy():
-    own = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(5))
-    try:
-        with caller_generators_restored():
-            inside = np.random.rand()
-        assert np.random.rand() == inside
-    finally:
-        np.random.set_bit_generator(own)

@@ -30,12 +30,8 @@ from stateful_gpu_loader.engine.user_objects import (
 )
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import BadSample, StateMismatch
-from stateful_gpu_loader.randomness.philox import (
-    SeedBlock,
-    Stream,
-    sample_seeds,
-    seed_global_generators,
-)
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful

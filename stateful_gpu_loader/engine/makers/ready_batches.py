@@ -31,7 +31,10 @@ class ReadyBatches:
         self._reader = reader
         self._make = make
         self._policy = policy
-        self.uses_global_generators = make.uses_global_generators or reader.uses_global_generators
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._make.uses_global_generators or self._reader.uses_global_generators
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Answer:
         with stage("read"):

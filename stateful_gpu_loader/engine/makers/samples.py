@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -18,17 +19,18 @@ from stateful_gpu_loader.engine.makers.collate import (
 )
 from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
-from stateful_gpu_loader.engine.pipeline import Maker, noting_sample
+from stateful_gpu_loader.engine.pipeline import Maker, Stopped, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
-from stateful_gpu_loader.randomness.philox import (
-    SeedBlock,
-    Stream,
-    sample_seeds,
+from stateful_gpu_loader.randomness.global_generators import (
+    DrawWatch,
+    caller_generators_restored,
     seed_global_generators,
 )
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds
 from stateful_gpu_loader.records import Request, SampleKey, WorkerStart
+from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.snapshot import freeze, thaw
 from stateful_gpu_loader.state.user_states import worker_state
 
@@ -42,6 +44,11 @@ class SampleMaker:
     before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
     ``transform`` are seeded at the same moments.
 
+    Seeding takes 13 us a sample, and most datasets draw nothing. So batches are made without it
+    until one draws: that one is made again, and it and all behind it are seeded. What must not be
+    made twice, because it keeps a state or has generators of its own, is always seeded. An
+    attribute ``draws`` of the dataset and the transform, True or False, decides instead.
+
     Args:
         dataset: a map-style dataset.
         transform: a callable on one whole sample, or None.
@@ -51,7 +58,6 @@ class SampleMaker:
         policy: what is done about bad samples.
     """
 
-    uses_global_generators = True
     is_bad: Callable[[BaseException], bool] = staticmethod(is_bad)
     """Whether an exception means a bad sample."""
 
@@ -66,17 +72,88 @@ class SampleMaker:
     ) -> None:
         self._dataset = dataset
         self._transform = transform
-        # A reader has seeded the generators for what it read; without a transform nothing else
-        # draws.
-        self._may_draw = transform is not None or not isinstance(dataset, ReadySamples)
         self._collate_fn = collate_fn
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
         self._set_sample_seeds = list(seed_setters(dataset, transform))
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy
+        self._draws = self._known_to_draw()
+        """Whether samples are seeded; None as long as no batch without seeds has drawn."""
+        self._has_begun = False
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._draws is True or self._collate_fn not in DRAWS_NOTHING
+
+    def _known_to_draw(self) -> bool | None:
+        if type(self) is not SampleMaker or self._native or self._set_sample_seeds:
+            return True
+        if isinstance(self._dataset, Stateful):
+            return True
+        # What a reader has read, it has seeded.
+        drawing = [] if isinstance(self._dataset, ReadySamples) else [self._dataset]
+        drawing += [] if self._transform is None else [self._transform]
+        said = [getattr(each, "draws", None) for each in drawing]
+        if any(each is True for each in said):
+            return True
+        return False if all(each is False for each in said) else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        if self._draws:
+            return self._seeded(request, check)
+        with stage("read"):
+            samples = self._unseeded(request, check)
+        if samples is not None:
+            return self._collated(request, request.keys, samples)
+        with caller_generators_restored():
+            return self._seeded(request, check)
+
+    def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
+        """Return the samples; None if they have to be made with seeds, as one drew or failed."""
+        indices, samples = request.index_list(), list[Any]()
+        known_reason = self._policy.known_reason
+        if self._policy.is_active and any(known_reason(index) is not None for index in indices):
+            return None
+        # If even the first sample draws, no batch is made twice.
+        parts = [indices] if self._has_begun else [indices[:1], indices[1:]]
+        try:
+            for part in parts:
+                with self._watched():
+                    for index in part:
+                        check()
+                        samples.append(self._made(index))
+                if self._draws:
+                    return None
+        except Stopped:
+            raise
+        except Exception:
+            return None
+        self._has_begun = True
+        return samples
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Find out whether a block draws, unless that is known."""
+        if self._draws is not None:
+            yield
+            return
+        watch = DrawWatch()
+        try:
+            with watch:
+                yield
+        finally:
+            if watch.was_used:
+                self._draws = True
+
+    def _made(self, index: Any) -> Any:
+        sample = self._dataset[index]
+        if self._transform is None:
+            return sample
+        with stage("augment"):
+            return self._transform(sample)
+
+    def _seeded(self, request: Request, check: Callable[[], None]) -> Any:
         seeds = self._seeds.of(request.seed, request.epoch, request.positions)
         replacer = BadSampleReplacer(
             self._policy,
@@ -97,37 +174,37 @@ class SampleMaker:
                 samples = self._native_batch(replacer, request, seeds, check)
             else:
                 samples = [slot.sample for slot in replacer.settle(read)]
-        return replacer.answer(self._collated(request, replacer.kept, samples))
+        kept = replacer.kept
+        return replacer.answer(
+            self._collated(request, lambda: [slot.key for slot in kept], samples)
+        )
 
-    def _collated(self, request: Request, slots: list[Slot], samples: Any) -> Any:
+    def _collated(
+        self, request: Request, keys_of: Callable[[], list[SampleKey]], samples: Any
+    ) -> Any:
         try:
             return collate(request, samples, self._collate_fn, batched=self._batched)
         except RuntimeError as error:
             if self._collate_fn not in STACKS_IMAGES or not isinstance(samples, list):
                 raise
-            shapes = [_shape_of(sample) for sample in samples]
-            if len(set(shapes)) == 1 or len(shapes) != len(slots):
+            shapes, keys = [_shape_of(sample) for sample in samples], keys_of()
+            if len(set(shapes)) == 1 or len(shapes) != len(keys):
                 raise
             other = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
             raise RuntimeError(
-                f"{error}. {name_of(self._dataset, slots[0].key.index)} gives {shapes[0]}, "
-                f"{name_of(self._dataset, slots[other].key.index)} gives {shapes[other]}. "
+                f"{error}. {name_of(self._dataset, keys[0].index)} gives {shapes[0]}, "
+                f"{name_of(self._dataset, keys[other].index)} gives {shapes[other]}. "
                 f"{FIXED_SIZE.format('transform')}"
             ) from error
 
     def fetch(self, key: SampleKey) -> Any:
-        """Return one sample, before its transform."""
-        return self._dataset[key.index]
+        """Return one sample."""
+        return self._made(key.index)
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
-            if self._may_draw:
-                self._seed(seed)
-            sample = self.fetch(key)
-            if self._transform is None:
-                return sample
-            with stage("augment"):
-                return self._transform(sample)
+            self._seed(seed)
+            return self.fetch(key)
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):
@@ -237,7 +314,10 @@ class DatasetStateMaker:
     def __init__(self, dataset: Any, maker: Maker) -> None:
         self._dataset = dataset
         self._maker = maker
-        self.uses_global_generators = maker.uses_global_generators
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._maker.uses_global_generators
 
     def begin(self, start: WorkerStart) -> None:
         """Load the dataset's state, if the pass continues from one."""

@@ -15,7 +15,8 @@ from stateful_gpu_loader.engine.makers.replace_bad import retried
 from stateful_gpu_loader.engine.pipeline import add_note
 from stateful_gpu_loader.engine.readers.reading import Reading, ReadySample
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, seed_global_generators
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKey
 from stateful_gpu_loader.state.bad_samples import FoundBad
 

@@ -14,7 +14,8 @@ from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note
 from stateful_gpu_loader.engine.readers.reading import ReadySample
 from stateful_gpu_loader.errors import BadSample, LoaderError
-from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, seed_global_generators
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.bad_samples import FoundBad
 

@@ -21,7 +21,7 @@ from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.schedules.sampler_feed import has_own_state
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_to_text
-from stateful_gpu_loader.randomness.philox import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, Stateful
 from stateful_gpu_loader.state.snapshot import freeze

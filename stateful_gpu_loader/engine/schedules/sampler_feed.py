@@ -27,12 +27,11 @@ from stateful_gpu_loader.engine.schedules.rank_share import RankShare
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.randomness.philox import (
-    SeedBlock,
-    Stream,
+from stateful_gpu_loader.randomness.global_generators import (
     caller_generators_restored,
     seed_global_generators,
 )
+from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.schema import Stateful

@@ -1,0 +1,170 @@
+"""Samples are seeded from the first batch on in which one draws: the stream is as if all were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.makers import samples
+from tests.generators import generators
+from tests.map_datasets import Indices
+
+LENGTH, DRAWING = 24, 13
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "numpy": lambda: float(np.random.standard_normal()),
+    "torch": lambda: float(torch.rand(())),
+    "torch's initial seed": lambda: float(torch.initial_seed() % 1000),
+}
+
+
+class Rarely(Indices):
+    """One sample draws; all note that they were asked for."""
+
+    def __init__(self, length: int, draw: Callable[[], float], draws: bool | None = None) -> None:
+        super().__init__(length)
+        self.draw, self.asked = draw, list[int]()
+        if draws is not None:
+            self.draws = draws
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        self.asked.append(index)
+        return super().__getitem__(index), self.draw() if index == DRAWING else 0.0
+
+
+def loader_of(draw: Callable[[], float], **given: Any) -> StatefulGPULoader[Any]:
+    dataset = Rarely(LENGTH, draw, given.pop("draws", None))
+    return StatefulGPULoader(dataset, **{"batch_size": 4, "seed": 5, **given})
+
+
+def seen(loader: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in loader]
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(draw: Any, shuffle: bool) -> None:
+    """In every epoch, and from every place."""
+    given = {"shuffle": shuffle}
+    always, loader = loader_of(draw, draws=True, **given), loader_of(draw, **given)
+    expected = [seen(always) for _ in range(3)]
+    before = generators()
+    found, states = [], []
+    for _ in range(3):
+        found.append([])
+        for batch in loader:
+            found[-1].append([part.tolist() for part in batch])
+            states.append(loader.state_dict())
+    assert found == expected
+    assert generators() == before
+    flat = [batch for epoch in expected for batch in epoch]
+    for place, state in enumerate(states[:-6]):
+        resumed = loader_of(draw, **given)
+        resumed.load_state_dict(state)
+        rest = seen(resumed) or seen(resumed)
+        assert rest == flat[place + 1 :][: len(rest)]
+
+
+def test_workers_make_what_the_callers_thread_makes() -> None:
+    """One of them meets the sample that draws, the other does not."""
+    draw = DRAWS["numpy"]
+    expected = loader_of(draw, draws=True)
+    loader = loader_of(draw, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        assert seen(loader) == seen(expected)
+
+
+def test_only_the_batch_of_a_pass_that_first_draws_is_made_twice() -> None:
+    loader = loader_of(random.random)
+    for _ in range(2):
+        seen(loader)
+    dataset: Any = loader.dataset
+    assert dataset.asked == [*range(16), *range(12, LENGTH)] * 2
+
+
+def test_where_the_first_sample_draws_it_alone_is_made_twice() -> None:
+    dataset = Rarely(LENGTH, random.random)
+    loader = StatefulGPULoader(dataset, batch_size=4, sampler=[DRAWING, 1, 2, 3, 4, 5])
+    seen(loader)
+    assert dataset.asked == [DRAWING, DRAWING, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("draws", [None, False])
+def test_nothing_is_seeded_where_nothing_draws(
+    draws: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "seed_global_generators", _never)
+    if draws is False:
+        monkeypatch.setattr(samples, "DrawWatch", _never)
+    loader = loader_of(lambda: 0.0, draws=draws)
+    assert [index for batch in seen(loader) for index in batch[0]] == list(range(LENGTH))
+    dataset: Any = loader.dataset
+    assert dataset.asked == list(range(LENGTH))
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("seeded, or watched")
+
+
+def test_a_transform_is_watched_and_may_tell_as_well() -> None:
+    def noise(sample: Any) -> Any:
+        return sample[0], torch.rand(()) if sample[0] == DRAWING else torch.zeros(())
+
+    found = []
+    for draws in (None, True):
+        dataset = Rarely(LENGTH, lambda: 0.0, draws=False)
+        if draws is not None:
+            noise.draws = draws  # type: ignore[attr-defined]
+        found.append(seen(StatefulGPULoader(dataset, batch_size=4, seed=5, transform=noise)))
+        assert dataset.asked == list(range(LENGTH)) or draws is None
+    assert found[0] == found[1]
+
+
+def test_a_collate_function_draws_from_its_own_key_whether_or_not_samples_do() -> None:
+    def mixing(batch: Any) -> Any:
+        return [*default_collate(batch), torch.rand(2)]
+
+    loader = loader_of(lambda: 0.0, collate_fn=mixing)
+    before = generators()
+    assert seen(loader) == seen(loader_of(lambda: 0.0, collate_fn=mixing, draws=True))
+    assert generators() == before
+
+
+@pytest.mark.parametrize("mode", ["replace", "drop", "raise"])
+def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(mode: str) -> None:
+    """Whether or not another one of its batch has drawn before."""
+
+    def fail() -> float:
+        raise ValueError("no sample")
+
+    class Both(Rarely):
+        def __getitem__(self, index: int) -> tuple[int, float]:
+            if index == 6:
+                return index, random.random()
+            return super().__getitem__(index)
+
+    found = []
+    for draws in (None, True):
+        dataset = Both(LENGTH, fail, draws)
+        loader = StatefulGPULoader(dataset, batch_size=4, seed=5, on_bad_sample=mode)
+        batches, seen_so_far = iter(loader), list[Any]()
+        while True:
+            try:
+                batch = next(batches, None)
+            except ValueError as error:
+                seen_so_far.append(str(error))
+                continue
+            if batch is None:
+                break
+            seen_so_far.append([part.tolist() for part in batch])
+        found.append((seen_so_far, loader.bad_samples.to_text()))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 6

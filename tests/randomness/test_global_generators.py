@@ -1,0 +1,229 @@
+"""The process's global generators: seeded, put back, and watched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader.randomness.global_generators import (
+    DrawWatch,
+    caller_generators_restored,
+    seed_global_generators,
+)
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+
+
+def spoil_global_generators():
+    """Leave each at an odd place, with half a Box-Muller pair in hand."""
+    random.seed(99)
+    np.random.seed(98)
+    torch.manual_seed(97)
+    random.gauss(0, 1)
+    np.random.standard_normal()
+    torch.randn(1, dtype=torch.float64)
+
+
+def draw_from_global_generators():
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        random.sample(range(1000), 5),
+        np.random.standard_normal(3).tolist(),
+        np.random.permutation(10).tolist(),
+        np.random.rand(),
+        torch.rand(3).tolist(),
+        torch.randn(1, dtype=torch.float64).item(),
+        torch.randperm(10).tolist(),
+    ]
+
+
+def states_of_global_generators():
+    return (
+        random.getstate(),
+        [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_trace():
+    with caller_generators_restored():
+        yield
+
+
+def test_seeded_generators_draw_the_same_whatever_came_before():
+    """A normal number that was cached before must not come out after."""
+    seed = sample_seeds(42, 0, [5], Stream.SAMPLE_GENERATORS)[0]
+    seed_global_generators(seed)
+    expected = draw_from_global_generators()
+    spoil_global_generators()
+    seed_global_generators(seed)
+    assert draw_from_global_generators() == expected
+    seed_global_generators(seed + 1)
+    assert random.random() != expected[0]
+
+
+@pytest.mark.parametrize("changed_bit", [0, 31, 32, 63])
+def test_every_half_of_the_seed_matters(changed_bit):
+    seed_global_generators(12345)
+    before = random.random(), np.random.rand(), torch.rand(()).item()
+    seed_global_generators(12345 ^ 1 << changed_bit)
+    after = random.random(), np.random.rand(), torch.rand(()).item()
+    assert before[0] != after[0]
+    assert before[1:] != after[1:]
+
+
+def test_numpy_and_torch_do_not_draw_the_same_words():
+    """Both run MT19937: seeded by the same 32 bits, one would repeat the other."""
+    for seed in sample_seeds(1, 0, np.arange(20), Stream.SAMPLE_GENERATORS):
+        seed_global_generators(seed)
+        from_numpy = np.random.randint(2**32, size=8, dtype=np.uint32) % 2**24
+        from_torch = torch.rand(8).numpy() * 2**24
+        assert not (from_numpy == from_torch).any()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_impossible_sample_seed_is_refused(seed):
+    before = states_of_global_generators()
+    with pytest.raises(ValueError, match=rf"sample_seed = {seed} .*Remedy"):
+        seed_global_generators(seed)
+    assert states_of_global_generators() == before
+
+
+def test_caller_gets_its_generators_back():
+    """Also the half of a Box-Muller pair that each may have in hand."""
+    spoil_global_generators()
+    before = states_of_global_generators()
+    expected = draw_from_global_generators()
+    spoil_global_generators()
+    with caller_generators_restored():
+        seed_global_generators(7)
+        draw_from_global_generators()
+        random.gauss(0, 1)
+    assert states_of_global_generators() == before
+    assert draw_from_global_generators() == expected
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit, StopIteration])
+def test_caller_gets_its_generators_back_after_an_exception(error):
+    before = states_of_global_generators()
+
+    def interrupted():
+        with caller_generators_restored():
+            seed_global_generators(7)
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert states_of_global_generators() == before
+
+
+def test_caller_may_have_replaced_the_bit_generator_of_numpy():
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        with caller_generators_restored():
+            inside = np.random.rand()
+        assert np.random.rand() == inside
+    finally:
+        np.random.set_bit_generator(own)
+
+
+def reseed_within_a_fork() -> None:
+    """What it draws does not depend on what the generator was: only that it asks is known."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        torch.rand(2)
+
+
+def replace_the_bit_generator_of_numpy() -> None:
+    np.random.set_bit_generator(np.random.PCG64(5))
+
+
+USES: dict[str, Callable[[], Any]] = {
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "seed": lambda: random.seed(4),
+    "state": lambda: random.getstate(),
+    "numpy": lambda: np.random.randint(5),
+    "numpy's normal": np.random.standard_normal,
+    "numpy's seed": lambda: np.random.seed(4),
+    "numpy's state": lambda: np.random.get_state(),
+    "numpy's bit generator": replace_the_bit_generator_of_numpy,
+    "torch": lambda: torch.rand(1),
+    "torch's normal": lambda: torch.randn(1, dtype=torch.float64),
+    "torch's seed": lambda: torch.manual_seed(4),
+    "torch's initial seed": torch.initial_seed,
+    "torch's state": torch.get_rng_state,
+    "torch's fork": reseed_within_a_fork,
+    "torch's generator": lambda: torch.randperm(5, generator=torch.default_generator),
+}
+
+
+@pytest.mark.parametrize("spoil", [False, True], ids=["seeded", "with normal numbers in hand"])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) -> None:
+    seed_global_generators(12345)
+    if spoil:
+        spoil_global_generators()
+    before = states_of_global_generators()
+    expected = draw_from_global_generators()
+    seed_global_generators(12345)
+    if spoil:
+        spoil_global_generators()
+    with DrawWatch() as watch:
+        use()
+    assert watch.was_used
+    assert states_of_global_generators() == before
+    assert draw_from_global_generators() == expected
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
+    seed_global_generators(12345)
+    if spoil:
+        spoil_global_generators()
+    before = states_of_global_generators()
+    with DrawWatch() as watch:
+        random.Random(1).random()
+        np.random.default_rng(1).random()
+        torch.rand(1, generator=torch.Generator().manual_seed(1))
+    assert not watch.was_used
+    assert states_of_global_generators() == before
+
+
+def test_a_watch_ends_with_an_exception() -> None:
+    before = states_of_global_generators()
+    names = random.getstate, np.random.get_state, torch.random.default_generator
+    watch = DrawWatch()
+
+    def interrupted() -> None:
+        with watch:
+            random.random()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert watch.was_used
+    assert states_of_global_generators() == before
+    assert (random.getstate, np.random.get_state, torch.random.default_generator) == names
+
+
+def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> None:
+    own = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(5))
+    try:
+        with DrawWatch() as watch:
+            pass
+        assert not watch.was_used
+        with DrawWatch() as watch:
+            inside = np.random.rand()
+        assert watch.was_used
+        assert np.random.rand() == inside
+    finally:
+        np.random.set_bit_generator(own)

@@ -43,7 +43,7 @@ def bench_command(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Draw a picture: a .png or .svg file."),
+        typer.Option("-o", "--out", metavar="FILE", help="Draw a picture: a .png or .svg file."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

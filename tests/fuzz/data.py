@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,9 +73,10 @@ class Once(PlainIterable):
 
 @functools.cache
 def _folder() -> Path:
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
+    folder = tempfile.mkdtemp()
+    # No object: from Python 3.13 on a forked worker drops what is registered, and would clean up.
+    atexit.register(shutil.rmtree, folder)
+    return Path(folder)
 
 
 @functools.cache

@@ -115,7 +115,7 @@ def states_of_one_loader(path: str | os.PathLike[str], where: str | None) -> lis
     is_one = len({(state.seed, state.epoch, state.fingerprint) for state in states}) == 1
     if is_one and len(states) == len(found):
         return found
-    places = ", ".join(repr(f"{each.where}") + f" in {each.path.name}" for each in every)
+    places = ", ".join(repr(f"{each.where}") + f" in {each.path.name}" for each in every[:20])
     what = "are of several loaders or epochs" if found else f"have no {where!r} among them"
     raise NoState(
         f"the states in {str(path)!r} {what}: {places}. Remedy: choose one with --where, or give "

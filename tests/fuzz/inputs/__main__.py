@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import multiprocessing
 import sys
 import time
@@ -35,6 +36,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.input is not None and len(given.kinds) != 1:
         parser.error("--input is a number of one kind: pass --kinds with that one")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Findings hold surrogates.
     began = time.monotonic()
     # The first inputs of all kinds come before the second thousands of any.
     parts = sorted(_parts(given, began), key=lambda part: part.numbers.start)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
@@ -32,10 +32,7 @@ def preview(
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Number of batches to show.")] = 1,
     arg: ArgOption = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print what the pictures show for a program, as said above."),
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the coming batch: each image, its label, and which part of the original it shows.
 

@@ -17,6 +17,8 @@ from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 _OWNERS = ((random, "getstate"), (np.random, "get_state"), (torch.random, "default_generator"))
 """Where code looks up what tells a generator's state; ``torch.initial_seed()`` is among it."""
+_python_state, _numpy_state = random.getstate, np.random.get_state
+"""As they are where nobody watches them: a watch inside another one asks for no seed."""
 _WORDS_OF_NUMPY = 4 * 625
 """Bytes of NumPy's MT19937: 624 words and a position."""
 
@@ -64,8 +66,8 @@ def caller_generators_restored() -> Iterator[None]:
     True
     """
     # legacy=False: the only form that works when the caller replaced NumPy's bit generator.
-    numpy_state = np.random.get_state(legacy=False)
-    python_state = random.getstate()
+    numpy_state = _numpy_state(legacy=False)
+    python_state = _python_state()
     torch_state = torch.default_generator.get_state()
     try:
         yield
@@ -97,7 +99,7 @@ class DrawWatch:
         """Whether the block may have used a generator; known behind it."""
 
     def __enter__(self) -> DrawWatch:
-        self._python = random.getstate()
+        self._python = _python_state()
         self._numpy = _NumpyMark()
         self._torch = torch.default_generator.get_state()
         self._asked = [_Asked(getattr(owner, name)) for owner, name in _OWNERS]
@@ -109,7 +111,7 @@ class DrawWatch:
         for (owner, name), asked in zip(_OWNERS, self._asked, strict=True):
             setattr(owner, name, asked.thing)
         moves = [
-            random.getstate() != self._python,
+            _python_state() != self._python,
             not torch.equal(torch.default_generator.get_state(), self._torch),
             self._numpy.put_back(),
         ]
@@ -131,7 +133,7 @@ class _NumpyMark:
         self._bits = get_bit_generator()
         self._is_plain = isinstance(self._bits, np.random.MT19937)
         if not self._is_plain:  # the caller has put another one in its place
-            self._state = np.random.get_state(legacy=False)
+            self._state = _numpy_state(legacy=False)
             return
         self._address = self._bits.ctypes.state_address
         self._words = self._present_words()
@@ -144,7 +146,7 @@ class _NumpyMark:
     def put_back(self) -> bool:
         """Put the generator back; return whether it had moved."""
         if not self._is_plain:
-            found = np.random.get_state(legacy=False)
+            found = _numpy_state(legacy=False)
             set_bit_generator(self._bits)
             np.random.set_state(self._state)
             return repr(found) != repr(self._state)
@@ -153,7 +155,7 @@ class _NumpyMark:
             set_bit_generator(self._bits)  # without a number that it keeps
             ctypes.memmove(self._address, self._words, _WORDS_OF_NUMPY)
         if self._kept is not None:
-            state = np.random.get_state(legacy=False)
+            state = _numpy_state(legacy=False)
             np.random.set_state({**state, "has_gauss": 1, "gauss": self._kept})
         return has_moved
 

@@ -64,6 +64,7 @@ def verify_resume(
         VerifyError: the loader cannot be built, or its undisturbed run raises or has no batch.
         ValueError: ``batches`` is less than 2.
 
+    >>> from stateful_gpu_loader import StatefulGPULoader
     >>> def make_loader():
     ...     return StatefulGPULoader(range(10), batch_size=4, shuffle=True, seed=1)
     >>> report = verify_resume(make_loader, batches=4)

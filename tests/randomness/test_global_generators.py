@@ -197,6 +197,17 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
     assert states_of_global_generators() == before
 
 
+def test_a_watch_inside_another_one_asks_for_nothing() -> None:
+    """As of a loader in a dataset, which has seeds of its own."""
+    with DrawWatch() as outer, DrawWatch() as inner, caller_generators_restored():
+        random.random()
+    assert not inner.was_used
+    assert not outer.was_used
+    with DrawWatch() as outer, DrawWatch():
+        torch.initial_seed()
+    assert outer.was_used
+
+
 def test_a_watch_ends_with_an_exception() -> None:
     before = states_of_global_generators()
     names = random.getstate, np.random.get_state, torch.random.default_generator

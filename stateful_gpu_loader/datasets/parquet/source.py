@@ -125,6 +125,7 @@ class ParquetSource(Source):
             OSError: the storage failed, or the file is another one than was indexed.
             ValueError: the row group is damaged, the image has neither bytes nor a path, or a value
                 of the target is null; the text names file, row group and row.
+            MemoryError: there is not enough for the row group, or for what a damaged one claims.
         """
         group, row, place = self._place(index)
 
@@ -138,7 +139,7 @@ class ParquetSource(Source):
         """All columns of a row, as pyarrow's Python values; its whole row group is read for it.
 
         Raises:
-            OSError, ValueError: as :meth:`read`.
+            OSError, ValueError, MemoryError: as :meth:`read`.
         """
         group, row, place = self._place(index)
         table = _of_storage(lambda: read_row_group(self._footer(group), place.group, None), index)

@@ -208,7 +208,10 @@ def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
                     f"The former state of {lost} could not be put back. Remedy: build these anew",
                 ),
             ]
-            raise CheckpointError("\n".join(text for holds, text in sentences if holds)) from error
+            text = "\n".join(text for holds, text in sentences if holds)
+            if "Remedy: " not in text:
+                text += f"\nRemedy: register {stateful.name!r} built as it was when it was saved"
+            raise CheckpointError(text) from error
 
 
 def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:

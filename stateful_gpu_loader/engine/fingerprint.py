@@ -191,7 +191,7 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
     """Report accepted differences, so that nothing is silently ignored."""
     if saved.decoder == present.decoder and saved.decoder_version != present.decoder_version:
         warnings.warn(
-            f"the state was saved with {saved.decoder} {saved.decoder_version}, this is "
+            f"the state was saved with {saved.decoder} {saved.decoder_version!s:.100}, this is "
             f"{present.decoder_version}: pixels may differ in their last bits",
             stacklevel=3,
         )

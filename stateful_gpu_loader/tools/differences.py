@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def differences(expected: Any, found: Any, field: str = "") -> Iterator[Differen
 
     Dictionaries, lists, tuples, dataclasses and objects are compared by what they hold; tensors,
     arrays and PIL images by dtype, shape and bytes, so that NaN equals NaN, and 0.0 not -0.0.
+    A class and a function are equal to themselves alone.
 
     >>> [str(each) for each in differences({"x": [1, 2]}, {"x": [1, 3]})]
     ["['x'][1]: 3, not 2"]
@@ -66,6 +68,9 @@ def differences(expected: Any, found: Any, field: str = "") -> Iterator[Differen
         yield from _of_mappings(_pil_fields(expected), _pil_fields(found), field)
     elif isinstance(expected, (int, float, complex, type(None), Set)):
         if expected != found if isinstance(expected, Set) else repr(expected) != repr(found):
+            yield Difference(field, f"{_shown(found)}, not {_shown(expected)}")
+    elif isinstance(expected, (type, FunctionType)):
+        if expected is not found:
             yield Difference(field, f"{_shown(found)}, not {_shown(expected)}")
     else:
         yield from _of_objects(expected, found, field)

@@ -40,6 +40,8 @@ DCP = "distributed checkpoint (DCP)"
 _RANK = re.compile(r"dp_rank_(\d+)")
 """The key of a data-parallel rank's state, torchtitan's and RankedState's."""
 _MAX_JSON_BYTES = 256 << 20
+_LONGEST_REASON = 300
+"""Characters: a damaged file may have names of a megabyte."""
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
 """Texts of which each file with a state has one, so that other files need not be read."""
 
@@ -278,6 +280,8 @@ def _has_mark(content: bytes | mmap.mmap) -> bool:
 
 def _reason(error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0]
+    if len(reason) > _LONGEST_REASON:
+        reason = f"{reason[:_LONGEST_REASON]}... ({len(reason)} characters)"
     needs_code = isinstance(error, pickle.UnpicklingError)
     how = "cannot be read without executing code in it" if needs_code else "cannot be read"
     return f"{how}: {reason or type(error).__name__}"

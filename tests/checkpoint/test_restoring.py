@@ -64,6 +64,7 @@ def test_object_that_refuses_leaves_all_as_they_were() -> None:
     )
     assert "['a', 'b'] had been restored before it" in text
     assert "The former state is back in ['a', 'b', 'c']" in text
+    assert "Remedy: register 'c' built as it was" in text
     assert isinstance(caught.value.__cause__, ValueError)
     checkpoint.set_state("c", GOOD)
     checkpoint.restore()

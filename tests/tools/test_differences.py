@@ -44,6 +44,8 @@ EQUAL = [
     (Box(1, "a"), Box(1, "a")),
     (Opaque([1]), Opaque([1])),
     (GREY, GREY.copy()),
+    (int, int),
+    (dataclass, dataclass),
     ({"a": [1, (2, b"x")], "b": {3}}, {"a": [1, (2, b"x")], "b": {3}}),
 ]
 DIFFERENT = [
@@ -70,6 +72,8 @@ DIFFERENT = [
     (GREY, GREY.convert("RGB"), "['mode']: 'RGB', not 'L'"),
     (GREY, Image.new("L", (4, 3), 7), "['pixels']: 12 of 12 values differ, by 7 at most"),
     ({1}, {2}, ": {2}, not {1}"),
+    (int, str, ": <class 'str'>, not <class 'int'>"),
+    (same, differences, ": <function differences"),
 ]
 
 

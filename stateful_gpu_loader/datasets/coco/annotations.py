@@ -170,7 +170,7 @@ class _Objects:
             raise ValueError("its image has no height and width, which masks need")
         if isinstance(mask, Mapping):
             if list(mask["size"]) != list(size):
-                raise ValueError(f"its mask is for {mask['size']} pixels, its image is {size}")
+                raise ValueError(f"its mask is for {mask['size']!r} pixels, its image is {size}")
             parts = [runs_of(mask["counts"], *size).astype(np.int32)]
         elif isinstance(mask, list):
             parts = [outline_of(polygon).reshape(-1) for polygon in mask]

@@ -163,7 +163,8 @@ def decoding(
 
     Raises:
         ValueError: the bytes are damaged.
-        MemoryError: there is not enough for what they decode to.
+        MemoryError: there is not enough for what they decode to, or for what damaged ones claim.
+            pyarrow does not tell which, and want of memory may not leave out a sample.
     """
     try:
         yield
@@ -172,9 +173,13 @@ def decoding(
     except Exception as error:
         if (failed := failure()) is not None:
             raise failed from None
-        if isinstance(error, MemoryError):
-            raise
         reason = str(error).partition("\n")[0]
+        if isinstance(error, MemoryError):
+            where = repr(path) if record is None else f"{path!r}, record {record!r}"
+            raise MemoryError(
+                f"{where}: {what} cannot be decoded: {reason}. Remedy: give the process more "
+                "memory, or fetch the file anew, if it is damaged and claims more than it holds"
+            ) from error
         raise damaged(
             path, f"{what} cannot be decoded: {reason}", record=record, offset=offset
         ) from error

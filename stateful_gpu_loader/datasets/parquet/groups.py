@@ -104,9 +104,9 @@ def _iterate_group(
 
 
 def _rows_at_a_time(footer: Footer, number: int, columns: Sequence[str]) -> int:
-    group = footer.metadata.row_group(number)
-    sizes = [group.column(i).total_uncompressed_size for i in footer.leaves(columns)]
-    fitting: int = group.num_rows * _STREAM_ROWS // max(1, sum(sizes))
+    chunks = _chunks(footer, number, footer.leaves(columns))
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    fitting: int = footer.row_groups[number] * _STREAM_ROWS // max(1, size)
     return max(1, min(1024, fitting))
 
 
@@ -124,9 +124,8 @@ def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
 
 def _spans(footer: Footer, number: int, leaves: Sequence[int]) -> list[tuple[int, int]]:
     """(start, end) of the bytes of columns, in order, near ones joined."""
-    group = footer.metadata.row_group(number)
     spans: list[tuple[int, int]] = []
-    for column in sorted((group.column(i) for i in leaves), key=_start_of):
+    for column in sorted(_chunks(footer, number, leaves), key=_start_of):
         start = _start_of(column)
         end = start + column.total_compressed_size
         if start < 0 or end < start or end > footer.identity[0]:
@@ -135,6 +134,19 @@ def _spans(footer: Footer, number: int, leaves: Sequence[int]) -> list[tuple[int
             start, end = spans[-1][0], max(end, spans.pop()[1])
         spans.append((start, end))
     return spans
+
+
+def _chunks(footer: Footer, number: int, leaves: Sequence[int]) -> list[Any]:
+    """What the footer says of columns of a row group: ``pyarrow.parquet.ColumnChunkMetaData``.
+
+    Where a footer is damaged, ``RowGroupMetaData.column`` ends the process. So a reader, which
+    raises an error then, looks at the same columns first, up to the first byte that it asks for.
+    """
+    with suppress(_NotRead):
+        reader = _open(footer, _UnreadFile(footer, number), buffer_size=1).reader
+        reader.read_row_group(number, column_indices=leaves, use_threads=False)
+    group = footer.metadata.row_group(number)
+    return [group.column(i) for i in leaves]
 
 
 def _start_of(column: Any) -> int:
@@ -198,3 +210,14 @@ class _RangeFile(io.RawIOBase):
         self._files = OpenFiles(limit=1)
         with suppress(ValueError):
             super().close()
+
+
+class _NotRead(Exception):
+    """pyarrow has asked for bytes that are not to be read."""
+
+
+class _UnreadFile(_RangeFile):
+    """A file that has its length and nothing else."""
+
+    def read(self, size: int = -1) -> Any:
+        raise _NotRead

@@ -95,6 +95,7 @@ class ParquetShards(FileShards, EncodedShards):
             OSError: the storage failed.
             ValueError: no such shard, a column is missing, the cursor is beyond the end, or the
                 file is damaged from here on; the text names file, row group and row.
+            MemoryError: there is not enough for a row, or for what a damaged file claims.
         """
         path = self.path_of(shard)
         footer = read_footer(path)

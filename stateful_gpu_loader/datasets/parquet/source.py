@@ -11,7 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stateful_gpu_loader.datasets.parquet.cache import BoundedCache
-from stateful_gpu_loader.datasets.parquet.files import Footer, read_footer, read_footers
+from stateful_gpu_loader.datasets.parquet.files import (
+    Footer,
+    decoding,
+    read_footer,
+    read_footers,
+)
 from stateful_gpu_loader.datasets.parquet.groups import read_row_group
 from stateful_gpu_loader.datasets.parquet.rows import Place, Rows, Selection, path_to
 from stateful_gpu_loader.datasets.source import Source
@@ -125,6 +130,7 @@ class ParquetSource(Source):
             OSError: the storage failed, or the file is another one than was indexed.
             ValueError: the row group is damaged, the image has neither bytes nor a path, or a value
                 of the target is null; the text names file, row group and row.
+            MemoryError: there is not enough for the row group, or for what a damaged one claims.
         """
         group, row, place = self._place(index)
 
@@ -138,11 +144,14 @@ class ParquetSource(Source):
         """All columns of a row, as pyarrow's Python values; its whole row group is read for it.
 
         Raises:
-            OSError, ValueError: as :meth:`read`.
+            OSError, ValueError, MemoryError: as :meth:`read`; a ValueError, too, if a value is none
+                of Python's, as a time after the year 9999.
         """
         group, row, place = self._place(index)
         table = _of_storage(lambda: read_row_group(self._footer(group), place.group, None), index)
-        found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
+        where = f"row group {place.group}, row {place.row}"
+        with decoding(place.path, where, "a value"):
+            found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
         return found
 
     def block_lengths(self) -> npt.NDArray[np.int64]:

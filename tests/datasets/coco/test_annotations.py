@@ -125,6 +125,10 @@ def _changed(change: Callable[[Any], Any]) -> Any:
             lambda c: c["annotations"][1]["segmentation"].update(size=[1, 2]),
             r"annotations\[1\].*its mask is for \[1, 2\] pixels",
         ),
+        (
+            lambda c: c["annotations"][1]["segmentation"].update(size="\ud800"),
+            r"annotations\[1\].*its mask is for '\\ud800' pixels",
+        ),
         (lambda c: c["annotations"][1].update(segmentation=7), r"annotations\[1\].*is a int"),
         (lambda c: c["images"][2].pop("height"), r"annotations\[0\].*no height and width"),
         (

@@ -14,7 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.parquet.files import Footer, read_footer, read_footers
+from stateful_gpu_loader.datasets.parquet.files import (
+    Footer,
+    decoding,
+    read_footer,
+    read_footers,
+)
 from stateful_gpu_loader.datasets.parquet.groups import iterate_rows, read_row_group
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.errors import MissingDependency
@@ -149,6 +154,31 @@ def test_a_damaged_row_group_is_named_and_the_others_are_read(path: str) -> None
     assert next(rows)[:2] == (0, 0)
     with pytest.raises(ValueError, match=r"a\.parquet', record 'row group 1'"):
         next(rows)
+
+
+def test_a_damaged_footer_is_refused_or_read(path: str) -> None:
+    """Changed anywhere, it does not end the process, as pyarrow's metadata would."""
+    content = Path(path).read_bytes()
+    length = int.from_bytes(content[-8:-4], "little")
+    reasons = []
+    for at in range(len(content) - 8 - length, len(content) - 8):
+        Path(path).write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        try:
+            footer = read_footer(path)
+            list(iterate_rows(footer, 0, ["label"]))
+            read_row_group(footer, 0, None)
+        except ValueError as error:
+            reasons.append(str(error))
+    assert any("histogram size mismatch" in reason for reason in reasons)
+    assert all("Remedy: fetch" in reason for reason in reasons)
+
+
+def test_a_want_of_memory_names_the_file_and_is_no_damage() -> None:
+    with (
+        pytest.raises(MemoryError, match=r"'a', record 'row group 1': .* size 7 .*Remedy: give"),
+        decoding("a", "row group 1", "a column"),
+    ):
+        raise pyarrow.ArrowMemoryError("malloc of size 7 failed")
 
 
 def test_storage_that_fails_keeps_its_error(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

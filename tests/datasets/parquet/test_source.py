@@ -79,6 +79,16 @@ def test_samples_agree_with_pyarrow(folder: Path) -> None:
         assert source.record(index) == row
 
 
+def test_a_record_with_a_time_that_python_lacks_is_named(tmp_path: Path) -> None:
+    times = pyarrow.array([0, 1 << 60], pyarrow.timestamp("us"))
+    path = write_table(tmp_path / "a.parquet", {"image": images(2), "when": times})
+    source = ParquetSource(path, target="when")
+    assert source.record(0)["when"].year == 1970
+    assert source[1][1] == 1 << 60
+    with pytest.raises(ValueError, match=r"a\.parquet', record 'row group 0, row 1': a value"):
+        source.record(1)
+
+
 @pytest.mark.parametrize(
     ("target", "expected"),
     [

@@ -39,6 +39,7 @@ class Planted(Kind):
     """Refuses what is not its example, and goes wrong where a byte of it is 0x80 or more."""
 
     name = "planted"
+    memory = 16 * MIB
 
     def __init__(self, folder: Path, go_wrong: Callable[[], object]) -> None:
         super().__init__(folder)
@@ -81,7 +82,7 @@ FAULTS: dict[Callable[[], object], str] = {
     lambda: warnings.warn("deprecated", DeprecationWarning, stacklevel=1): "DeprecationWarning",
     lambda: sys.setrecursionlimit(1): "RecursionError",
     lambda: os.write(2, b"complaint"): "writes to the standard error",
-    lambda: bytearray(300 * MIB): "takes much memory",
+    lambda: bytearray(48 * MIB): "takes much memory",
     lambda: bytearray(1 << 40): "MemoryError",
     os.abort: "ends the process (-6)",
     _endless: "does not come to an end",

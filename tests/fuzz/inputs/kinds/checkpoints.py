@@ -85,6 +85,8 @@ class ForgedCheckpoints(CheckpointFiles):
 
     name = "checkpoint, forged"
     share = 2
+    # That the state is of another decoder's version.
+    warns = (UserWarning,)
 
     def change(self, random: Random, content: bytes) -> bytes:
         head, _, rest = content.partition(_HEAD_END)

@@ -141,6 +141,7 @@ def load_and_check(loader: Any, state: Any) -> None:
     taken = loader.state_dict()
     loader.load_state_dict(taken)
     if not _is_same(loader.state_dict(), taken):
+        loader.load_state_dict(before)
         raise Broken("the loader's own state is not what it was after it was loaded")
     try:
         next(iter(loader), None)

@@ -34,7 +34,8 @@ class ParquetFiles(Kind):
 
     name = "Parquet"
     share = 0.6
-    refusals = (ValueError, OSError)
+    # A damaged file may claim more memory than a child may take.
+    refusals = (ValueError, OSError, MemoryError)
     memory = 512 * MIB
 
     def __init__(self, folder: Path) -> None:

@@ -46,6 +46,7 @@ class FakePlace:
         self.late_by = 0.0
         """Seconds after which queued bytes are read, at least."""
         self._hosts: list[Any] = []
+        self._leases: list[weakref.ref[Any]] = []
         self.user_threads: set[int] = set()
         self.stage_threads: set[int] = set()
         self._streams = [_Stream(), _Stream()]
@@ -122,7 +123,8 @@ class FakePlace:
         """Memory that is overwritten as soon as nobody holds it, as if it were used again."""
         base = np.full(max(1, math.prod(shape)) * dtype.itemsize, GARBAGE, dtype=np.uint8)
         lease = base[:]
-        weakref.finalize(lease, base.fill, GARBAGE)
+        # No weakref.finalize: at exit Python iterates over all, beside threads that add some.
+        self._leases.append(weakref.ref(lease, lambda _: base.fill(GARBAGE)))
         self._hosts.append(base)  # never given back to the system: a late reader may come
         return torch.from_numpy(lease).view(dtype)[: math.prod(shape)].view(shape)
 

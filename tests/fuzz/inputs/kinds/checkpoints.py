@@ -16,6 +16,7 @@ from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.state import typed_json
 from tests.fuzz.inputs import changed_values
 from tests.fuzz.inputs.kind import Broken, Kind
+from tests.fuzz.inputs.kinds.json_texts import JsonTexts
 
 _HEAD_END = b'",\n'
 
@@ -137,7 +138,7 @@ class CheckpointFolders(CheckpointFiles):
         _check_same({name: checkpoint.get_state(name) for name in values}, values)
 
 
-class TypedJson(Kind):
+class TypedJson(JsonTexts):
     """Text of unknown origin through ``parse`` and ``decode``."""
 
     name = "typed JSON"
@@ -150,15 +151,6 @@ class TypedJson(Kind):
         torch.manual_seed(0)
         values = [value for each in _values() for value in each.values()]
         self.examples = [typed_json.write(typed_json.encode(value)).encode() for value in values]
-
-    def change(self, random: Random, content: bytes) -> bytes:
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            return super().change(random, content)
-        if random.random() < 0.3:
-            return super().change(random, content)
-        return changed_values.to_json(changed_values.changed(random, value, plain=True))
 
     def read(self, content: bytes, example: int) -> None:
         try:

@@ -24,6 +24,7 @@ from stateful_gpu_loader.tools.state_files import NoState, search
 from stateful_gpu_loader.tools.which import epoch_of, state_in
 from tests.fuzz.inputs import changed_values
 from tests.fuzz.inputs.kind import Kind
+from tests.fuzz.inputs.kinds.json_texts import JsonTexts
 from tests.tools.checkpoints import after, write_all
 
 _LONGEST_WORD = 20_000
@@ -105,7 +106,7 @@ class TorchValues(TorchFiles):
         super().read(data, example)
 
 
-class JsonFiles(_Inspected):
+class JsonFiles(JsonTexts, _Inspected):
     """JSON files, and files of ``Checkpoint``."""
 
     name = "state file, JSON"
@@ -123,15 +124,6 @@ class JsonFiles(_Inspected):
             checkpoint.serialize().encode(),
             json.dumps({"loader": {"world_size": 1, "dp_ranks": ranks}}).encode(),
         ]
-
-    def change(self, random: Random, content: bytes) -> bytes:
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            return super().change(random, content)
-        if random.random() < 0.3:
-            return super().change(random, content)
-        return changed_values.to_json(changed_values.changed(random, value, plain=True))
 
     def read(self, content: bytes, example: int) -> None:
         path = self.folder / "state.json"

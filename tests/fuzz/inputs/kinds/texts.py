@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 
 from stateful_gpu_loader import CocoSource, FolderSource
 from stateful_gpu_loader.datasets import TarRecords
 from tests.datasets.coco.coco_files import annotations
 from tests.datasets.tar.tar_files import sample_entries, tar_bytes
-from tests.fuzz.inputs import changed_values
 from tests.fuzz.inputs.kind import Kind
+from tests.fuzz.inputs.kinds.json_texts import JsonTexts
 
 
-class _JsonTexts(Kind):
-    def change(self, random: Random, content: bytes) -> bytes:
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
-            return super().change(random, content)
-        if random.random() < 0.3:
-            return super().change(random, content)
-        return changed_values.to_json(changed_values.changed(random, value, plain=True))
-
-
-class CocoFiles(_JsonTexts):
+class CocoFiles(JsonTexts):
     """Boxes and masks, but not the images."""
 
     name = "COCO annotations"
@@ -46,7 +34,7 @@ class CocoFiles(_JsonTexts):
         source.fingerprint()
 
 
-class CountsFiles(_JsonTexts):
+class CountsFiles(JsonTexts):
     """``sizes.json`` and shard lists, as webdataset's tools write them."""
 
     name = "counts file"

@@ -185,7 +185,7 @@ class EncodedSample:
     """An encoded image as its source stores it."""
 
     data: torch.Tensor
-    """The bytes of a JPEG, PNG or WebP file, uint8 [num_bytes] on the CPU."""
+    """The bytes of a JPEG, PNG, WebP or PPM file, uint8 [num_bytes] on the CPU."""
     target: Any
     """Target of the image: a class as int, or boxes and masks."""
     name: str

@@ -37,6 +37,7 @@ PUBLIC = {
     "NoSuchPlace",
     "ParquetShards",
     "ParquetSource",
+    "PreparedSource",
     "RNG",
     "RecordIOShards",
     "RecordIOSource",

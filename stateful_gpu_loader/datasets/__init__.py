@@ -12,6 +12,7 @@ from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.datasets.parquet.shards import ParquetShards
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
+from stateful_gpu_loader.datasets.prepared.source import PreparedSource
 from stateful_gpu_loader.datasets.recordio.source import RecordIOShards, RecordIOSource
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
@@ -30,6 +31,7 @@ __all__ = [
     "MixedDataset",
     "ParquetShards",
     "ParquetSource",
+    "PreparedSource",
     "RecordIOShards",
     "RecordIOSource",
     "ShardedDataset",

@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from stateful_gpu_loader.datasets.storage.memory import Memory
+from stateful_gpu_loader.decoders import ImageHeader, probe
+from stateful_gpu_loader.decoders.probe import probe_bytes
 from stateful_gpu_loader.records import EncodedSample
 
 Size = tuple[int, int]
@@ -40,6 +42,8 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
     has_spatial_targets: bool = False
     """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
+    num_recipes_before: int = 0
+    """Recipes that the images went through already; a loader's draw as those that follow them."""
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
@@ -69,6 +73,14 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
             OSError: the storage failed; the loader retries. Its text names the sample and index.
             ValueError: the record itself is malformed, and will be at every retry.
         """
+
+    def read_target(self, index: int) -> Any:
+        """The target of the sample at ``0 <= index < len(self)``, as :meth:`read` gives it.
+
+        A source that has it at hand gives it without reading the image. Errors are those of
+        :meth:`read`.
+        """
+        return self.read(index).target
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -106,3 +118,34 @@ def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
         if "read" in vars(kind):
             break
     return source.read(index)
+
+
+def image_header(sample: EncodedSample, view: memoryview | None = None) -> ImageHeader:
+    """Parse the header of an encoded image.
+
+    Args:
+        view: shows the same bytes as ``sample.data``, if it is at hand.
+
+    Raises:
+        ValueError: the bytes are no image, or of another size than the target refers to.
+    """
+    header = probe(sample.data) if view is None else probe_bytes(view)
+    _check_size(sample, header)
+    return header
+
+
+def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
+    """Refuse an image whose size differs from the one that its boxes and masks refer to."""
+    if sample.size is None:
+        return
+    if sample.size != (header.height, header.width):
+        raise ValueError(
+            f"the target is of an image of {sample.size[0]}x{sample.size[1]} pixels, and this one "
+            f"is {header.height}x{header.width} (height x width, EXIF orientation "
+            f"{header.orientation} applied). Remedy: correct the annotations, or turn the file"
+        )
+    if header.orientation not in (1, 5, 6, 7, 8):
+        raise ValueError(
+            f"the image has EXIF orientation {header.orientation}, and it is not known whether its "
+            "target is of the pixels before or after it. Remedy: write the file upright"
+        )

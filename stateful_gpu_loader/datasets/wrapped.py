@@ -43,6 +43,7 @@ class SubsetSource(Source):
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
         self._source = source
         self.has_spatial_targets = source.has_spatial_targets
+        self.num_recipes_before = source.num_recipes_before
         given, length = np.asarray(indices, dtype=np.int64), len(source)
         outside = given[(given < -length) | (given >= length)]
         if len(outside):
@@ -57,6 +58,9 @@ class SubsetSource(Source):
 
     def read(self, index: int) -> EncodedSample:
         return self._source.read(int(self._indices[index]))
+
+    def read_target(self, index: int) -> Any:
+        return self._source.read_target(int(self._indices[index]))
 
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
@@ -77,6 +81,7 @@ class ConcatSource(Source):
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = list(sources)
         self.has_spatial_targets = any(source.has_spatial_targets for source in sources)
+        self.num_recipes_before = max(source.num_recipes_before for source in sources)
         self._ends = np.cumsum([len(source) for source in self._sources]).tolist()
 
     def __len__(self) -> int:
@@ -85,6 +90,10 @@ class ConcatSource(Source):
     def read(self, index: int) -> EncodedSample:
         source, own = self._part(index)
         return source.read(own)
+
+    def read_target(self, index: int) -> Any:
+        source, own = self._part(index)
+        return source.read_target(own)
 
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)

@@ -1,6 +1,6 @@
 """Decoders: encoded bytes to pixels, by one rule whatever the backend.
 
-The rule, for JPEG, PNG and WebP:
+The rule, for JPEG, PNG, WebP and binary PPM:
 
 - The result is RGB, uint8 [3, height, width].
 - The EXIF orientation (JPEG APP1, PNG eXIf before the pixels, WebP EXIF), 1 to 8, is applied.
@@ -22,7 +22,13 @@ decoder family.
 """
 
 from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
-from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
+from stateful_gpu_loader.decoders.header import (
+    ImageHeader,
+    JpegHeader,
+    PngHeader,
+    PpmHeader,
+    WebpHeader,
+)
 from stateful_gpu_loader.decoders.probe import probe
 from stateful_gpu_loader.decoders.registry import (
     BATCH_DECODERS,
@@ -42,6 +48,7 @@ __all__ = [
     "ImageHeader",
     "JpegHeader",
     "PngHeader",
+    "PpmHeader",
     "WebpHeader",
     "available",
     "make_batch_decoder",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ImageFormat = Literal["jpeg", "png", "webp"]
+ImageFormat = Literal["jpeg", "png", "webp", "ppm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,14 @@ class WebpHeader(ImageHeader):
     """(start, end) in bytes of the chunk, VP8 or VP8L, that holds the (first) frame's colours."""
     frame: tuple[int, int, int, int]
     """(top, left, height, width) in pixels of that frame on the canvas, before orientation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PpmHeader(ImageHeader):
+    """A binary PPM's header."""
+
+    start: int
+    """Bytes before the pixels."""
 
 
 MAX_DECODED_BYTES = 2**31

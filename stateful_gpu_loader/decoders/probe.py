@@ -7,6 +7,7 @@ import torch
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.jpeg import read_jpeg_header
 from stateful_gpu_loader.decoders.png import PNG_SIGNATURE, read_png_header
+from stateful_gpu_loader.decoders.ppm import PPM_SIGNATURE, read_ppm_header
 from stateful_gpu_loader.decoders.webp import read_webp_header
 
 UNSUPPORTED = (
@@ -33,12 +34,12 @@ def probe(data: torch.Tensor) -> ImageHeader:
         data: uint8 [num_bytes] on the CPU.
 
     Returns:
-        A :class:`JpegHeader`, :class:`PngHeader` or :class:`WebpHeader`. Its height and width are
-        the decoded image's, with the orientation applied.
+        A :class:`JpegHeader`, :class:`PngHeader`, :class:`WebpHeader` or :class:`PpmHeader`. Its
+        height and width are the decoded image's, with the orientation applied.
 
     Raises:
-        ValueError: with the reason; the bytes are no JPEG, PNG or WebP, or end too early, or
-            claim more pixels than they can hold.
+        ValueError: with the reason; the bytes are no JPEG, PNG, WebP or binary PPM, or end too
+            early, or claim more pixels than they can hold.
         TypeError: ``data`` is no such tensor.
 
     >>> probe(torch.tensor(list(b"GIF89a"), dtype=torch.uint8))
@@ -68,6 +69,8 @@ def probe_bytes(view: memoryview) -> ImageHeader:
         return read_png_header(view)
     if magic[:4] == b"RIFF" and magic[8:] == b"WEBP":
         return read_webp_header(view)
+    if magic[:2] == PPM_SIGNATURE and magic[2:3] in b" \t\r\n\v\f#":
+        return read_ppm_header(view)
     raise ValueError(_why_not(bytes(view[:64])))
 
 

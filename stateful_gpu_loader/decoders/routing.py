@@ -19,7 +19,7 @@ def is_common_jpeg(header: ImageHeader) -> bool:
     True of 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False of what some
     part of nvJPEG cannot decode, or decodes to other colours than libjpeg: CMYK, YCCK and RGB
     inside, 12 bits, arithmetic coding, extended or lossless frames, baseline in several scans,
-    4:1:1 and rarer subsamplings; and of PNG and WebP. Those are decoded on the CPU.
+    4:1:1 and rarer subsamplings; and of PNG, WebP and PPM. Those are decoded on the CPU.
 
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))

@@ -8,9 +8,16 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader, PngHeader, WebpHeader
+from stateful_gpu_loader.decoders.header import (
+    ImageHeader,
+    JpegHeader,
+    PngHeader,
+    PpmHeader,
+    WebpHeader,
+)
 from stateful_gpu_loader.decoders.orientation import apply_orientation
 from stateful_gpu_loader.decoders.png import plain_png
+from stateful_gpu_loader.decoders.ppm import ppm_pixels
 from stateful_gpu_loader.decoders.webp import on_canvas, plain_webp
 from stateful_gpu_loader.errors import LoaderError
 
@@ -63,6 +70,8 @@ def decode_by_rule(
         RuntimeError: there is no memory, for which the bytes are not to blame.
         LoaderError: the operator failed for a reason that it does not say.
     """
+    if isinstance(header, PpmHeader):
+        return ppm_pixels(data, header)
     if isinstance(header, PngHeader):
         data = plain_png(data, header)
     elif isinstance(header, WebpHeader):

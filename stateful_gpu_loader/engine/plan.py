@@ -137,7 +137,10 @@ class Plan:
     @cached_property
     def recipes(self) -> Compose | None:
         """The transform of a source's images, if it consists of recipes alone."""
-        return recipes_of(self.transform)
+        recipes = recipes_of(self.transform)
+        if recipes is None or self.source is None:
+            return recipes
+        return recipes.following(self.source.num_recipes_before)
 
     @cached_property
     def is_read(self) -> bool:

@@ -81,6 +81,13 @@ class Compose:
                     f"Remedy: {remedy}"
                 )
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
+        self._first_stream: int = Stream.RECIPES
+
+    def following(self, num_recipes: int) -> Compose:
+        """The same recipes, drawing what they draw behind so many others in one Compose."""
+        following = Compose(self.recipes)
+        following._first_stream = self._first_stream + num_recipes
+        return following
 
     def draw(self, seed: int, epoch: int, positions: IndexArray, sizes: IndexArray) -> PipelineDraw:
         """Decide for a whole batch; row i depends on position i and size i alone.
@@ -101,7 +108,7 @@ class Compose:
                 "Remedy: pass a height and a width for each position"
             )
         draws = []
-        for stream, recipe in enumerate(self.recipes, start=Stream.RECIPES):
+        for stream, recipe in enumerate(self.recipes, start=self._first_stream):
             # Philox costs 60 us even for no draws at all.
             given = (
                 uniforms(seed, epoch, positions, stream, recipe.num_draws)

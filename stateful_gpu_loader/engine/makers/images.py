@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.datasets.source import Source, read_into
+from stateful_gpu_loader.datasets.source import Source, image_header, read_into
 from stateful_gpu_loader.datasets.storage.memory import Memory
-from stateful_gpu_loader.decoders import Decoder, ImageHeader, probe
-from stateful_gpu_loader.decoders.probe import probe_bytes
+from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.collate import (
@@ -303,28 +302,9 @@ def read(source: Source, key: SampleKey, memory: Memory | None = None) -> Encode
 def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = None) -> ImageHeader:
     """Parse the header of an encoded image; ``view`` shows the same bytes."""
     try:
-        header = probe(sample.data) if view is None else probe_bytes(view)
-        _check_size(sample, header)
+        return image_header(sample, view)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error
-    return header
-
-
-def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
-    """Refuse an image whose size differs from the one that its boxes and masks refer to."""
-    if sample.size is None:
-        return
-    if sample.size != (header.height, header.width):
-        raise ValueError(
-            f"the target is of an image of {sample.size[0]}x{sample.size[1]} pixels, and this one "
-            f"is {header.height}x{header.width} (height x width, EXIF orientation "
-            f"{header.orientation} applied). Remedy: correct the annotations, or turn the file"
-        )
-    if header.orientation not in (1, 5, 6, 7, 8):
-        raise ValueError(
-            f"the image has EXIF orientation {header.orientation}, and it is not known whether its "
-            "target is of the pixels before or after it. Remedy: write the file upright"
-        )
 
 
 def decode(

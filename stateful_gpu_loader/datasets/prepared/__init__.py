@@ -1,0 +1,1 @@
+"""Images decoded and resized once, and kept in files for all later epochs."""

@@ -1,0 +1,115 @@
+"""What a folder of prepared images was made from, as the folder itself says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stateful_gpu_loader.datasets.prepared.store import INDEX_FILE
+
+_FILE = "prepared.json"
+_LAYOUT = 1
+"""Version of the files in the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What decides the pixels in a folder, and how they are laid out."""
+
+    source: str
+    """Fingerprint of the source."""
+    recipes: str
+    """Fingerprint of the recipes."""
+    decoder: str
+    """Family of the decoder."""
+    versions: tuple[str, ...]
+    """Versions of the packages that made the pixels; others may make other last bits."""
+    segment_bytes: int
+    """Size at most of a file of pixels."""
+    layout: int = _LAYOUT
+
+    def key(self) -> bytes:
+        """16 bytes that differ where other pixels belong into the folder."""
+        text = json.dumps([self.source, self.recipes, self.decoder])
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+    def check(self, folder: Path, found: Description) -> None:
+        """Refuse a folder of other pixels than these; warn of other versions.
+
+        Raises:
+            ValueError: the folder was made from something else.
+        """
+        for name in ("layout", "source", "recipes", "decoder"):
+            present, before = getattr(self, name), getattr(found, name)
+            if present != before:
+                raise ValueError(
+                    f"{str(folder)!r} was prepared with another {name}: {before!s:.200} instead of "
+                    f"{present!s:.200}. Remedy: give another directory, or remove this one"
+                )
+        if self.versions != found.versions:
+            warnings.warn(
+                f"the images in {str(folder)!r} were begun by {', '.join(found.versions)}, this is "
+                f"{', '.join(self.versions)}: images that are added may differ in their last bits",
+                stacklevel=4,
+            )
+
+
+def read_description(folder: Path) -> Description | None:
+    """Return the description in a folder; None if it was not begun.
+
+    Raises:
+        ValueError: the description is damaged, or of a later version of this package.
+        OSError: it cannot be read.
+    """
+    path = folder / _FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        fields = json.loads(text)
+        return Description(**{**fields, "versions": tuple(fields["versions"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no description of prepared images: {error}. Remedy: remove its "
+            "folder, or give another one"
+        ) from error
+
+
+def begin(folder: Path, wanted: Description, *, index_bytes: int) -> Description:
+    """Make a folder, unless another process has, and return the description that it has.
+
+    Raises:
+        OSError: it cannot be made or read.
+        ValueError: it was made from something else.
+    """
+    found = read_description(folder)
+    if found is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / INDEX_FILE, "ab") as index:
+            index.truncate(index_bytes)
+        _write_once(folder, json.dumps(asdict(wanted), indent=1))
+        found = read_description(folder)
+    if found is None:
+        raise FileNotFoundError(f"{str(folder / _FILE)!r} was removed while it was made")
+    wanted.check(folder, found)
+    return found
+
+
+def _write_once(folder: Path, text: str) -> None:
+    """Write the description whole, unless another process was faster."""
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{_FILE}", suffix=".part")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
+        os.link(temporary, folder / _FILE)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(temporary)

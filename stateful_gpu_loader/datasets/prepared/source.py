@@ -1,0 +1,258 @@
+"""PreparedSource: the images of a source, decoded and resized once and kept in files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stateful_gpu_loader.datasets.prepared.description import (
+    Description,
+    begin,
+    read_description,
+)
+from stateful_gpu_loader.datasets.prepared.record import original_size, record_of
+from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, RecordStore
+from stateful_gpu_loader.datasets.source import Size, Source, image_header
+from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.wrapped import as_source
+from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.machine import package_versions
+from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
+from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
+from stateful_gpu_loader.transforms.recipe import Recipe
+
+LARGEST_SEGMENT = 1 << 28
+SMALLEST_SEGMENT = 1 << 20
+_SEGMENTS = 64
+"""Files that ``max_bytes`` is divided into, so that many processes can fill them at once."""
+
+
+class PreparedSource(Source):
+    """The images of a source after recipes that draw nothing, each made once and kept.
+
+    Decoding is most of an image's cost on a CPU. Here an image is decoded and goes through
+    ``recipes`` when it is first read; its pixels are kept in ``directory``, and from then on they
+    come from there. The loader's ``transform`` is what follows. A loader delivers what it would of
+    ``source`` itself with ``recipes + transform`` on the CPU, to the pixel, whatever part of the
+    directory is filled, on any workers and ranks. (Boxes may differ in their last bit if several
+    recipes of the transform turn or scale them.)
+
+    Several processes may fill and read a directory at the same time; ``stateful-gpu-loader
+    prepare`` fills it ahead. A process that is killed leaves what it had finished; a full disk, or
+    ``max_bytes``, ends the filling and not the training. Records have checksums, and what is
+    damaged is made anew. For batches on a GPU, too, the CPU decodes and applies ``recipes``.
+
+    Files that are replaced under their names are noticed as far as the source's fingerprint tells:
+    of a FolderSource with ``sizes_in_fingerprint=True``. Otherwise, remove the directory then.
+
+    Args:
+        source: source of encoded images, or a Subset, concatenation or mixture of such.
+        directory: folder of the pixels, made if it is missing; one for each source and recipes. One
+            in ``/dev/shm`` lies in memory.
+        recipes: transforms that draw nothing and give uint8, such as ``Resize(256)``; with none the
+            images are kept as they are decoded.
+        max_bytes: size of the directory at most; None is without limit.
+        decoder: as the loader's ``decoder``, for the CPU. "auto" takes the one that the directory
+            was begun with.
+
+    Attributes:
+        source: the source.
+        directory: the folder, absolute.
+        recipes: the recipes, as a Compose.
+
+    Raises:
+        TypeError: ``source`` is no source of images.
+        ValueError: a recipe draws numbers, gives other than uint8, or does not tell where it moves
+            the boxes and masks that the source has; the directory was made of other images, by
+            another decoder or by other recipes; max_bytes is too small.
+        OSError: the directory cannot be made or read.
+
+    >>> import tempfile
+    >>> from stateful_gpu_loader.transforms import Resize
+    >>> class White(Source):
+    ...     def __len__(self):
+    ...         return 2
+    ...     def read(self, index):
+    ...         data = b"P6 6 4 255 " + bytes([255]) * (6 * 4 * 3)
+    ...         return EncodedSample(torch.tensor(list(data), dtype=torch.uint8), index, "white")
+    ...     def fingerprint(self):
+    ...         return "white"
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     prepared = PreparedSource(White(), folder, [Resize(2)])
+    ...     data, target = prepared[1]
+    ...     probe(data).height, probe(data).width, target
+    ...     prepared.is_kept(0), prepared.is_kept(1)
+    (2, 3, 1)
+    (False, True)
+    """
+
+    source: Source
+    directory: str
+    recipes: Compose
+
+    def __init__(
+        self,
+        source: Any,
+        directory: str | os.PathLike[str],
+        recipes: Sequence[Recipe | Compose] = (),
+        *,
+        max_bytes: int | None = None,
+        decoder: str = "auto",
+    ) -> None:
+        found = as_source(source)
+        if found is None:
+            raise TypeError(
+                f"{type(source).__name__} is no source of encoded images, so it is not known how "
+                "to decode it. Remedy: pass a FolderSource, TarSource or another Source"
+            )
+        self.source = found
+        self.recipes = Compose(recipes)
+        self.has_spatial_targets = found.has_spatial_targets
+        self.num_recipes_before = len(self.recipes.recipes)
+        _check_recipes(self.recipes, found)
+        folder = Path(os.path.abspath(os.path.expanduser(directory)))
+        self.directory = str(folder)
+        before = read_description(folder)
+        self._decoder = make_decoder(decoder, None if before is None else before.decoder)
+        index_bytes = ENTRY_BYTES * len(found)
+        room = None if max_bytes is None else max_bytes - index_bytes
+        description = begin(
+            folder,
+            Description(
+                source=found.fingerprint(),
+                recipes=self.recipes.fingerprint(),
+                decoder=self._decoder.family,
+                versions=(self._decoder.version(), *package_versions("torch", "torchvision")),
+                segment_bytes=_segment_bytes(room, index_bytes),
+            ),
+            index_bytes=index_bytes,
+        )
+        self._store = RecordStore(
+            folder,
+            length=len(found),
+            key=description.key(),
+            segment_bytes=description.segment_bytes,
+            max_segments=None if room is None else room // description.segment_bytes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_kept(self, index: int) -> bool:
+        """Whether the image at ``0 <= index < len(self)`` is in the directory."""
+        return self._store.has(index)
+
+    def read(self, index: int) -> EncodedSample:
+        """The image as a binary PPM, and its target.
+
+        The target of a source with boxes or masks is as it is in the source, for
+        :meth:`move_target` to move.
+
+        Raises:
+            OSError: as of the source.
+            ValueError: as of the source, or the image cannot be decoded.
+            LoaderError: the recipes refuse an image of this size.
+        """
+        record = self._store.get(index)
+        if record is None:
+            sample = self.source.read(index)
+            record, target = self._made(sample), sample.target
+            self._store.put(index, record)
+        else:
+            target = self.source.read_target(index)
+        name = f"{type(self.source).__name__}[{index}] in {self.directory!r}"
+        return EncodedSample(torch.from_numpy(record), target, name)
+
+    def read_target(self, index: int) -> Any:
+        return self.source.read_target(index)
+
+    def move_target(
+        self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
+    ) -> Any:
+        record = self._store.get(index)
+        if record is None:
+            header = image_header(self.source.read(index))
+            original = header.height, header.width
+        else:
+            original = original_size(record)
+        before = self.recipes.motion(self._draw(original), np.array([original]))
+        return self.source.move_target(
+            index, target, one_after_the_other(before, motion[None])[0], size
+        )
+
+    def fingerprint(self) -> str:
+        """Of the source, the decoder and the recipes."""
+        return (
+            f"({self.source.fingerprint()}) prepared by {self._decoder.family} and "
+            f"{self.recipes.fingerprint()}"
+        )
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[torch.Tensor, Any]:
+        data, target = super().__getitem__(index)
+        if self.has_spatial_targets:
+            header = probe(data)
+            size = header.height, header.width
+            target = self.move_target(int(index) % len(self), target, at_rest(1)[0], size)
+        return data, target
+
+    def _made(self, sample: EncodedSample) -> Bytes:
+        """The record of an image, uint8 [num_bytes]."""
+        try:
+            header = image_header(sample)
+            image = self._decoder.decode(sample.data, header)
+        except ValueError as error:
+            raise ValueError(f"{sample.name}: {error}") from error
+        size = header.height, header.width
+        return record_of(self.recipes.apply(image, self._draw(size).sample(0)), size)
+
+    def _draw(self, size: Size) -> PipelineDraw:
+        """What the recipes decide for an image; the seed and the position do not matter."""
+        try:
+            return self.recipes.draw(0, 0, np.zeros(1, dtype=np.int64), np.array([size]))
+        except ValueError as error:
+            # A ValueError would mean that the image is damaged.
+            raise LoaderError(f"{self.recipes!r} in a {type(self).__name__}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.source!r}, {self.directory!r}, {self.recipes!r})"
+
+
+def _check_recipes(recipes: Compose, source: Source) -> None:
+    for recipe in recipes.recipes:
+        if recipe.num_draws:
+            raise ValueError(
+                f"{recipe!r} draws anew for each sample, so its pixels cannot be kept. Remedy: put "
+                "it, and what follows it, into the loader's transform"
+            )
+    if recipes.output_dtype != torch.uint8 or recipes.memory_format != torch.contiguous_format:
+        raise ValueError(
+            f"{recipes!r} gives {recipes.output_dtype}, {recipes.memory_format}, and what is kept "
+            "is uint8. Remedy: put ToDtype, Normalize and ToMemoryFormat into the loader's "
+            "transform"
+        )
+    immovable = recipes.immovable() if source.has_spatial_targets else None
+    if immovable is not None:
+        raise ValueError(
+            f"{type(source).__name__} has boxes or masks, and {immovable!r} does not tell where it "
+            "moves them. Remedy: recipes of stateful_gpu_loader.transforms"
+        )
+
+
+def _segment_bytes(room: int | None, index_bytes: int) -> int:
+    """The size of a file of pixels at most, for so many bytes in all."""
+    if room is None:
+        return LARGEST_SEGMENT
+    if room < SMALLEST_SEGMENT:
+        raise ValueError(
+            f"max_bytes = {room + index_bytes} leaves {room} bytes for pixels beside an index of "
+            f"{index_bytes}. Remedy: at least {SMALLEST_SEGMENT + index_bytes}"
+        )
+    return min(max(room // _SEGMENTS, SMALLEST_SEGMENT), LARGEST_SEGMENT)

@@ -1,0 +1,62 @@
+"""PPM: pixels as they are, behind a few words of text (Netpbm's "P6", with 8 bits)."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from stateful_gpu_loader.decoders.header import PpmHeader, check_size
+
+PPM_SIGNATURE = b"P6"
+MAX_HEADER = 1024
+"""Bytes in which the text before the pixels must end, comments included."""
+
+_SPACE = rb"(?:[ \t\r\n\v\f]|#[^\r\n]*[\r\n])+"
+_HEADER = re.compile(
+    rb"P6" + _SPACE + rb"(\d{1,9})" + _SPACE + rb"(\d{1,9})" + _SPACE + rb"(\d{1,5})[ \t\r\n\v\f]"
+)
+
+
+def read_ppm_header(view: memoryview) -> PpmHeader:
+    """The header of the PPM in ``view``, which starts with the PPM signature.
+
+    Raises:
+        ValueError: the text is no PPM's, it has other than 8 bits, or there are fewer bytes than
+            pixels.
+    """
+    found = _HEADER.match(bytes(view[:MAX_HEADER]))
+    if found is None:
+        raise ValueError(
+            f"PPM without width, height and maximum within {MAX_HEADER} bytes: truncated, or a "
+            "broken header"
+        )
+    width, height, maximum = map(int, found.groups())
+    if maximum != 255:
+        raise ValueError(
+            f"PPM with values up to {maximum}, and only 255 is supported. Remedy: convert it to PNG"
+        )
+    start = found.end()
+    check_size("PPM", height, width, most_pixels=(len(view) - start) // 3)
+    return PpmHeader(format="ppm", height=height, width=width, orientation=1, start=start)
+
+
+def ppm_text(height: int, width: int) -> bytes:
+    """What precedes the pixels of a PPM.
+
+    >>> ppm_text(height=2, width=3)
+    b'P6\\n3 2\\n255\\n'
+    """
+    return b"P6\n%d %d\n255\n" % (width, height)
+
+
+def ppm_pixels(data: torch.Tensor, header: PpmHeader) -> torch.Tensor:
+    """The pixels of a PPM, uint8 [3, height, width], in memory of their own.
+
+    >>> data = torch.tensor(list(ppm_text(1, 1) + bytes([1, 2, 3])), dtype=torch.uint8)
+    >>> ppm_pixels(data, read_ppm_header(data.numpy().data)).flatten()
+    tensor([1, 2, 3], dtype=torch.uint8)
+    """
+    shape = header.height, header.width, 3
+    pixels = data[header.start : header.start + header.height * header.width * 3]
+    return pixels.clone().view(shape).permute(2, 0, 1)

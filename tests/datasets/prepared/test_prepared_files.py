@@ -1,0 +1,374 @@
+"""The directory of prepared images: filled by many, killed, damaged, full, of another source."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.prepared.source import SMALLEST_SEGMENT
+from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, INDEX_FILE
+from stateful_gpu_loader.errors import LoaderError
+from tests.conformance import same, uninterrupted
+from tests.images import write_photo_folder
+
+N = 12
+HEAD = [T.Resize((40, 48))]
+PIXELS = 3 * 40 * 48
+"""Bytes of an image; with its header a little more."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> FolderSource:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=N // 2)
+    return FolderSource(tmp_path / "photos")
+
+
+def stream(dataset: Any, transform: Any = None) -> list[list[Any]]:
+    loader = StatefulGPULoader(dataset, batch_size=4, shuffle=True, seed=5, transform=transform)
+    return uninterrupted(loader, 1)[0]
+
+
+def kept(prepared: PreparedSource) -> set[int]:
+    return {index for index in range(len(prepared)) if prepared.is_kept(index)}
+
+
+def num_records(path: Path) -> int:
+    return path.stat().st_size // PIXELS
+
+
+def fill(prepared: PreparedSource) -> None:
+    for index in range(len(prepared)):
+        prepared.read(index)
+
+
+def inverted(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def _zero_first_entry(folder: Path) -> None:
+    with open(folder / INDEX_FILE, "r+b") as file:
+        file.write(bytes(ENTRY_BYTES))
+
+
+def _remove_pixels(folder: Path) -> None:
+    (folder / "pixels-000000.bin").unlink()
+
+
+def _cut_pixels(folder: Path) -> None:
+    os.truncate(folder / "pixels-000000.bin", 5000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "num_damaged"),
+    [
+        (lambda folder: inverted(folder / "pixels-000000.bin", 3000), 1),
+        (lambda folder: inverted(folder / "pixels-000000.bin", 1), 1),
+        (_cut_pixels, N),
+        (_remove_pixels, N),
+    ],
+    ids=["a pixel", "the header", "cut", "removed"],
+)
+def test_a_damaged_record_is_made_anew(
+    tmp_path: Path,
+    source: FolderSource,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    num_damaged: int,
+) -> None:
+    folder = tmp_path / "kept"
+    fill(PreparedSource(source, folder, HEAD))
+    damage(folder)
+    with caplog.at_level(logging.WARNING):
+        assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
+    assert len([r for r in caplog.records if "is damaged and is made anew" in r.message]) in (
+        num_damaged,
+        num_damaged - (num_damaged > 1),  # of a cut file the first record may be whole
+    )
+    caplog.clear()
+    again = PreparedSource(source, folder, HEAD)
+    assert same(stream(again), stream(source, HEAD))
+    assert not caplog.records, "what was made anew is kept"
+
+
+@pytest.mark.parametrize("offset", range(0, ENTRY_BYTES, 3))
+def test_a_half_written_entry_is_none(tmp_path: Path, source: FolderSource, offset: int) -> None:
+    folder = tmp_path / "kept"
+    fill(PreparedSource(source, folder, HEAD))
+    inverted(folder / INDEX_FILE, offset)
+    again = PreparedSource(source, folder, HEAD)
+    assert kept(again) == set(range(1, N))
+    assert same(stream(again), stream(source, HEAD))
+    assert kept(again) == set(range(N))
+
+
+def test_an_entry_of_another_index_is_none(tmp_path: Path, source: FolderSource) -> None:
+    """So that a block of the index file in the wrong place gives no other image."""
+    folder = tmp_path / "kept"
+    fill(PreparedSource(source, folder, HEAD))
+    with open(folder / INDEX_FILE, "r+b") as file:
+        entries = file.read()
+        file.seek(0)
+        file.write(entries[ENTRY_BYTES:] + entries[:ENTRY_BYTES])
+    again = PreparedSource(source, folder, HEAD)
+    assert kept(again) == set()
+    assert same(stream(again), stream(source, HEAD))
+
+
+PROGRAM = """
+import sys
+from stateful_gpu_loader import FolderSource, PreparedSource
+from stateful_gpu_loader import transforms as T
+prepared = PreparedSource(FolderSource(sys.argv[1]), sys.argv[2], [T.Resize((40, 48))])
+print("begun", flush=True)
+for index in range(len(prepared)):
+    prepared.read(index)
+    print(index, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: FolderSource) -> None:
+    folder = tmp_path / "kept"
+    filler = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(source.root), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert filler.stdin is not None
+    assert filler.stdout is not None
+    for number in range(6):  # "begun", and five images
+        filler.stdout.readline()
+        if number:
+            filler.stdin.write("\n")
+            filler.stdin.flush()
+    filler.stdout.readline()
+    filler.send_signal(signal.SIGKILL)
+    filler.communicate()
+    found = PreparedSource(source, folder, HEAD)
+    assert kept(found) == set(range(6))
+    assert same(stream(found), stream(source, HEAD))
+    assert kept(found) == set(range(N))
+    assert [path.name for path in sorted(folder.glob("pixels*"))] == ["pixels-000000.bin"]
+    assert num_records(folder / "pixels-000000.bin") == N, "it goes on in the same file"
+
+
+def _fill_from(source: FolderSource, folder: Path, start: int, barrier: Any) -> None:
+    prepared = PreparedSource(source, folder, HEAD)
+    barrier.wait()
+    for number in range(N):
+        prepared.read((start + number) % N)
+
+
+def test_several_processes_fill_one_directory(tmp_path: Path, source: FolderSource) -> None:
+    """They begin it at the same time, and each has a file of its own."""
+    folder = tmp_path / "kept"
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(4)
+    fillers = [
+        context.Process(target=_fill_from, args=(source, folder, 3 * number, barrier))
+        for number in range(4)
+    ]
+    for filler in fillers:
+        filler.start()
+    for filler in fillers:
+        filler.join()
+    assert [filler.exitcode for filler in fillers] == [0] * 4
+    found = PreparedSource(source, folder, HEAD)
+    assert kept(found) == set(range(N))
+    assert same(stream(found), stream(source, HEAD))
+    assert len(list(folder.glob("*.part"))) == len(list(folder.glob(".*"))) == 0
+
+
+def test_a_forked_child_writes_to_a_file_of_its_own(tmp_path: Path, source: FolderSource) -> None:
+    """The parent holds the first file, and goes on with it while the child lives."""
+    folder = tmp_path / "kept"
+    prepared = PreparedSource(source, folder, HEAD)
+    prepared.read(0)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if not child:
+        try:
+            receiver.close()
+            prepared.read(1)
+            sender.send_bytes(b"done")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    sender.close()
+    assert receiver.recv_bytes() == b"done"
+    prepared.read(2)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert [num_records(folder / f"pixels-{number:06d}.bin") for number in (0, 1)] == [2, 1]
+    assert same(stream(PreparedSource(source, folder, HEAD)), stream(source, HEAD))
+
+
+def test_a_full_disk_ends_the_filling_and_not_the_epoch(
+    tmp_path: Path, source: FolderSource
+) -> None:
+    """A limit of the size of files stands for the disk: a record is written in part."""
+    folder = tmp_path / "kept"
+    record = len(PreparedSource(source, tmp_path / "other", HEAD).read(0).data)
+    expected = stream(source, HEAD)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = os.fork()
+    if not child:
+        try:
+            messages: list[str] = []
+            handler = logging.Handler()
+            handler.emit = lambda line: messages.append(line.getMessage())  # type: ignore[method-assign]
+            logging.getLogger("stateful_gpu_loader").addHandler(handler)
+            limit = 3 * record + record // 2
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            is_same = same(stream(PreparedSource(source, folder, HEAD)), expected)
+            sender.send((is_same, messages))
+        finally:
+            os._exit(0)
+    sender.close()
+    is_same, messages = receiver.recv()
+    os.waitpid(child, 0)
+    assert is_same
+    (message,) = messages
+    assert f"no more images are kept in {str(folder)!r}" in message
+    assert "Training goes on" in message
+    again = PreparedSource(source, folder, HEAD)
+    assert len(kept(again)) == 3
+    assert same(stream(again), expected)
+    assert kept(again) == set(range(N)), "with room again, the next process goes on"
+
+
+def test_a_folder_without_locks_is_read_and_not_filled(
+    tmp_path: Path, source: FolderSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", refuse)
+        assert same(stream(prepared), stream(source, HEAD))
+    assert kept(prepared) == set()
+
+
+def test_max_bytes_is_kept(tmp_path: Path) -> None:
+    """By several sources of one directory together; the rest is decoded each time."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
+    source = FolderSource(tmp_path / "photos")
+    head = [T.Resize((300, 400))]
+    record = 3 * 300 * 400
+    limit = 2 * SMALLEST_SEGMENT + 8 * ENTRY_BYTES
+    folder = tmp_path / "kept"
+    prepared = PreparedSource(source, folder, head, max_bytes=limit)
+    assert same(stream(prepared), stream(source, head))
+    assert len(kept(prepared)) == 2 * (SMALLEST_SEGMENT // record)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= limit + 1000  # prepared.json
+    another = PreparedSource(source, folder, head, max_bytes=limit)
+    assert same(stream(another), stream(source, head))
+    assert kept(another) == kept(prepared)
+    with pytest.raises(ValueError, match=r"max_bytes = 1000 leaves 744 bytes .* at least 1048832"):
+        PreparedSource(source, tmp_path / "small", head, max_bytes=1000)
+
+
+def test_another_source_recipe_or_decoder_is_refused(tmp_path: Path, source: FolderSource) -> None:
+    folder = tmp_path / "kept"
+    fill(PreparedSource(source, folder, HEAD, decoder="torchvision"))
+    write_photo_folder(tmp_path / "other", num_classes=3, per_class=4)
+    for field, arguments, changes in (
+        ("source", (FolderSource(tmp_path / "other"), folder, HEAD), {}),
+        ("recipes", (source, folder, [T.Resize((40, 47))]), {}),
+        ("recipes", (source, folder), {}),
+        ("decoder", (source, folder, HEAD), {"decoder": "torchcodec"}),
+    ):
+        with pytest.raises(ValueError, match=f"was prepared with another {field}: .*Remedy"):
+            PreparedSource(*arguments, **changes)
+    again = PreparedSource(source, folder, HEAD)
+    assert "prepared by torchvision" in again.fingerprint(), "auto takes the one it was begun with"
+    assert kept(again) == set(range(N))
+
+
+def test_other_versions_are_warned_of(tmp_path: Path, source: FolderSource) -> None:
+    folder = tmp_path / "kept"
+    PreparedSource(source, folder, HEAD)
+    path = folder / "prepared.json"
+    described = json.loads(path.read_text())
+    path.write_text(json.dumps({**described, "versions": ["0.1", "torch 1.0"]}))
+    with pytest.warns(UserWarning, match=r"were begun by 0\.1, torch 1\.0, this is .*torch 2"):
+        PreparedSource(source, folder, HEAD)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"source": 1}', '{"a": 1, "versions": []}'])
+def test_a_damaged_description_is_refused(tmp_path: Path, source: FolderSource, text: str) -> None:
+    folder = tmp_path / "kept"
+    PreparedSource(source, folder, HEAD)
+    (folder / "prepared.json").write_text(text)
+    with pytest.raises(ValueError, match=r"is no description of prepared images: .*Remedy: remove"):
+        PreparedSource(source, folder, HEAD)
+
+
+@pytest.mark.parametrize(
+    ("recipes", "message"),
+    [
+        ([T.RandomCrop(10)], "RandomCrop.* draws anew for each sample"),
+        ([T.ToDtype(torch.float32, scale=True)], "what is kept is uint8"),
+        ([T.ToMemoryFormat(torch.channels_last)], "what is kept is uint8"),
+    ],
+)
+def test_recipes_that_cannot_be_kept_are_refused(
+    tmp_path: Path, source: FolderSource, recipes: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        PreparedSource(source, tmp_path / "kept", recipes)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"range is no source of encoded images.*Remedy"):
+        PreparedSource(range(3), tmp_path / "kept")
+
+
+class OnlyLarge(T.Recipe):
+    """Refuses images that are less than 100 pixels high."""
+
+    def draw(self, uniforms: Any, sizes: Any) -> Any:
+        if sizes[0, 0] < 100:
+            raise ValueError(f"{sizes[0, 0]} pixels are too few")
+        return T.Resize((40, 48)).draw(uniforms, sizes)
+
+    def apply(self, image: torch.Tensor, numbers: Any) -> torch.Tensor:
+        return T.Resize((40, 48)).apply(image, numbers)
+
+
+def test_a_size_that_recipes_refuse_is_no_bad_sample(tmp_path: Path, source: FolderSource) -> None:
+    prepared = PreparedSource(source, tmp_path / "kept", [OnlyLarge()])
+    loader = StatefulGPULoader(prepared, on_bad_sample="drop")
+    with pytest.raises(LoaderError, match="pixels are too few"):
+        list(loader)
+
+
+def test_nothing_is_warned_of_otherwise(tmp_path: Path, source: FolderSource) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            stream(PreparedSource(source, tmp_path / "kept", HEAD))

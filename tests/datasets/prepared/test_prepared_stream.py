@@ -1,0 +1,206 @@
+"""A loader of prepared images delivers what it would without them, to the pixel."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from stateful_gpu_loader import (
+    CocoSource,
+    FolderSource,
+    MixedDataset,
+    PreparedSource,
+    StatefulGPULoader,
+    ragged_collate,
+)
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets import Source
+from tests.conformance import assert_same_rest, same, through_json, uninterrupted
+from tests.damaged import write_photos
+from tests.datasets.coco.coco_files import write_coco
+from tests.datasets.image_loaders import EXECUTIONS
+from tests.datasets.source_conformance import assert_source_conforms
+from tests.datasets.test_every_source import SOURCES
+from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.images import write_photo_folder
+
+__all__ = ["fake_gpu"]
+
+HEAD = [T.Resize(64), T.CenterCrop((60, 72))]
+TAIL = [
+    T.RandomResizedCrop(24),
+    T.RandomHorizontalFlip(),
+    T.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    T.Normalize([0.5, 0.5, 0.5], [0.2, 0.2, 0.2]),
+]
+Loader = StatefulGPULoader[Any]
+
+
+def make(dataset: Any, transform: Any = TAIL, **changes: Any) -> Loader:
+    arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 11, **changes}
+    return StatefulGPULoader(dataset, transform=transform, **arguments)
+
+
+def unprepared(dataset: Any, **changes: Any) -> list[list[Any]]:
+    """Two epochs of a loader that decodes each image, and applies all recipes to it."""
+    return uninterrupted(make(dataset, HEAD + TAIL, **changes), 2)[0]
+
+
+def epochs_of(loader: Loader) -> list[list[Any]]:
+    return uninterrupted(loader, 2)[0]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_gives_the_same_pixels(tmp_path: Path, name: str) -> None:
+    """While the directory is filled, when it is full, and when it is opened again."""
+    open_source, write = SOURCES[name]
+    given = write(tmp_path / "given", 0)
+    source = open_source(given)
+    expected = unprepared(source)
+    for number, execution in enumerate(EXECUTIONS):
+        folder = tmp_path / f"prepared {number}"
+        assert same(epochs_of(make(PreparedSource(source, folder, HEAD), **execution)), expected)
+        again = PreparedSource(open_source(given), folder, HEAD)
+        assert all(again.is_kept(index) for index in range(len(again)))
+        assert same(epochs_of(make(again, **execution)), expected)
+
+
+def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "given", num_classes=2, per_class=5)
+    write_photo_folder(tmp_path / "other", num_classes=5, per_class=2)
+
+    def prepared(name: str) -> PreparedSource:
+        return PreparedSource(FolderSource(tmp_path / name), tmp_path / f"{name} kept", HEAD)
+
+    assert_source_conforms(lambda: prepared("given"), changed=lambda: prepared("other"))
+
+
+def test_boxes_and_masks_move_with_the_pixels(tmp_path: Path) -> None:
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    tail = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomVerticalFlip()]
+    changes: dict[str, Any] = {"collate_fn": ragged_collate}
+    expected = uninterrupted(make(source, HEAD + tail, **changes), 2)[0]
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    for _ in range(2):
+        assert same(epochs_of(make(prepared, tail, **changes)), expected)
+    assert same(epochs_of(make(prepared, tail, num_workers=2, **changes)), expected)
+
+
+def test_the_target_of_one_image_is_where_its_pixels_are(tmp_path: Path) -> None:
+    """As a plain dataset, where no loader moves it, whether the image was kept or not."""
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    changes: dict[str, Any] = {"collate_fn": ragged_collate, "shuffle": False, "batch_size": 1}
+    (expected,) = uninterrupted(make(source, HEAD, **changes), 1)[0]
+    for prepared in (PreparedSource(source, tmp_path / name, HEAD) for name in ("a", "a", "b")):
+        for index in (0, -1):
+            _, target = prepared[index]
+            _, (wanted,) = expected[index]
+            assert same(target, wanted)
+
+
+@pytest.mark.parametrize("on_bad_sample", ["drop", "replace"])
+def test_bad_samples_are_those_of_the_source(tmp_path: Path, on_bad_sample: str) -> None:
+    _, damaged = write_photos(tmp_path)
+    source = FolderSource(damaged)
+    changes = {"on_bad_sample": on_bad_sample}
+    plain = make(source, HEAD + TAIL, **changes)
+    expected = uninterrupted(plain, 2)[0]
+    for execution in EXECUTIONS:
+        prepared = PreparedSource(source, tmp_path / repr(execution), HEAD)
+        loader = make(prepared, **changes, **execution)
+        assert same(epochs_of(loader), expected)
+        assert _places(loader) == _places(plain)
+        missing = {index for index in range(len(prepared)) if not prepared.is_kept(index)}
+        assert missing == {bad.index for bad in loader.bad_samples.samples}
+
+
+def _places(loader: Loader) -> set[tuple[Any, int, int]]:
+    return {(bad.index, bad.epoch, bad.position) for bad in loader.bad_samples.samples}
+
+
+@pytest.mark.parametrize("half", ["first", "second"])
+def test_a_state_resumes_over_a_part_of_the_directory(tmp_path: Path, half: str) -> None:
+    """What the resumed run reads was kept by the first one, or not, or is removed in between."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
+    source = FolderSource(tmp_path / "photos")
+    expected = unprepared(source)
+    folder = tmp_path / "kept"
+    loader = make(PreparedSource(source, folder, HEAD))
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state = through_json(loader.state_dict())
+    if half == "second":
+        shutil.rmtree(folder)
+    for execution in EXECUTIONS:
+        resumed = make(PreparedSource(source, folder, HEAD), **execution)
+        resumed.load_state_dict(state)
+        assert_same_rest(resumed, expected, (0, 3), 2, execution)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda prepare, a, b: (prepare(Subset(a, [3, 0, 5, 1])), Subset(a, [3, 0, 5, 1])),
+        lambda prepare, a, b: (Subset(prepare(a), [3, 0, 5, 1]), Subset(a, [3, 0, 5, 1])),
+        lambda prepare, a, b: (prepare(ConcatDataset([a, b])), ConcatDataset([a, b])),
+        lambda prepare, a, b: (ConcatDataset([prepare(a), prepare(b)]), ConcatDataset([a, b])),
+        lambda prepare, a, b: (MixedDataset([prepare(a), prepare(b)]), MixedDataset([a, b])),
+    ],
+    ids=["of a subset", "a subset", "of a concatenation", "a concatenation", "a mixture"],
+)
+def test_parts_and_mixtures(tmp_path: Path, build: Callable[..., tuple[Any, Any]]) -> None:
+    sources = []
+    for name, count in (("a", 3), ("b", 4)):
+        write_photo_folder(tmp_path / name, num_classes=2, per_class=count, seed=count)
+        sources.append(FolderSource(tmp_path / name))
+
+    def prepare(dataset: Any) -> Source:
+        return PreparedSource(dataset, tmp_path / f"kept {len(dataset)}", HEAD)
+
+    prepared, plain = build(prepare, *sources)
+    for _ in range(2):
+        assert same(epochs_of(make(prepared)), unprepared(plain))
+
+
+def test_a_callable_that_changes_its_image_changes_no_later_epoch(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
+
+    def darkened(image: torch.Tensor) -> torch.Tensor:
+        return image.sub_(image // 2)
+
+    prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
+    first, second = epochs_of(make(prepared, darkened, shuffle=False))
+    assert same(first, second)
+    assert int(first[0][0].max()) > 0
+
+
+def test_what_was_drawn_is_told_as_without(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
+    source = FolderSource(tmp_path / "photos")
+    plain, prepared = (
+        make(source, HEAD + TAIL),
+        make(PreparedSource(source, tmp_path / "kept", HEAD)),
+    )
+    next(iter(plain))
+    next(iter(prepared))
+    assert same(prepared.draws(), plain.draws()[len(HEAD) :])
+
+
+def test_a_device_gets_the_pixels_from_the_workers(tmp_path: Path, fake_gpu: FakeGpu) -> None:
+    """The CPU decodes for the GPU, which applies the transform to what the workers hand over."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=6)
+    source = FolderSource(tmp_path / "photos")
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    tail = [T.CenterCrop(32), T.Normalize([0.5, 0.5, 0.5], [0.2, 0.2, 0.2])]
+    changes: dict[str, Any] = {"shuffle": False}
+    expected = uninterrupted(make(source, HEAD + tail, **changes), 2)[0]
+    for workers in (0, 2):
+        loader = make(prepared, tail, device="cuda", num_workers=workers, **changes)
+        assert same(epochs_of(loader), expected)

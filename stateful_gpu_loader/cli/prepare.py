@@ -1,0 +1,93 @@
+"""``prepare``: fills the directory of a loader's PreparedSource."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, FactoryError, factory_of
+from stateful_gpu_loader.tools.prepare import PrepareReport, prepared_sources
+from stateful_gpu_loader.tools.prepare import prepare as fill
+
+_MOST_BAD = 5
+"""Bad images that are shown."""
+
+
+def prepare(
+    factory: FactoryArgument,
+    arg: ArgOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of processes that decode. By default one for each core."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Also read what is there, and make anew what is damaged."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode the images of a PreparedSource once, ahead of training.
+
+    The loader's dataset is a PreparedSource, or a Subset or mixture of some. The command may be
+    stopped at any time and started again, and several may run at once, on several machines.
+    Exit status: 0 all images that can be decoded are kept, 1 there was no room for all, 2 it cannot
+    be done.
+
+    --json prints a list with an object for each source: "directory", "num_images", "num_kept",
+    "num_made" (now), "num_bytes", "bad" (reasons by index) and "is_full".
+    """
+    sources = list(prepared_sources(factory_of(factory, arg)().dataset))
+    if not sources:
+        raise FactoryError(
+            f"the dataset of {factory} is no PreparedSource and holds none. Remedy: "
+            "StatefulGPULoader(PreparedSource(dataset, directory, recipes), ...)"
+        )
+    reports = []
+    errors = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as progress:
+        for source in sources:
+            bar = progress.add_task(source.directory, total=None)
+            reports.append(
+                fill(
+                    source,
+                    num_workers=workers,
+                    check=check,
+                    on_progress=lambda done, total, bar=bar: progress.update(  # type: ignore[misc]
+                        bar, completed=done, total=total
+                    ),
+                )
+            )
+    if as_json:
+        print_json([asdict(report) for report in reports])
+    else:
+        for report in reports:
+            _show(report)
+    if any(report.is_full for report in reports):
+        raise typer.Exit(1)
+
+
+def _show(report: PrepareReport) -> None:
+    out = console()
+    out.print(
+        f"{report.directory}: {report.num_kept:,} of {report.num_images:,} images, "
+        f"{report.num_made:,} of them made now; {report.num_bytes / 2**20:,.1f} MiB",
+        markup=False,
+    )
+    for index, reason in list(report.bad.items())[:_MOST_BAD]:
+        out.print(f"  {index} cannot be decoded: {reason}", markup=False)
+    if len(report.bad) > _MOST_BAD:
+        out.print(f"  and {len(report.bad) - _MOST_BAD:,} more")
+    if report.is_full:
+        out.print("  There is no room for more. The rest is decoded while training.", markup=False)

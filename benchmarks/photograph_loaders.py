@@ -54,14 +54,14 @@ class Pass:
 def torch_with_pillow(work: Pass) -> Iterator[Any]:
     """torch's DataLoader as most code has it: Pillow decodes and crops, v2 does the rest."""
     steps = [*_crop_and_flip(), v2.ToImage(), *_to_float()]
-    dataset = _Photographs(work.files, work.targets, _read_with_pillow, v2.Compose(steps))
+    dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
     return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
 
 
 def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
     """torch's DataLoader with the fastest decoding and cropping that torchvision offers."""
     steps = [*_crop_and_flip(), *_to_float()]
-    dataset = _Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    dataset = Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
     return iter(
         DataLoader(
             dataset,
@@ -76,7 +76,7 @@ def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
 def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
     """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
     steps = [*_crop_and_flip(), *_to_float()]
-    dataset = _Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    dataset = Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
     return iter(
         StatefulDataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers)
     )
@@ -128,7 +128,7 @@ def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any
     return iter(loader)
 
 
-class _Photographs(Dataset[tuple[torch.Tensor, int]]):
+class Photographs(Dataset[tuple[torch.Tensor, int]]):
     """What a user of torch's loaders writes for a list of files."""
 
     def __init__(
@@ -150,7 +150,7 @@ class _Photographs(Dataset[tuple[torch.Tensor, int]]):
         return self._transform(self._read(self._files[index])), self._targets[index]
 
 
-def _read_with_pillow(file: str) -> Image.Image:
+def read_with_pillow(file: str) -> Image.Image:
     """As ``torchvision.datasets.ImageFolder`` does it."""
     with open(file, "rb") as opened:
         return Image.open(opened).convert("RGB")

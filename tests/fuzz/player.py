@@ -68,6 +68,8 @@ class Player:
         self._is_lost = False
         self._next_epoch: int | None = None
         """Of the pass behind one that was broken off, of which the state still speaks."""
+        self._broken_off: Place | None = None
+        """Where that one was, while the pass behind it has delivered nothing."""
 
     def play(self, life: Life) -> None:
         """
@@ -114,7 +116,10 @@ class Player:
             return
         if batches_ago and self._stream["data"] in LANES and self._ranks[1:]:
             return  # a rank may have ended before the others, and delivered fewer
-        place = self._history[-batches_ago] if batches_ago else self._place
+        present = self._place
+        if self._broken_off is not None and not self._has_moved:
+            present = self._broken_off
+        place = self._history[-batches_ago] if batches_ago else present
         if self._stream["data"] == "once" and place.epoch:
             return  # nobody can tell a fresh one that it was read
         states = [loader.state_dict(batches_ago=batches_ago) for loader in self._ranks]
@@ -164,7 +169,7 @@ class Player:
         self._place, self._is_resumed, self._is_lost = saved.place, True, False
         self._retries = saved.place.again
         self._has_begun = self._has_moved = False
-        self._next_epoch = None
+        self._next_epoch = self._broken_off = None
         self._history.clear()
         # Ranks that have no common length end by themselves, and the states of all tell which have.
         has_lanes = self._stream["data"] in LANES
@@ -210,6 +215,8 @@ class Player:
         if self._has_moved:
             self._is_lost = self._is_of_the_users
             self._next_epoch, self._has_moved = self._place.epoch + 1, False
+        elif self._broken_off is not None:
+            self._next_epoch, self._place = self._place.epoch, self._broken_off
         elif self._has_begun:
             self._place, self._retries = self._began_at
         self._iterators, self._has_begun = None, False
@@ -278,7 +285,9 @@ class Player:
     def _begin(self) -> None:
         """A new pass, which is that of the next epoch where nothing is left and so asked for."""
         self._has_begun = True
+        self._broken_off = None
         if self._next_epoch is not None:
+            self._broken_off = self._place
             self._place, self._next_epoch = Place(self._next_epoch), None
         self._began_at = self._place, self._retries
         skips = self._stream["on_epoch_boundary"] == "next_epoch"

@@ -1,0 +1,218 @@
+"""Images a second of prepared images: the epoch that fills the directory, and those after it.
+
+Every contestant makes the same from the same files: the image resized to 256 pixels, a random crop
+of it resized to 224x224, flipped every other time, normalised to float32, in shuffled batches of
+64, with two workers. The clock runs in the middle of a pass, as in the throughput benchmark; CPU
+time and bytes read are those of whole passes, workers included. All files lie in the system's
+cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.photograph_loaders import MEAN, SIZE, STD, Pass, Photographs, read_with_pillow
+from benchmarks.photographs import HEIGHT, QUALITY, WIDTH, photograph_folder
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.summary import ratio
+from stateful_gpu_loader import FolderSource, PreparedSource, Source, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+
+RESIZED = 256
+WARM_UP_BATCHES = 4
+SPARE_BATCHES = 4
+PILLOW, EACH_TIME, FIRST, LATER = "torch_pillow", "each_time", "first_epoch", "later_epochs"
+LABELS = {
+    PILLOW: "torch DataLoader, Pillow and v2",
+    EACH_TIME: "StatefulGPULoader, decoding each time",
+    FIRST: "PreparedSource, the epoch that fills it",
+    LATER: "PreparedSource, all epochs after it",
+}
+CPU, READ = "cpu", "read"
+_UNITS = {CPU: "CPU ms an image", READ: "KB read an image"}
+
+
+class _Passes:
+    """Starts passes, and notes what each whole one has cost."""
+
+    def __init__(self, work: Pass, folder: Path) -> None:
+        self._work = work
+        self._folder = folder
+        self._number = 0
+        self.costs: dict[tuple[str, str], list[float]] = {
+            (name, what): [] for name in LABELS for what in _UNITS
+        }
+
+    def torch(self) -> Iterator[Any]:
+        """Pillow decodes and resizes, in processes."""
+        steps = [v2.Resize(RESIZED), v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
+        steps += [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        work = self._work
+        dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
+        return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=2))
+
+    def each_time(self) -> Iterator[Any]:
+        """Ours, without anything prepared."""
+        return self._ours(self._source(), [T.Resize(RESIZED)])
+
+    def first(self) -> Iterator[Any]:
+        """Ours, over a new directory."""
+        self._number += 1
+        return self._ours(self._prepared(str(self._number)))
+
+    def later(self) -> Iterator[Any]:
+        """Ours, over a directory that is full from the second pass on."""
+        return self._ours(self._prepared("full"))
+
+    def measure(self, name: str, start: Callable[[], Iterator[Any]]) -> float:
+        """Images a second in the middle of a pass that is run to its end."""
+        work = self._work
+        timed = work.num_batches - WARM_UP_BATCHES - SPARE_BATCHES
+        cpu, read = _cpu_seconds(), _bytes_read()
+        batches = start()
+        seconds = seconds_a_batch(batches, warm_up=WARM_UP_BATCHES, timed=timed)
+        for _ in batches:
+            pass
+        del batches
+        num_images = work.num_batches * work.batch_size
+        self.costs[name, CPU].append((_cpu_seconds() - cpu) / num_images * 1e3)
+        self.costs[name, READ].append((_bytes_read() - read) / num_images / 1e3)
+        return work.batch_size / seconds
+
+    def _source(self) -> FolderSource:
+        work = self._work
+        return FolderSource.from_paths(work.files, work.targets, work.folder.root)
+
+    def _prepared(self, name: str) -> PreparedSource:
+        return PreparedSource(self._source(), self._folder / name, [T.Resize(RESIZED)])
+
+    def _ours(self, source: Source, head: Sequence[Any] = ()) -> Iterator[Any]:
+        tail = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
+        loader: StatefulGPULoader[Any] = StatefulGPULoader(
+            source,
+            batch_size=self._work.batch_size,
+            shuffle=True,
+            num_workers=self._work.num_workers,
+            seed=42,
+            transform=[*head, *tail],
+        )
+        return iter(loader)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``prepared.json``."""
+    arguments = parse(__doc__, rounds=7, given=given)
+    before = load_average()
+    quieten_peers()
+    num_images, batch_size, timed = (24, 4, 4) if arguments.quick else (512, 64, 24)
+    work = Pass(
+        folder=photograph_folder(num_images, arguments.data),
+        batch_size=batch_size,
+        num_batches=WARM_UP_BATCHES + timed + SPARE_BATCHES,
+        num_workers=2,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        passes = _Passes(work, Path(folder))
+        starts = {
+            PILLOW: passes.torch,
+            EACH_TIME: passes.each_time,
+            FIRST: passes.first,
+            LATER: passes.later,
+        }
+        for _ in passes.later():
+            pass
+        values = alternate(
+            [
+                Contestant(
+                    name=name,
+                    label=LABELS[name],
+                    measure=functools.partial(passes.measure, name, start),
+                )
+                for name, start in starts.items()
+            ],
+            rounds=arguments.rounds,
+            title="prepared images",
+            warm_up_rounds=arguments.warm_up_rounds,
+        )
+    results = _results(arguments, work, values, passes.costs, before)
+    results.write_and_tell(arguments.output)
+
+
+def _results(
+    arguments: Arguments,
+    work: Pass,
+    values: dict[str, list[float]],
+    costs: dict[tuple[str, str], list[float]],
+    before: float,
+) -> Results:
+    pairs = ((LATER, FIRST), (LATER, EACH_TIME), (LATER, PILLOW), (FIRST, EACH_TIME))
+    ratios = {(one, other): ratio(values[one], values[other]) for one, other in pairs}
+    measurements = [
+        Measurement(name=name, label=LABELS[name], unit="images/s", values=found)
+        for name, found in values.items()
+    ]
+    measurements += [
+        Measurement(
+            name=f"{what} {name}", label=LABELS[name], unit=_UNITS[what], values=costs[name, what]
+        )
+        for what in _UNITS
+        for name in LABELS
+    ]
+    aims = ((LATER, FIRST, 3.0), (LATER, PILLOW, 4.0), (FIRST, EACH_TIME, 0.95))
+    return Results(
+        benchmark="prepared",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "num_files": len(work.folder.files),
+            "mean_bytes": round(work.folder.mean_bytes),
+            "width": WIDTH,
+            "height": HEIGHT,
+            "quality": QUALITY,
+            "resized": RESIZED,
+            "batch_size": work.batch_size,
+            "num_workers": work.num_workers,
+        },
+        measurements=measurements,
+        comparisons=[
+            Comparison(of=one, to=other, ratio=found) for (one, other), found in ratios.items()
+        ],
+        aims=[
+            Aim(
+                what=f"{LABELS[one]} beside {LABELS[other]}",
+                aim=f">= {aim} times",
+                reached=f"{ratios[one, other].median:.2f}",
+                met=ratios[one, other].median >= aim,
+            )
+            for one, other, aim in aims
+        ],
+        load_average=before,
+    )
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process, and of its workers that have ended."""
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + workers.ru_utime + workers.ru_stime
+
+
+def _bytes_read() -> int:
+    """Bytes that this process, and its workers that have ended, have read, cached or not."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+if __name__ == "__main__":
+    main()

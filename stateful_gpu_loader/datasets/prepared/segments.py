@@ -60,7 +60,7 @@ class Segments:
             self._end += size
         done = 0
         while done < size:
-            done += os.pwrite(segment.descriptor, record[done:].data, offset + done)
+            done += os.pwrite(segment.file.number, record[done:].data, offset + done)
         return segment.number, offset
 
     def _next(self, size: int) -> _Held | None:
@@ -73,7 +73,7 @@ class Segments:
         while self._limit is None or number < self._limit:
             held = _Held(number, self.path(number))
             if held.is_locked:
-                self._end = os.fstat(held.descriptor).st_size
+                self._end = os.fstat(held.file.number).st_size
                 if self._end + size <= self._segment_bytes:
                     return held
             number += 1
@@ -97,20 +97,27 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-class _Held:
-    """An open segment, locked if nobody else holds it; closed with the last reference."""
+class Descriptor:
+    """An open file, closed with the last reference to it."""
 
-    def __init__(self, number: int, path: str) -> None:
-        self.number = number
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.is_locked = True
-        except BlockingIOError:
-            self.is_locked = False
+    def __init__(self, path: str, flags: int) -> None:
+        self.number = -1
+        self.number = os.open(path, flags | os.O_CLOEXEC, 0o644)
 
     # A default argument, because at the interpreter's exit ``os`` may be gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.descriptor >= 0:
-            close(self.descriptor)
+        if self.number >= 0:
+            close(self.number)
+
+
+class _Held:
+    """An open segment, locked if nobody else holds it."""
+
+    def __init__(self, number: int, path: str) -> None:
+        self.number = number
+        self.file = Descriptor(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self.file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.is_locked = True
+        except BlockingIOError:
+            self.is_locked = False

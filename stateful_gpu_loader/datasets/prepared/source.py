@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -183,7 +184,7 @@ class PreparedSource(Source):
             original = header.height, header.width
         else:
             original = original_size(record)
-        before = self.recipes.motion(self._draw(original), np.array([original]))
+        before = self.recipes.motion(_drawn(self.recipes, original), np.array([original]))
         return self.source.move_target(
             index, target, one_after_the_other(before, motion[None])[0], size
         )
@@ -211,18 +212,20 @@ class PreparedSource(Source):
         except ValueError as error:
             raise ValueError(f"{sample.name}: {error}") from error
         size = header.height, header.width
-        return record_of(self.recipes.apply(image, self._draw(size).sample(0)), size)
-
-    def _draw(self, size: Size) -> PipelineDraw:
-        """What the recipes decide for an image; the seed and the position do not matter."""
-        try:
-            return self.recipes.draw(0, 0, np.zeros(1, dtype=np.int64), np.array([size]))
-        except ValueError as error:
-            # A ValueError would mean that the image is damaged.
-            raise LoaderError(f"{self.recipes!r} in a {type(self).__name__}: {error}") from error
+        return record_of(self.recipes.apply(image, _drawn(self.recipes, size).sample(0)), size)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, {self.directory!r}, {self.recipes!r})"
+
+
+@lru_cache(maxsize=1024)
+def _drawn(recipes: Compose, size: Size) -> PipelineDraw:
+    """What recipes that draw nothing decide for an image of so many pixels."""
+    try:
+        return recipes.draw(0, 0, np.zeros(1, dtype=np.int64), np.array([size]))
+    except ValueError as error:
+        # A ValueError would mean that the image is damaged.
+        raise LoaderError(f"{recipes!r} in a PreparedSource: {error}") from error
 
 
 def _check_recipes(recipes: Compose, source: Source) -> None:

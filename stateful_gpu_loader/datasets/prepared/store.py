@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.prepared.segments import Segments
+from stateful_gpu_loader.datasets.prepared.segments import Descriptor, Segments
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 
@@ -22,8 +22,26 @@ _ENTRY = struct.Struct("<IIQQ4x")
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _OPEN_FILES = 256
+_PAGE = 4096
 INDEX_FILE = "index.bin"
 """An entry for each index; zeros where none was written."""
+
+
+def checksum_of(record: Bytes) -> int:
+    """A checksum of 32 bits: a CRC of the sums of each 4 KiB, a tenth of the time of a CRC of all.
+
+    It tells a page that is missing, of another record or in another place, and any change within
+    8 bytes.
+
+    Args:
+        record: uint8 [num_bytes], contiguous.
+
+    >>> checksum_of(np.zeros(5000, dtype=np.uint8)) == checksum_of(np.zeros(5001, dtype=np.uint8))
+    False
+    """
+    whole = len(record) - len(record) % _PAGE
+    sums = record[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1)
+    return zlib.crc32(record[whole:].data, zlib.crc32(sums.astype("<u8").data))
 
 
 class RecordStore:
@@ -60,6 +78,7 @@ class RecordStore:
         self._files = OpenFiles(limit=_OPEN_FILES)
         self._was_checked = np.zeros(length, dtype=np.bool_)
         self._is_closed = threading.Event()
+        self._index: Descriptor | None = None
 
     def has(self, index: int) -> bool:
         """Whether a record is stored, as its entry says; the record itself is not read."""
@@ -74,7 +93,7 @@ class RecordStore:
         path = self._segments.path(segment)
         try:
             record = self._files.read(path, offset, size)
-            if self._was_checked[index] or zlib.crc32(record.data) == checksum:
+            if self._was_checked[index] or checksum_of(record) == checksum:
                 self._was_checked[index] = True
                 return record
             what = f"{size} bytes at byte {offset} fail their checksum"
@@ -98,8 +117,9 @@ class RecordStore:
             if place is None:
                 return False
             segment, offset = place
-            fields = _ENTRY.pack(segment, zlib.crc32(record.data), offset, len(record))
-            self._write_entry(index, fields + self._checksum(index, fields))
+            fields = _ENTRY.pack(segment, checksum_of(record), offset, len(record))
+            entry = fields + self._checksum(index, fields)
+            os.pwrite(self._index_file(), entry, ENTRY_BYTES * index)
         except OSError as error:
             self._is_closed.set()
             logger.warning(
@@ -115,8 +135,8 @@ class RecordStore:
     def _entry(self, index: int) -> tuple[int, int, int, int] | None:
         """Segment, checksum, offset and size of a record that is stored."""
         try:
-            entry = self._files.read(self._index_path, ENTRY_BYTES * index, ENTRY_BYTES).tobytes()
-        except (OSError, ValueError):
+            entry = os.pread(self._index_file(), ENTRY_BYTES, ENTRY_BYTES * index)
+        except OSError:
             return None
         fields = entry[: _ENTRY.size]
         if entry[_ENTRY.size :] != self._checksum(index, fields):
@@ -127,12 +147,14 @@ class RecordStore:
     def _checksum(self, index: int, fields: bytes) -> bytes:
         return _CHECKSUM.pack(zlib.crc32(b"%s %d %s" % (self._key, index, fields)))
 
-    def _write_entry(self, index: int, entry: bytes) -> None:
-        descriptor = os.open(self._index_path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.pwrite(descriptor, entry, ENTRY_BYTES * index)
-        finally:
-            os.close(descriptor)
+    def _index_file(self) -> int:
+        """The descriptor of the index file, which forked children share."""
+        if self._index is None:
+            try:
+                self._index = Descriptor(self._index_path, os.O_RDWR)
+            except PermissionError:
+                self._index = Descriptor(self._index_path, os.O_RDONLY)
+        return self._index.number
 
     def __reduce__(self) -> tuple[object, ...]:
         return _store, self._given

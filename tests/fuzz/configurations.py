@@ -122,7 +122,7 @@ class Configuration:
             drop("num_replicas")
         if data in IMAGES:
             drop("collate_fn", "transform")
-            if data != "images":
+            if data not in MAPS:
                 drop("bad")
             if "batch_size" in o and o["batch_size"] is None and data != "function of images":
                 drop("batch_size")

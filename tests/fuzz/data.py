@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader import CallableSource, FolderSource, MixedDataset, TarShards
+from stateful_gpu_loader import (
+    CallableSource,
+    FolderSource,
+    MixedDataset,
+    PreparedSource,
+    TarShards,
+)
+from stateful_gpu_loader import transforms as T
 from tests.callables import FileBatches, NoisyBatches, NoisyPlaces
 from tests.datasets.shards import NoisyShards
 from tests.datasets.tar.tar_files import write_photo_tars
@@ -98,6 +105,13 @@ def _images(options: Options) -> FolderSource:
     return FolderSource.from_paths(paths, range(options["n"]))
 
 
+def _prepared_images(options: Options) -> PreparedSource:
+    """In a directory that the cases fill and share, as jobs do."""
+    source = _images(options)
+    name = f"{options['n']} without {options['bad']}"
+    return PreparedSource(source, _folder() / "prepared" / name, [T.Resize(48)])
+
+
 def _mixture(options: Options) -> MixedDataset:
     n = options["n"]
     return MixedDataset([Noisy(n), Noisy(n // 2 + 1)], [0.7, 0.3], num_samples=n, block_length=4)
@@ -123,6 +137,7 @@ MAPS: dict[str, Callable[[Options], Any]] = {
     "stateful": lambda o: StatefulDataset(o["n"]),
     "mixture": _mixture,
     "images": _images,
+    "prepared images": _prepared_images,
 }
 ITERABLES: dict[str, Callable[[Options], Any]] = {
     "iterable": lambda o: PlainIterable(_parts(o)),
@@ -147,5 +162,5 @@ TIED = {*STATEFUL, "iterable", "once"}
 """Batches depend on the number of workers."""
 FUNCTIONS = {"function", "function of batches", "function of images"}
 LANES = {"shards", "tars"}
-IMAGES = {"images", "function of images", "tars"}
+IMAGES = {"images", "prepared images", "function of images", "tars"}
 """The loader decodes them; a sample's second leaf is its index."""

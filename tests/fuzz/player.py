@@ -117,7 +117,7 @@ class Player:
         if batches_ago and self._stream["data"] in LANES and self._ranks[1:]:
             return  # a rank may have ended before the others, and delivered fewer
         present = self._place
-        if self._broken_off is not None and not self._has_moved:
+        if self._has_begun and not self._has_moved and self._broken_off is not None:
             present = self._broken_off
         place = self._history[-batches_ago] if batches_ago else present
         if self._stream["data"] == "once" and place.epoch:
@@ -215,7 +215,7 @@ class Player:
         if self._has_moved:
             self._is_lost = self._is_of_the_users
             self._next_epoch, self._has_moved = self._place.epoch + 1, False
-        elif self._broken_off is not None:
+        elif self._has_begun and self._broken_off is not None:
             self._next_epoch, self._place = self._place.epoch, self._broken_off
         elif self._has_begun:
             self._place, self._retries = self._began_at

@@ -38,6 +38,15 @@ class Description:
         text = json.dumps([self.source, self.recipes, self.decoder])
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
+    def check_types(self) -> None:
+        """Raises ValueError unless each field is of its type."""
+        texts = (self.source, self.recipes, self.decoder, *self.versions)
+        numbers = (self.segment_bytes, self.layout)
+        if not all(type(text) is str for text in texts) or not all(
+            type(number) is int and 0 < number < 1 << 62 for number in numbers
+        ):
+            raise ValueError(f"its fields are {asdict(self)}")
+
     def check(self, folder: Path, found: Description) -> None:
         """Refuse a folder of other pixels than these; warn of other versions.
 
@@ -48,13 +57,13 @@ class Description:
             present, before = getattr(self, name), getattr(found, name)
             if present != before:
                 raise ValueError(
-                    f"{str(folder)!r} was prepared with another {name}: {before!s:.200} instead of "
-                    f"{present!s:.200}. Remedy: give another directory, or remove this one"
+                    f"{str(folder)!r} was prepared with another {name}: {before!r:.200} instead of "
+                    f"{present!r:.200}. Remedy: give another directory, or remove this one"
                 )
         if self.versions != found.versions:
             warnings.warn(
-                f"the images in {str(folder)!r} were begun by {', '.join(found.versions)}, this is "
-                f"{', '.join(self.versions)}: images that are added may differ in their last bits",
+                f"the images in {str(folder)!r} were begun by {found.versions!r:.200}, this is "
+                f"{self.versions}: images that are added may differ in their last bits",
                 stacklevel=4,
             )
 
@@ -68,17 +77,19 @@ def read_description(folder: Path) -> Description | None:
     """
     path = folder / _FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        fields = json.loads(text)
-        return Description(**{**fields, "versions": tuple(fields["versions"])})
-    except (ValueError, TypeError, KeyError) as error:
+        fields = json.loads(content.decode())
+        found = Description(**{**fields, "versions": tuple(fields["versions"])})
+        found.check_types()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
-            f"{str(path)!r} is no description of prepared images: {error}. Remedy: remove its "
-            "folder, or give another one"
+            f"{str(path)!r} is no description of prepared images: {error!s:.200}. Remedy: remove "
+            "its folder, or give another one"
         ) from error
+    return found
 
 
 def begin(folder: Path, wanted: Description, *, index_bytes: int) -> Description:

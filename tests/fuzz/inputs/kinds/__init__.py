@@ -7,6 +7,7 @@ from tests.fuzz.inputs.kinds import (
     checkpoints,
     images,
     indices,
+    prepared,
     records,
     saved_files,
     states,
@@ -23,6 +24,7 @@ _MODULES = (
     tars,
     records,
     indices,
+    prepared,
     tables,
     texts,
 )

@@ -101,4 +101,13 @@ class Webps(_Images):
         ]
 
 
-KINDS = (Jpegs, Pngs, Webps)
+class Ppms(_Images):
+    name = "PPM"
+    memory = 64 * MIB
+
+    def _made(self, photo: Image.Image, exif: Image.Exif) -> list[bytes]:
+        plain = _encoded(photo, "PPM")
+        return [plain, plain.replace(b"P6\n", b"P6 # a comment\n#another\n\t", 1)]
+
+
+KINDS = (Jpegs, Pngs, Webps, Ppms)

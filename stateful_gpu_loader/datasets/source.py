@@ -74,14 +74,6 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
             ValueError: the record itself is malformed, and will be at every retry.
         """
 
-    def read_target(self, index: int) -> Any:
-        """The target of the sample at ``0 <= index < len(self)``, as :meth:`read` gives it.
-
-        A source that has it at hand gives it without reading the image. Errors are those of
-        :meth:`read`.
-        """
-        return self.read(index).target
-
     @abstractmethod
     def fingerprint(self) -> str:
         """The content id: equal for equal samples in equal order, wherever they are stored.

@@ -59,9 +59,6 @@ class SubsetSource(Source):
     def read(self, index: int) -> EncodedSample:
         return self._source.read(int(self._indices[index]))
 
-    def read_target(self, index: int) -> Any:
-        return self._source.read_target(int(self._indices[index]))
-
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
 
@@ -90,10 +87,6 @@ class ConcatSource(Source):
     def read(self, index: int) -> EncodedSample:
         source, own = self._part(index)
         return source.read(own)
-
-    def read_target(self, index: int) -> Any:
-        source, own = self._part(index)
-        return source.read_target(own)
 
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)

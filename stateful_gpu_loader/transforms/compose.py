@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,7 +86,7 @@ class Compose:
 
     def following(self, num_recipes: int) -> Compose:
         """The same recipes, drawing what they draw behind so many others in one Compose."""
-        following = Compose(self.recipes)
+        following = copy.copy(self)
         following._first_stream = self._first_stream + num_recipes
         return following
 

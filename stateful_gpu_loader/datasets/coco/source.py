@@ -173,9 +173,6 @@ class CocoSource(Source):
         size = (height, width) if height > 0 and width > 0 else None
         return EncodedSample(data, self.target(index), path, size)
 
-    def read_target(self, index: int) -> dict[str, Any]:
-        return self.target(index)
-
     def target(self, index: int) -> dict[str, Any]:
         """The target alone, without reading the image."""
         own = slice(int(self._firsts[index]), int(self._firsts[index + 1]))

@@ -197,9 +197,6 @@ class FolderSource(Source):
         """
         return self._read_file(index, new_memory)
 
-    def read_target(self, index: int) -> int:
-        return int(self.targets[index])
-
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return self._read_file(index, memory)
 
@@ -209,7 +206,7 @@ class FolderSource(Source):
             data = read_file(path, memory)
         except OSError as error:
             raise failed(error, path, f"sample {index = }") from error
-        return EncodedSample(data, self.read_target(index), path)
+        return EncodedSample(data, int(self.targets[index]), path)
 
     def fingerprint(self) -> str:
         """blake2b of the relative paths and classes in order (and the sizes, if asked for).

@@ -1,42 +1,74 @@
-"""The record of a prepared image: a binary PPM whose comment tells the size it was made from."""
+"""The record of a prepared image: a binary PPM, whose comment tells the rest, and the target."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from stateful_gpu_loader.datasets.source import Size
 from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.state import typed_json
 
-_TEXT = b"P6\n# of %d x %d\n%d %d\n255\n"
-_COMMENT = re.compile(rb"P6\n# of (\d+) x (\d+)\n")
-_LONGEST_COMMENT = 64
+_TEXT = b"P6\n# of %d x %d, target %d\n%d %d\n255\n"
+_COMMENT = re.compile(rb"P6\n# of (\d+) x (\d+), target (\d+)\n")
+_LONGEST_COMMENT = 96
 
 
-def record_of(image: torch.Tensor, original: Size) -> Bytes:
+def record_of(image: torch.Tensor, original: Size, target: Any) -> Bytes:
     """The record of an image, uint8 [num_bytes].
+
+    The target is left out if it has no form in typed JSON, or takes more room than the pixels.
 
     Args:
         image: uint8 [3, height, width] on the CPU, of any strides.
         original: height and width in pixels of the image that it was made from.
+        target: of the image, as its source gives it.
 
-    >>> record = record_of(torch.zeros(3, 2, 4, dtype=torch.uint8), (20, 40))
-    >>> bytes(record[:-24]), original_size(record)
-    (b'P6\\n# of 20 x 40\\n4 2\\n255\\n', (20, 40))
+    >>> record = record_of(torch.zeros(3, 2, 4, dtype=torch.uint8), (20, 40), 7)
+    >>> bytes(record[:-25]), bytes(record[-1:])
+    (b'P6\\n# of 20 x 40, target 1\\n4 2\\n255\\n', b'7')
     """
     _, height, width = image.shape
-    text = np.frombuffer(_TEXT % (*original, width, height), dtype=np.uint8)
-    record = np.empty(len(text) + 3 * height * width, dtype=np.uint8)
-    record[: len(text)] = text
-    record[len(text) :].reshape(height, width, 3)[:] = image.permute(1, 2, 0).numpy()
+    num_bytes = 3 * height * width
+    try:
+        json = typed_json.write(typed_json.encode(target)).encode()
+    except TypeError:
+        json = b""
+    if len(json) > num_bytes:
+        json = b""
+    text = _TEXT % (*original, len(json), width, height)
+    record = np.empty(len(text) + num_bytes + len(json), dtype=np.uint8)
+    end = len(text) + num_bytes
+    record[: len(text)] = np.frombuffer(text, dtype=np.uint8)
+    record[len(text) : end].reshape(height, width, 3)[:] = image.permute(1, 2, 0).numpy()
+    record[end:] = np.frombuffer(json, dtype=np.uint8)
     return record
 
 
-def original_size(record: Bytes) -> Size:
-    """Height and width in pixels of the image that a record was made from."""
-    found = _COMMENT.match(record[:_LONGEST_COMMENT].tobytes())
-    assert found is not None, "records are checked before"
-    height, width = map(int, found.groups())
-    return height, width
+@dataclass(frozen=True)
+class PreparedImage:
+    """What a record holds."""
+
+    data: Bytes
+    """The PPM, uint8 [num_bytes]."""
+    original: Size
+    """Height and width in pixels of the image that it was made from."""
+    json: bytes
+    """The target; empty if it was left out."""
+
+    @classmethod
+    def of(cls, record: Bytes) -> PreparedImage:
+        """Take a record apart that is known to be whole."""
+        found = _COMMENT.match(record[:_LONGEST_COMMENT].tobytes())
+        assert found is not None, "records are checked before"
+        height, width, num_bytes = map(int, found.groups())
+        end = len(record) - num_bytes
+        return cls(record[:end], (height, width), record[end:].tobytes())
+
+    def target(self) -> Any:
+        """The target, made anew at each call; :attr:`json` is not empty."""
+        return typed_json.decode(typed_json.parse(self.json))

@@ -17,7 +17,7 @@ from stateful_gpu_loader.datasets.prepared.description import (
     begin,
     read_description,
 )
-from stateful_gpu_loader.datasets.prepared.record import original_size, record_of
+from stateful_gpu_loader.datasets.prepared.record import PreparedImage, record_of
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, RecordStore
 from stateful_gpu_loader.datasets.source import Size, Source, image_header
 from stateful_gpu_loader.datasets.storage.memory import Bytes
@@ -138,7 +138,6 @@ class PreparedSource(Source):
         )
         self._store = RecordStore(
             folder,
-            length=len(found),
             key=description.key(),
             segment_bytes=description.segment_bytes,
             max_segments=None if room is None else room // description.segment_bytes,
@@ -162,28 +161,14 @@ class PreparedSource(Source):
             ValueError: as of the source, or the image cannot be decoded.
             LoaderError: the recipes refuse an image of this size.
         """
-        record = self._store.get(index)
-        if record is None:
-            sample = self.source.read(index)
-            record, target = self._made(sample), sample.target
-            self._store.put(index, record)
-        else:
-            target = self.source.read_target(index)
+        image, target = self._image(index)
         name = f"{type(self.source).__name__}[{index}] in {self.directory!r}"
-        return EncodedSample(torch.from_numpy(record), target, name)
-
-    def read_target(self, index: int) -> Any:
-        return self.source.read_target(index)
+        return EncodedSample(torch.from_numpy(image.data), target, name)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
-        record = self._store.get(index)
-        if record is None:
-            header = image_header(self.source.read(index))
-            original = header.height, header.width
-        else:
-            original = original_size(record)
+        original = self._image(index)[0].original
         before = self.recipes.motion(_drawn(self.recipes, original), np.array([original]))
         return self.source.move_target(
             index, target, one_after_the_other(before, motion[None])[0], size
@@ -204,6 +189,17 @@ class PreparedSource(Source):
             target = self.move_target(int(index) % len(self), target, at_rest(1)[0], size)
         return data, target
 
+    def _image(self, index: int) -> tuple[PreparedImage, Any]:
+        """The image and its target, made and kept if they are not yet."""
+        kept = self._store.get(index)
+        if kept is not None:
+            image = PreparedImage.of(kept)
+            return image, image.target() if image.json else self.source.read(index).target
+        sample = self.source.read(index)
+        record = self._made(sample)
+        self._store.put(index, record)
+        return PreparedImage.of(record), sample.target
+
     def _made(self, sample: EncodedSample) -> Bytes:
         """The record of an image, uint8 [num_bytes]."""
         try:
@@ -212,7 +208,8 @@ class PreparedSource(Source):
         except ValueError as error:
             raise ValueError(f"{sample.name}: {error}") from error
         size = header.height, header.width
-        return record_of(self.recipes.apply(image, _drawn(self.recipes, size).sample(0)), size)
+        image = self.recipes.apply(image, _drawn(self.recipes, size).sample(0))
+        return record_of(image, size, sample.target)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, {self.directory!r}, {self.recipes!r})"

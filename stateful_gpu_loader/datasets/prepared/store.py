@@ -50,13 +50,12 @@ class RecordStore:
     An index file has an entry of 32 bytes for each index, which is written when the record lies in
     its segment. An entry has a checksum, so that one that was half written is none, and the record
     has another: whatever a crash, a full disk or a damaged file leaves, a record comes back as it
-    was put or is missing. The record's checksum is compared when a process reads it first.
+    was put or is missing. Both are compared at each reading.
 
     Nothing here waits for the disk, and no process waits for another one.
 
     Args:
         folder: of the files; it exists.
-        length: number of indices.
         key: makes entries of another store invalid.
         segment_bytes: size of a segment at most, and so of a record.
         max_segments: number of segments at most; None is without limit.
@@ -66,17 +65,15 @@ class RecordStore:
         self,
         folder: Path,
         *,
-        length: int,
         key: bytes,
         segment_bytes: int,
         max_segments: int | None,
     ) -> None:
-        self._given = (folder, length, key, segment_bytes, max_segments)
+        self._given = (folder, key, segment_bytes, max_segments)
         self._key = key
         self._index_path = str(folder / INDEX_FILE)
         self._segments = Segments(folder, segment_bytes=segment_bytes, limit=max_segments)
         self._files = OpenFiles(limit=_OPEN_FILES)
-        self._was_checked = np.zeros(length, dtype=np.bool_)
         self._is_closed = threading.Event()
         self._index: Descriptor | None = None
 
@@ -93,8 +90,7 @@ class RecordStore:
         path = self._segments.path(segment)
         try:
             record = self._files.read(path, offset, size)
-            if self._was_checked[index] or checksum_of(record) == checksum:
-                self._was_checked[index] = True
+            if checksum_of(record) == checksum:
                 return record
             what = f"{size} bytes at byte {offset} fail their checksum"
         except (OSError, ValueError) as error:
@@ -129,7 +125,6 @@ class RecordStore:
                 error,
             )
             return False
-        self._was_checked[index] = True
         return True
 
     def _entry(self, index: int) -> tuple[int, int, int, int] | None:
@@ -152,7 +147,7 @@ class RecordStore:
         if self._index is None:
             try:
                 self._index = Descriptor(self._index_path, os.O_RDWR)
-            except PermissionError:
+            except OSError:  # a folder that can be read alone
                 self._index = Descriptor(self._index_path, os.O_RDONLY)
         return self._index.number
 
@@ -160,9 +155,5 @@ class RecordStore:
         return _store, self._given
 
 
-def _store(
-    folder: Path, length: int, key: bytes, segment_bytes: int, max_segments: int | None
-) -> RecordStore:
-    return RecordStore(
-        folder, length=length, key=key, segment_bytes=segment_bytes, max_segments=max_segments
-    )
+def _store(folder: Path, key: bytes, segment_bytes: int, max_segments: int | None) -> RecordStore:
+    return RecordStore(folder, key=key, segment_bytes=segment_bytes, max_segments=max_segments)

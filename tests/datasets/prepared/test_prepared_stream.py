@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
@@ -17,12 +20,14 @@ from stateful_gpu_loader import (
     MixedDataset,
     PreparedSource,
     StatefulGPULoader,
+    StateMismatch,
     ragged_collate,
 )
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
+from stateful_gpu_loader.records import EncodedSample
 from tests.conformance import assert_same_rest, same, through_json, uninterrupted
-from tests.damaged import write_photos
+from tests.damaged import Redirected, write_photos
 from tests.datasets.coco.coco_files import write_coco
 from tests.datasets.image_loaders import EXECUTIONS
 from tests.datasets.source_conformance import assert_source_conforms
@@ -144,6 +149,19 @@ def test_a_state_resumes_over_a_part_of_the_directory(tmp_path: Path, half: str)
         assert_same_rest(resumed, expected, (0, 3), 2, execution)
 
 
+def test_a_run_that_began_without_goes_on_with_it(tmp_path: Path) -> None:
+    """What differs in name has to be accepted; the stream is the same."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=8)
+    source = FolderSource(tmp_path / "photos")
+    loader = make(source, HEAD + TAIL)
+    expected, states = uninterrupted(loader, 2)
+    resumed = make(PreparedSource(source, tmp_path / "kept", HEAD))
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        resumed.load_state_dict(states[0, 3])
+    resumed.load_state_dict(states[0, 3], accept={"dataset", "transform"})
+    assert_same_rest(resumed, expected, (0, 3), 2)
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -167,6 +185,42 @@ def test_parts_and_mixtures(tmp_path: Path, build: Callable[..., tuple[Any, Any]
     prepared, plain = build(prepare, *sources)
     for _ in range(2):
         assert same(epochs_of(make(prepared)), unprepared(plain))
+
+
+class Labelled(Redirected):
+    """Gives each index a target of a kind."""
+
+    def __init__(self, source: Source, target: Callable[[int], Any]) -> None:
+        super().__init__(source)
+        self._target = target
+
+    def read(self, index: int) -> EncodedSample:
+        return replace(super().read(index), target=self._target(index))
+
+
+@pytest.mark.parametrize(
+    ("target", "reads"),
+    [
+        (lambda index: f"photo {index}", 1),
+        (lambda index: {"a": (index, torch.arange(index)), "b": np.float32(index)}, 1),
+        (lambda index: Fraction(1, index + 1), 2),  # it has no form in JSON
+        (lambda index: torch.arange(10_000) + index, 2),  # larger than the pixels
+    ],
+    ids=["a text", "a dict", "an object", "a large one"],
+)
+def test_targets_are_kept_as_far_as_they_can_be(
+    tmp_path: Path, target: Callable[[int], Any], reads: int
+) -> None:
+    """Where they can, the source is read no more; otherwise it is, and nothing else changes."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
+    source = Labelled(FolderSource(tmp_path / "photos"), target)
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    for _ in range(2):
+        for index in range(len(prepared)):
+            found = prepared.read(index).target
+            assert type(found) is type(target(index))
+            assert same(found, target(index))
+    assert set(source.reads.values()) == {reads}
 
 
 def test_a_callable_that_changes_its_image_changes_no_later_epoch(tmp_path: Path) -> None:

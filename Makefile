@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 MARKS := processes ranks trainers dali fuzz benchmarks gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench dist format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -52,6 +52,10 @@ dist: $(VENV)/.ready
 format: $(VENV)/.ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Two minutes: ratios to torch's DataLoader; `python -m benchmarks.compare A.json B.json` compares two.
+bench-quick: $(VENV)/.ready
+	$(BIN)/python -m benchmarks.bench_quick --output build/bench
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks

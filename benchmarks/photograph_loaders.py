@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision.transforms import v2
 
 from benchmarks.photographs import PhotographFolder
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import FolderSource, PreparedSource, Source, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 
 SIZE = 224
@@ -114,16 +115,27 @@ def dali(work: Pass) -> Iterator[Any]:
 
 def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
     """This package's loader."""
-    source = FolderSource.from_paths(work.files, work.targets, work.folder.root)
+    return _ours(_source(work), work, decoder=decoder, worker_type=worker_type)
+
+
+def ours_prepared(work: Pass, folder: Path) -> Iterator[Any]:
+    """The same over images that are kept in a folder, which the first pass fills."""
+    return _ours(PreparedSource(_source(work), folder), work)
+
+
+def _source(work: Pass) -> FolderSource:
+    return FolderSource.from_paths(work.files, work.targets, work.folder.root)
+
+
+def _ours(source: Source, work: Pass, **more: Any) -> Iterator[Any]:
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         source,
         batch_size=work.batch_size,
         shuffle=True,
         num_workers=work.num_workers,
         seed=42,
-        decoder=decoder,
-        worker_type=worker_type,
         transform=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+        **more,
     )
     return iter(loader)
 

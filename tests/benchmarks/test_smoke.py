@@ -23,7 +23,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("throughput", "state", "overhead", "faults", "executors", "checkpoint")
+BENCHMARKS = ("throughput", "prepared", "state", "overhead", "faults", "executors", "checkpoint")
 
 
 @pytest.fixture(scope="module")

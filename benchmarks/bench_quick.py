@@ -1,0 +1,114 @@
+"""Two minutes that show whether a change has made the loader slower: ratios to torch's DataLoader.
+
+Numbers that cost nothing, in small and large batches, inline and in two processes, for what the
+loader itself costs; and photographs with two workers, decoded each time and prepared. A result is
+compared with an earlier one by ``python -m benchmarks.compare EARLIER.json LATER.json``.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from benchmarks import photograph_loaders as loaders
+from benchmarks.arguments import parse
+from benchmarks.datasets import Numbers
+from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
+from benchmarks.photograph_loaders import Pass
+from benchmarks.photographs import photograph_folder
+from benchmarks.results import Comparison, Measurement, Results, load_average
+from benchmarks.summary import ratio
+from stateful_gpu_loader import StatefulGPULoader
+
+_NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
+"""Timed batches by batch size and number of worker processes."""
+_WARM_UP, _SPARE = 4, 8
+_OURS, _TORCH = "ours", "torch"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``quick.json``."""
+    arguments = parse(__doc__, rounds=7, given=given)
+    before = load_average()
+    quieten_peers()
+    timed, num_images, batch_size = (4, 8, 4) if arguments.quick else (8, 64, 32)
+    work = Pass(
+        folder=photograph_folder(num_images, arguments.data),
+        batch_size=batch_size,
+        num_batches=_WARM_UP + timed + _SPARE,
+        num_workers=2,
+    )
+    pairs: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {}
+    for (size, workers), count in _NUMBERS.items():
+        batches = timed if arguments.quick else count
+        pairs[f"numbers, {size} a batch, {workers} workers"] = (
+            functools.partial(_numbers, StatefulGPULoader, size, workers, batches),
+            functools.partial(_numbers, DataLoader, size, workers, batches),
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = functools.partial(loaders.ours_prepared, work, Path(folder))
+        for _ in prepared():
+            pass
+        photographs = functools.partial(_milliseconds, timed, _pillow(work))
+        for name, start in {
+            "photographs": functools.partial(loaders.ours, work, decoder="auto"),
+            "photographs, prepared": prepared,
+        }.items():
+            pairs[name] = functools.partial(_milliseconds, timed, start), photographs
+        contestants = [
+            Contestant(name=f"{who} {name}", label=f"{who}, {name}", measure=measure)
+            for name, both in pairs.items()
+            for who, measure in zip((_OURS, _TORCH), both, strict=True)
+        ]
+        values = alternate(
+            contestants,
+            rounds=arguments.rounds,
+            title="quick",
+            warm_up_rounds=arguments.warm_up_rounds,
+        )
+    found = {name: ratio(values[f"{_OURS} {name}"], values[f"{_TORCH} {name}"]) for name in pairs}
+    results = Results(
+        benchmark="quick",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={},
+        measurements=[
+            Measurement(
+                name=each.name, label=each.label, unit="ms a batch", values=values[each.name]
+            )
+            for each in contestants
+        ],
+        comparisons=[
+            Comparison(of=f"{_OURS} {name}", to=f"{_TORCH} {name}", ratio=each)
+            for name, each in found.items()
+        ],
+        aims=[],
+        load_average=before,
+    )
+    path = results.write(arguments.output)
+    for name, each in found.items():
+        print(f"{name:32} {each.median:6.2f} times torch's time [{each.low:.2f}, {each.high:.2f}]")
+    print(f"wrote {path.name}")
+
+
+def _numbers(loader: Any, batch_size: int, num_workers: int, timed: int) -> float:
+    dataset = Numbers(batch_size * (_WARM_UP + timed + _SPARE))
+    batches = iter(loader(dataset, batch_size, shuffle=True, num_workers=num_workers))
+    return seconds_a_batch(batches, warm_up=_WARM_UP, timed=timed) * 1e3
+
+
+def _milliseconds(timed: int, start: Callable[[], Iterator[Any]]) -> float:
+    return seconds_a_batch(start(), warm_up=_WARM_UP, timed=timed) * 1e3
+
+
+def _pillow(work: Pass) -> Callable[[], Iterator[Any]]:
+    return functools.partial(loaders.torch_with_pillow, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What got slower from one result to another, beyond the noise of both.
+
+Ratios are compared, each of contestants that ran in the same rounds, so that the two results may
+come from hours of different load; not from different machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.summary import Ratio
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a ratio has changed."""
+
+    name: str
+    before: Ratio
+    after: Ratio
+    more_is_better: bool
+
+    @property
+    def verdict(self) -> str:
+        """``"slower"`` or ``"faster"`` where the intervals do not meet; else ``"as before"``.
+
+        >>> times = Ratio(1.0, 0.9, 1.1), Ratio(1.3, 1.2, 1.4)
+        >>> Change("", *times, more_is_better=False).verdict
+        'slower'
+        >>> Change("", *times, more_is_better=True).verdict
+        'faster'
+        """
+        if self.before.low <= self.after.high and self.after.low <= self.before.high:
+            return "as before"
+        has_grown = self.after.median > self.before.median
+        return "faster" if has_grown == self.more_is_better else "slower"
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The changes of all ratios that both results have.
+
+    Args:
+        before, after: contents of two files of one benchmark.
+
+    Raises:
+        ValueError: they are of different benchmarks, machines or smoke runs.
+    """
+    for field in ("benchmark", "machine", "quick"):
+        if before[field] != after[field]:
+            raise ValueError(
+                f"the results differ in {field}: {before[field]!r} and {after[field]!r}. Remedy: "
+                "compare two runs of one benchmark on one machine"
+            )
+    units = {each["name"]: each["unit"] for each in after["measurements"]}
+    earlier = {(each["of"], each["to"]): each["ratio"] for each in before["comparisons"]}
+    return [
+        Change(
+            name=f"{each['of']} / {each['to']}",
+            before=Ratio(**earlier[each["of"], each["to"]]),
+            after=Ratio(**each["ratio"]),
+            more_is_better=units[each["of"]].endswith("/s"),
+        )
+        for each in after["comparisons"]
+        if (each["of"], each["to"]) in earlier
+    ]
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Print all changes; return 1 if anything got slower."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("before", type=Path, help="JSON of a benchmark")
+    parser.add_argument("after", type=Path, help="JSON of the same benchmark, later")
+    arguments = parser.parse_args(given)
+    contents = [json.loads(path.read_text()) for path in (arguments.before, arguments.after)]
+    found = changes(*contents)
+    for each in found:
+        ratios = " -> ".join(
+            f"{one.median:.3f} [{one.low:.3f}, {one.high:.3f}]" for one in (each.before, each.after)
+        )
+        print(f"{each.verdict:9}  {each.name}: {ratios}")
+    return int(any(each.verdict == "slower" for each in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

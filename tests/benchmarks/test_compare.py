@@ -1,0 +1,46 @@
+"""Two results of the quick benchmark, and what is said of their difference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import compare
+from tests.prepared_processes import run_script
+
+pytest.importorskip("skimage")
+pytest.importorskip("sklearn")
+pytest.importorskip("tqdm")
+
+
+@pytest.mark.benchmarks
+def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--quick", "--output", str(tmp_path), "--data", str(tmp_path / "data")]
+    done = run_script("benchmarks.bench_quick", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = tmp_path / "quick.json"
+    assert compare.main([str(before), str(before)]) == 0
+    assert capsys.readouterr().out.count("as before") == 6
+    content = json.loads(before.read_text())
+    for name, factor in (("photographs", 2.0), ("numbers, 16 a batch, 0 workers", 0.5)):
+        for each in content["comparisons"]:
+            if each["of"] == f"ours {name}":
+                each["ratio"] = {key: factor * value for key, value in each["ratio"].items()}
+    after = tmp_path / "after.json"
+    after.write_text(json.dumps(content))
+    assert compare.main([str(before), str(after)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if not line.startswith("as before")] == [
+        "faster",
+        "slower",
+    ]
+    assert any(line.startswith("slower     ours photographs / torch photographs") for line in lines)
+
+
+def test_results_that_cannot_be_compared_are_refused() -> None:
+    one = {"benchmark": "quick", "machine": {"cores": 2}, "quick": False}
+    for field, value in (("benchmark", "state"), ("machine", {"cores": 4}), ("quick", True)):
+        with pytest.raises(ValueError, match=f"differ in {field}.*Remedy"):
+            compare.changes(one, {**one, field: value})

@@ -116,7 +116,7 @@ def value_of(extension: str, data: bytes) -> Any:
 
 def member_value(
     extension: str,
-    content: npt.NDArray[np.uint8],
+    content: npt.NDArray[np.uint8] | memoryview,
     path: str,
     *,
     key: str,
@@ -137,7 +137,7 @@ def member_value(
         ValueError: the content is malformed; the text names the tar, the key and the byte.
     """
     try:
-        return value_of(extension, content.tobytes())
+        return value_of(extension, bytes(content))
     except ValueError as error:
         what = f"its member {extension!r} cannot be read{sample}: {error}"
         raise damaged(path, what, record=key, offset=offset) from error

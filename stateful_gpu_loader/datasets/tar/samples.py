@@ -137,7 +137,7 @@ def member_value(
         ValueError: the content is malformed; the text names the tar, the key and the byte.
     """
     try:
-        return value_of(extension, bytes(content))
+        return value_of(extension, content.tobytes())
     except ValueError as error:
         what = f"its member {extension!r} cannot be read{sample}: {error}"
         raise damaged(path, what, record=key, offset=offset) from error

@@ -24,7 +24,6 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.source_files import FORMATS, ROWS, photograph_files, under_more_names
 from benchmarks.summary import ratio
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
-from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from stateful_gpu_loader.samplers.blocks import Blocks
@@ -148,13 +147,13 @@ def _counted(name: str, paths: Sequence[str], order: str) -> dict[str, float]:
     for index in indices[middle - count : middle]:
         source.read(index)
     storage, size = Storage(), 0
-    read = OpenFiles.read
+    fill = OpenFiles.fill
 
-    def counting(files: OpenFiles, path: str, offset: int, size: int) -> Bytes:
-        storage.count(path, offset, size)
-        return read(files, path, offset, size)
+    def counting(files: OpenFiles, path: str, offset: int, parts: Sequence[memoryview]) -> None:
+        storage.count(path, offset, sum(map(len, parts)))
+        fill(files, path, offset, parts)
 
-    with mock.patch.object(OpenFiles, "read", counting):
+    with mock.patch.object(OpenFiles, "fill", counting):
         for index in indices[middle : middle + count]:
             size += len(source.read(index).data)
     return {

@@ -29,7 +29,7 @@ def sources_section(content: Content) -> str:
         "and not decoded, from the system's cache. DALI reads ahead in threads of its own. "
         f"Shuffled Parquet is mixed in windows of {settings['window']} row groups; shuffled as a "
         f"whole it comes at {_whole_shuffle(content)} samples per second, since a row cannot be "
-        "read without its row group."
+        "read without its row group; the source warns of it, with the remedy."
     )
     indices = "Seconds a gigabyte to index such files, once: the index is kept."
     resume = (

@@ -20,6 +20,7 @@ class BoundedCache(Generic[T]):
     Args:
         limit: bytes.
         size_of: bytes that a value takes.
+        on_drop: called with a value that was dropped for want of room, and how often it was got.
 
     >>> cache = BoundedCache(10, len)
     >>> [cache.get(key, lambda: "x" * 6) for key in (1, 2, 2)]
@@ -28,9 +29,15 @@ class BoundedCache(Generic[T]):
     [2]
     """
 
-    def __init__(self, limit: int, size_of: Callable[[T], int]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        size_of: Callable[[T], int],
+        on_drop: Callable[[T, int], None] | None = None,
+    ) -> None:
         self._limit = limit
         self._size_of = size_of
+        self._on_drop = on_drop
         self._here: _Held[T] = _Held()
 
     def get(self, key: int, make: Callable[[], T]) -> T:
@@ -43,6 +50,7 @@ class BoundedCache(Generic[T]):
                     mine = here.slots[key] = _Slot[T]()
                     break
                 here.slots.move_to_end(key)
+                slot.uses += 1
             slot.done.wait()
             if slot.made:
                 return slot.made[0]
@@ -56,10 +64,13 @@ class BoundedCache(Generic[T]):
             with here.lock:
                 mine.made, mine.size = (value,), self._size_of(value)
                 here.size += mine.size
-                self._drop_oldest(here, key)
-            return value
+                dropped = self._drop_oldest(here, key)
         finally:
             mine.done.set()
+        if self._on_drop is not None:
+            for old in dropped:
+                self._on_drop(old.made[0], old.uses)
+        return value
 
     def keys(self) -> list[int]:
         """The keys of the values held, the one used last at the end."""
@@ -73,12 +84,15 @@ class BoundedCache(Generic[T]):
             if slot is not None and slot.made:
                 here.size -= here.slots.pop(key).size
 
-    def _drop_oldest(self, here: _Held[T], newest: int) -> None:
+    def _drop_oldest(self, here: _Held[T], newest: int) -> list[_Slot[T]]:
+        dropped: list[_Slot[T]] = []
         for key in [key for key in here.slots if key != newest]:
             if here.size <= self._limit:
-                return
+                break
             if here.slots[key].made:
-                here.size -= here.slots.pop(key).size
+                dropped.append(here.slots.pop(key))
+                here.size -= dropped[-1].size
+        return dropped
 
     def _held(self) -> _Held[T]:
         here = self._here
@@ -88,7 +102,7 @@ class BoundedCache(Generic[T]):
         return here
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BoundedCache, (self._limit, self._size_of)
+        return BoundedCache, (self._limit, self._size_of, self._on_drop)
 
 
 class _Slot(Generic[T]):
@@ -99,6 +113,8 @@ class _Slot(Generic[T]):
         self.made: tuple[T, ...] = ()
         """The value, once it is there."""
         self.size = 0
+        self.uses = 1
+        """How often the value was got, the first time included."""
 
 
 class _Held(Generic[T]):

@@ -18,6 +18,7 @@ from stateful_gpu_loader.datasets.parquet.files import (
     read_footers,
 )
 from stateful_gpu_loader.datasets.parquet.groups import read_row_group
+from stateful_gpu_loader.datasets.parquet.row_group_use import RowGroupUse
 from stateful_gpu_loader.datasets.parquet.rows import Place, Rows, Selection, path_to
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
@@ -43,7 +44,8 @@ class ParquetSource(Source):
     A row is read with its whole row group, since pyarrow reads nothing smaller; row groups are
     kept, decoded, up to ``cache_bytes`` in each process (a worker process, or all worker threads
     together). A shuffled order over more data than that reads a row group for almost every
-    sample: shuffle by blocks (:meth:`block_lengths`), write small row groups, or use ParquetShards.
+    sample, and a warning says so once: shuffle by blocks (:meth:`block_lengths`), whose window
+    should fit into ``cache_bytes``, write small row groups, or use ParquetShards.
 
     Args:
         paths: one or several, local or URLs, with wildcards and braces, in this order.
@@ -106,7 +108,9 @@ class ParquetSource(Source):
                 f"no row in {', '.join(map(repr, self.paths[:5]))}{', ...' * (len(footers) > 5)}. "
                 "Remedy: give files that have rows"
             )
-        self._rows: BoundedCache[Rows] = BoundedCache(cache_bytes, attrgetter("num_bytes"))
+        self._rows: BoundedCache[Rows] = BoundedCache(
+            cache_bytes, attrgetter("num_bytes"), RowGroupUse(cache_bytes, len(counts))
+        )
         self._footers: BoundedCache[Footer] = BoundedCache(_FOOTERS, _one)
 
     def _check_types(self, first: Footer, other: Footer) -> None:

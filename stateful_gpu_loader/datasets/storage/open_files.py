@@ -7,10 +7,8 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
@@ -65,16 +63,34 @@ class OpenFiles:
             OSError: the file cannot be opened or read, or is another one.
             ValueError: it ends before.
         """
+        data = new_memory(size)
+        self.fill(path, offset, [data.data])
+        return data
+
+    def fill(self, path: str, offset: int, parts: Sequence[memoryview]) -> None:
+        """Read the bytes from ``offset`` on into the parts, which follow each other in the file.
+
+        One call of the system fills them all, so that what is wanted need not be copied out of
+        what was read along with it. Files are read and not mapped: a map of a file that somebody
+        cuts off kills the process, where a read ends with an error.
+
+        Raises:
+            OSError, ValueError: as :meth:`read`.
+        """
+        size = sum(map(len, parts))
         if is_url(path):
-            data = np.frombuffer(bytearray(read_remote(path, offset, size)), dtype=np.uint8)
-            done = len(data)
+            content = memoryview(read_remote(path, offset, size))
+            done = len(content)
+            for part in parts if done == size else ():
+                part[:], content = content[: len(part)], content[len(part) :]
         else:
             file = self._open(path)
-            data = new_memory(size)
             done = 0
             # One read gives at most 2 GiB, and less on some network file systems.
             while done < size and (
-                got := os.preadv(file.descriptor, [data[done:].data], offset + done)
+                got := os.preadv(
+                    file.descriptor, _unfilled(parts, done) if done else parts, offset + done
+                )
             ):
                 done += got
         if done < size:
@@ -82,7 +98,6 @@ class OpenFiles:
                 f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
                 f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
             )
-        return data
 
     def _open(self, path: str) -> _Descriptor:
         with self._lock:
@@ -113,6 +128,19 @@ class OpenFiles:
 def read_whole(path: str) -> Bytes:
     """All bytes of one file, uint8 [num_bytes], which is not kept open; errors as of reading it."""
     return OpenFiles(limit=1).read(path, 0, identity_of(path)[0])
+
+
+def _unfilled(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of the parts, the first ``done`` bytes aside.
+
+    >>> [bytes(part) for part in _unfilled([memoryview(b"ab"), memoryview(b"cd")], 3)]
+    [b'd']
+    """
+    left = []
+    for part in parts:
+        left.append(part[done:])
+        done = max(0, done - len(part))
+    return [part for part in left if len(part)]
 
 
 _all: weakref.WeakSet[OpenFiles] = weakref.WeakSet()

@@ -116,7 +116,7 @@ def value_of(extension: str, data: bytes) -> Any:
 
 def member_value(
     extension: str,
-    content: npt.NDArray[np.uint8],
+    content: npt.NDArray[np.uint8] | memoryview,
     path: str,
     *,
     key: str,

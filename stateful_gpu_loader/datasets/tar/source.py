@@ -16,7 +16,7 @@ import torch
 
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
-from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
 from stateful_gpu_loader.datasets.tar.choice import (
@@ -36,6 +36,9 @@ from stateful_gpu_loader.state.content_id import ContentDigest
 _GAP = 64 << 10
 """Bytes between members that are read along, where that saves a second read."""
 _INDEXED_AT_ONCE = 8
+
+Content = Bytes | memoryview
+"""The bytes of a member."""
 
 
 class TarSource(Source):
@@ -121,16 +124,17 @@ class TarSource(Source):
             OSError: the tar cannot be read, or was replaced since it was indexed.
             ValueError: a member of the target is malformed, or the tar was cut off.
         """
-        numbers = self._chosen[index]
-        image, *parts = self._contents(index, numbers)
-        values = [
-            self._value(index, number, content)
-            for number, content in zip(numbers[1:], parts, strict=True)
-        ]
-        key = self.key(index)
+        return self._read_into(index, new_memory)
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        members, key = self._chosen[index], self.key(index)
+        image, *extensions = self._extensions(members)
+        places = self._members.members[members].tolist()
+        data, *contents = self._contents(index, places, memory)
+        values = self._values(index, key, extensions, places[1:], contents)
         target = self._choice.target(values, key, index)
-        name = f"{self.paths[self._tar(index)]}/{key}.{self._extension(numbers[0])}"
-        return EncodedSample(torch.from_numpy(image), target, name)
+        name = f"{self.paths[self._tar(index)]}/{key}.{image}"
+        return EncodedSample(torch.from_numpy(np.asarray(data)), target, name)
 
     def key(self, index: int) -> str:
         """The names, up to the dot, of the members of the sample at ``0 <= index < len(self)``."""
@@ -145,12 +149,11 @@ class TarSource(Source):
             OSError, ValueError: as :meth:`read`.
         """
         begin, end = self._members.starts[self._samples[index] :][:2]
-        numbers = np.arange(begin, end)
-        values = {
-            self._extension(number): self._value(index, number, content)
-            for number, content in zip(numbers, self._contents(index, numbers), strict=True)
-        }
-        return {KEY: self.key(index), **values}
+        extensions = self._extensions(slice(begin, end))
+        places, key = self._members.members[begin:end].tolist(), self.key(index)
+        contents = self._contents(index, places, new_memory)
+        values = self._values(index, key, extensions, places, contents)
+        return {KEY: key, **dict(zip(extensions, values, strict=True))}
 
     def block_lengths(self) -> npt.NDArray[np.int64]:
         """int64 [num_tars]: the samples of each tar, in the order of their indices."""
@@ -182,59 +185,67 @@ class TarSource(Source):
     def _tar(self, index: int) -> int:
         return bisect.bisect_right(self._ends, index)
 
-    def _extension(self, member: np.int64) -> str:
-        return self._members.vocabulary[int(self._members.extensions[member])]
+    def _extensions(self, members: Numbers | slice) -> list[str]:
+        vocabulary = self._members.vocabulary
+        return [vocabulary[code] for code in self._members.extensions[members].tolist()]
 
-    def _contents(self, index: int, members: Numbers) -> list[Bytes]:
-        """The bytes of some members of a sample, read at once where they lie together."""
-        places = self._members.members[members].tolist()
-        begin, end = _span(places)
-        are_near = end - begin <= sum(size for _, size, _ in places) + _GAP
-        contents: list[Bytes] = []
-        for together in [places] if are_near else [[place] for place in places]:
-            begin, end = _span(together)
-            data = self._read(index, begin, end)
-            contents += [self._checked(index, data, begin, *place) for place in together]
+    def _contents(self, index: int, places: list[list[int]], memory: Memory) -> list[Content]:
+        """The contents of some members of a sample, those of the first in ``memory``.
+
+        They are read at once where they lie together.
+        """
+        begin, end, needed = places[0][0] - BLOCK, 0, 0
+        for offset, size, _ in places:
+            begin, end, needed = min(begin, offset - BLOCK), max(end, offset + size), needed + size
+        if end - begin > needed + _GAP:
+            apart: list[Content] = []
+            for place in places:
+                apart += self._contents(index, [place], new_memory if apart else memory)
+            return apart
+        start, size, _ = places[0]
+        middle = start + size
+        first = memory(size)
+        before, after = memoryview(bytearray(start - begin)), memoryview(bytearray(end - middle))
+        self._fill(index, begin, [before, first.data, after])
+        contents: list[Content] = []
+        for offset, size, mark in places:
+            around, at = (before, offset - begin) if offset <= start else (after, offset - middle)
+            if zlib.crc32(around[at - BLOCK : at]) != mark:
+                raise self._replaced(index, offset)
+            contents.append(first if offset == start else around[at : at + size])
         return contents
 
-    def _read(self, index: int, begin: int, end: int) -> Bytes:
+    def _fill(self, index: int, begin: int, parts: list[memoryview]) -> None:
         path = self.paths[self._tar(index)]
         try:
-            return self._files.read(path, begin, end - begin)
+            self._files.fill(path, begin, parts)
         except ValueError as error:
             raise ValueError(f"sample {index = }, key {self.key(index)!r}: {error}") from error
         except OSError as error:
             raise failed(error, path, f"sample {index = }") from error
 
-    def _checked(
-        self, index: int, data: Bytes, begin: int, offset: int, size: int, mark: int
-    ) -> Bytes:
-        start = offset - begin
-        if zlib.crc32(data[start - BLOCK : start].data) != mark:
-            # Of the whole file, and not of one record: no reason to leave that one out.
-            raise OSError(
-                errno.ESTALE,
-                f"replaced since it was indexed: another header before byte {offset}, sample "
-                f"{index = }, key {self.key(index)!r}. Remedy: make the TarSource anew",
-                self.paths[self._tar(index)],
-            )
-        return data[start : start + size]
-
-    def _value(self, index: int, member: np.int64, content: Bytes) -> Any:
-        return member_value(
-            self._extension(member),
-            content,
+    def _replaced(self, index: int, offset: int) -> OSError:
+        # Of the whole file, and not of one record: no reason to leave that one out.
+        return OSError(
+            errno.ESTALE,
+            f"replaced since it was indexed: another header before byte {offset}, sample "
+            f"{index = }, key {self.key(index)!r}. Remedy: make the TarSource anew",
             self.paths[self._tar(index)],
-            key=self.key(index),
-            offset=int(self._members.members[member, 0]),
-            sample=f", sample {index = }",
         )
+
+    def _values(
+        self,
+        index: int,
+        key: str,
+        extensions: list[str],
+        places: list[list[int]],
+        contents: list[Content],
+    ) -> list[Any]:
+        path, sample = self.paths[self._tar(index)], f", sample {index = }"
+        return [
+            member_value(extension, content, path, key=key, offset=place[0], sample=sample)
+            for extension, place, content in zip(extensions, places, contents, strict=True)
+        ]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} tars, {len(self)} samples)"
-
-
-def _span(places: list[list[int]]) -> tuple[int, int]:
-    """Where the first header begins, and where the last content ends."""
-    begin = min(offset for offset, _, _ in places) - BLOCK
-    return begin, max(offset + size for offset, size, _ in places)

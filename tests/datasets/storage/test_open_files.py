@@ -35,6 +35,31 @@ def test_ranges_are_read(tmp_path: Path) -> None:
             files.read(place, 399, 2)
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 400])
+def test_parts_are_filled_however_little_a_call_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Network file systems read less than they are asked for."""
+    content = bytes(range(100))
+    (tmp_path / "a").write_bytes(content)
+    fsspec.filesystem("memory").pipe("memory://parts", content)
+    actual = os.preadv
+
+    def reluctant(descriptor: int, parts: list[memoryview], offset: int) -> int:
+        first = next(part for part in parts if len(part))
+        return actual(descriptor, [first[:at_once]] if at_once < 400 else parts, offset)
+
+    monkeypatch.setattr("stateful_gpu_loader.datasets.storage.open_files.os.preadv", reluctant)
+    for place in (str(tmp_path / "a"), "memory://parts"):
+        parts = [bytearray(size) for size in (0, 2, 0, 5, 1, 0)]
+        OpenFiles().fill(place, 90, [memoryview(part) for part in parts])
+        assert [bytes(part) for part in parts] == [
+            content[begin:end] for begin, end in ((90, 90), (90, 92), (92, 92), (92, 97), (97, 98))
+        ] + [b""]
+        with pytest.raises(ValueError, match=r"ends at byte 100, in the middle of the 11 bytes"):
+            OpenFiles().fill(place, 90, [memoryview(bytearray(4)), memoryview(bytearray(7))])
+
+
 def test_a_file_that_is_not_there_is_an_oserror(tmp_path: Path) -> None:
     for path in (str(tmp_path / "absent"), f"file://{tmp_path}/absent", "memory://absent"):
         with pytest.raises(FileNotFoundError, match="absent"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from stateful_gpu_loader.datasets.source import read_into
+from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from tests.datasets.tar.tar_files import sample_entries, write_tar
@@ -109,17 +113,54 @@ def test_members_far_apart_are_read_apart(tmp_path: Path, monkeypatch: pytest.Mo
     """A megabyte between image and class is not read for the class's sake."""
     entries = [("k.jpg", b"image"), ("k.wav", bytes(1 << 20)), ("k.cls", b"3")]
     source = TarSource(write_tar(tmp_path / "a.tar", entries))
-    sizes, read = [], OpenFiles.read
+    sizes, fill = [], OpenFiles.fill
 
-    def counting(files: OpenFiles, path: str, offset: int, size: int) -> Any:
-        sizes.append(size)
-        return read(files, path, offset, size)
+    def counting(files: OpenFiles, path: str, offset: int, parts: Sequence[memoryview]) -> None:
+        sizes.append(sum(map(len, parts)))
+        fill(files, path, offset, parts)
 
-    monkeypatch.setattr(OpenFiles, "read", counting)
+    monkeypatch.setattr(OpenFiles, "fill", counting)
     sample = source.read(0)
     assert (sample.data.numpy().tobytes(), sample.target) == (b"image", 3)
     assert sizes == [512 + 5, 512 + 1]
     assert len(source.record(0)["wav"]) == 1 << 20
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["jpg", "cls", "txt"])))
+def test_an_image_is_read_into_the_memory_of_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, ...]
+) -> None:
+    """In one read and without a copy, wherever it lies among the members of its sample."""
+    bodies = {"jpg": b"image" * 300, "cls": b"3", "txt": b"a cat"}
+    entries = [(f"{key}.{name}", bodies[name]) for key in "kl" for name in order]
+    target = ("txt", "cls", "jpg", "__key__")
+    source = TarSource(write_tar(tmp_path / "a.tar", entries), target=target)
+    reads, fill = [], OpenFiles.fill
+
+    def counting(files: OpenFiles, path: str, offset: int, parts: Sequence[memoryview]) -> None:
+        reads.append(parts)
+        fill(files, path, offset, parts)
+
+    monkeypatch.setattr(OpenFiles, "fill", counting)
+    arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 3000)
+    for index, key in enumerate("kl"):
+        start = arena.end
+        sample = read_into(source, index, arena.take)
+        assert sample.target == ("a cat", 3, bodies["jpg"], key)
+        assert sample.data.data_ptr() == arena.filled()[start:].data_ptr()
+        assert sample.data.numpy().tobytes() == bodies["jpg"]
+    assert len(reads) == 2
+    assert arena.filled().numpy().tobytes() == bodies["jpg"] * 2
+
+
+def test_a_tar_that_is_cut_off_while_it_is_open_is_an_error(tmp_path: Path) -> None:
+    """And not the end of the process, as it would be for a memory map."""
+    path = write_tar(tmp_path / "a.tar", sample_entries(0, 9))
+    source = TarSource(path)
+    source.read(8)
+    os.truncate(path, 17_000)
+    with pytest.raises(ValueError, match=r"index = 8, key '0008'.*ends at byte 17000.*Remedy"):
+        source.read(8)
 
 
 def test_a_sample_without_image_or_target_is_named(tmp_path: Path, tars: list[Path]) -> None:
@@ -219,7 +260,7 @@ def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) ->
         raise AssertionError("a tar was read for its index")
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpenFiles, "read", forbidden)
+        patch.setattr(OpenFiles, "fill", forbidden)
         again = TarSource(tars)
     assert contents(again) == contents(first)
     assert again.fingerprint() == first.fingerprint()

@@ -1,0 +1,131 @@
+"""Row groups decoded for a few of their rows: one warning, with a remedy that ends it."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stateful_gpu_loader import Blocks, ParquetSource, ShuffledSampler, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.parquet.row_group_use import IN_TURN
+from tests.datasets.parquet.parquet_files import write_table
+from tests.images import encode, photograph
+
+_GROUPS, _ROWS = 30, 50
+_IMAGE = encode(photograph("coffee").resize((8, 8))).numpy().tobytes()
+_GROUP_BYTES = _ROWS * len(_IMAGE) * 11 // 10
+_EXPECTED = r"row groups of a ParquetSource, one after the other.*Remedy.*Blocks\.of\(source"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    count = _GROUPS * _ROWS
+    columns = {"image": [_IMAGE] * count, "label": list(range(count))}
+    folder: Path = tmp_path_factory.mktemp("parquet")
+    return write_table(folder / "a.parquet", columns, row_group_size=_ROWS)
+
+
+def source_of(path: str, groups: int = 4) -> ParquetSource:
+    """A source whose cache holds so many row groups."""
+    return ParquetSource(path, cache_bytes=groups * _GROUP_BYTES)
+
+
+def shuffled(source: ParquetSource, window: int | None = None, epoch: int = 0) -> list[int]:
+    blocks = None if window is None else Blocks.of(source, window=window)
+    sampler = ShuffledSampler(source, seed=1, locality=blocks)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def warnings_of(source: ParquetSource, indices: Iterable[int]) -> Iterator[int]:
+    """The place in the order of each read that gave the warning."""
+    for place, index in enumerate(indices):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert source.read(index).target == index
+        for warning in caught:
+            assert "ParquetSource" in str(warning.message)
+            yield place
+
+
+def test_a_shuffle_of_everything_warns_once_with_the_remedy(path: str) -> None:
+    source = source_of(path)
+    order = [*shuffled(source), *shuffled(source, epoch=1)]
+    with pytest.warns(UserWarning, match=_EXPECTED) as caught:
+        list(map(source.read, order))
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert f"cache_bytes={source.cache_bytes} keeps some 4 of {_GROUPS}" in text
+    assert f"has {_ROWS} rows" in text
+
+
+def test_the_same_reads_warn_at_the_same_place(path: str) -> None:
+    """Nothing is timed."""
+    order = shuffled(source_of(path))
+    places = [list(warnings_of(source_of(path), order)) for _ in range(2)]
+    assert places[0] == places[1]
+    (place,) = places[0]
+    assert place >= IN_TURN
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_the_remedy_ends_it(path: str, window: int) -> None:
+    """A window of blocks that fits, from epoch to epoch, and with one resumed in between."""
+    source = source_of(path, groups=4)
+    for epoch in range(3):
+        order = shuffled(source, window, epoch)
+        assert not list(warnings_of(source, order[700:] if epoch == 1 else order))
+
+
+def test_an_order_that_uses_row_groups_does_not_warn(path: str) -> None:
+    order = range(_GROUPS * _ROWS)
+    assert not list(warnings_of(source_of(path, groups=0), [*order, *order]))
+    large = source_of(path, groups=_GROUPS + 1)
+    assert not list(warnings_of(large, [*shuffled(large), *shuffled(large, epoch=1)]))
+    # One of two ranks, which read every other sample.
+    assert not list(warnings_of(source_of(path, groups=1), [*order, *order][::2]))
+
+
+def test_a_few_samples_are_looked_at_in_silence(path: str) -> None:
+    """However far apart they lie; what was looked at before does not count later on."""
+    source = source_of(path)
+    assert not list(warnings_of(source, shuffled(source)[: IN_TURN - 1]))
+    for epoch in range(2):
+        assert not list(warnings_of(source, range(_GROUPS * _ROWS))), epoch
+
+
+def test_threads_warn_once_together(path: str) -> None:
+    source = source_of(path)
+    with pytest.warns(UserWarning, match=_EXPECTED) as caught, ThreadPoolExecutor(4) as pool:
+        list(pool.map(source.read, shuffled(source)))
+    assert len(caught) == 1
+
+
+def test_a_copy_in_another_process_counts_for_itself(path: str) -> None:
+    """But says nothing that was said before it was made."""
+    source = source_of(path)
+    frozen = pickle.dumps(source)
+    order = shuffled(source)
+    assert len(list(warnings_of(source, order))) == 1
+    assert len(list(warnings_of(pickle.loads(frozen), order))) == 1
+    assert not list(warnings_of(pickle.loads(pickle.dumps(source)), order))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shuffling_loader_warns(path: str, num_workers: int) -> None:
+    loader = StatefulGPULoader(
+        source_of(path),
+        batch_size=16,
+        shuffle=True,
+        num_workers=num_workers,
+        seed=1,
+        transform=[T.Resize((4, 4))],
+    )
+    with pytest.warns(UserWarning, match=_EXPECTED) as caught:
+        assert sum(len(labels) for _, labels in loader) == _GROUPS * _ROWS
+    assert len([each for each in caught if "ParquetSource" in str(each.message)]) == 1

@@ -46,7 +46,7 @@ class RowGroupUse:
             "takes most of the time. Remedy: shuffle a few row groups at a time, "
             "sampler=ShuffledSampler(source, locality=Blocks.of(source, window=...)), with "
             "cache_bytes for all row groups of a window; worker processes have a cache each, and "
-            "worker threads share one. Or keep the decoded images, PreparedSource(source, directory); "
-            "or write smaller row groups, or read with ParquetShards",
+            "worker threads share one. Or keep the decoded images, PreparedSource(source, "
+            "directory); or write smaller row groups, or read with ParquetShards",
             stacklevel=2,
         )

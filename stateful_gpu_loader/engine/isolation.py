@@ -20,6 +20,7 @@ from stateful_gpu_loader.randomness.global_generators import caller_generators_r
 
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators and the number of threads, which belong to the whole process."""
+_NOTHING = nullcontext()
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def isolated(*, draws: bool) -> Iterator[None]:
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
-    restored = caller_generators_restored() if draws else nullcontext()
+    restored = caller_generators_restored() if draws else _NOTHING
     with _ONE_AT_A_TIME:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -49,7 +50,7 @@ def _without_switches() -> AbstractContextManager[Any]:
     autocasts = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     is_on_cpu = torch.empty(0).is_cpu  # get_default_device() takes four times as long
     if is_on_cpu and not autocasts:
-        return nullcontext()
+        return _NOTHING
     stack = ExitStack()
     for kind in autocasts:
         stack.enter_context(torch.autocast(kind, enabled=False))

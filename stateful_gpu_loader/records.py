@@ -86,8 +86,7 @@ class Turn:
     """Whether the worker's state is sent back with the batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaneTurn:
+class LaneTurn(NamedTuple):
     """A request for one batch of a sharded dataset: the next samples of a lane."""
 
     ordinal: int

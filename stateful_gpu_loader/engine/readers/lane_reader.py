@@ -107,9 +107,11 @@ class LaneReader:
         self._shards.is_seeded, self.is_at_cursor = is_seeded, False
         while len(self._held) < n:
             check()
-            if not self._left and not self._read_window(n - len(self._held), check):
+            wanted = n - len(self._held)
+            if not self._left and not self._read_window(wanted, check):
                 return None
-            self._held.append(self._window[self._left.pop()])
+            self._held += [self._window[number] for number in self._left[: -wanted - 1 : -1]]
+            del self._left[-wanted:]
         samples, self._held = self._held, []
         start = self._cursor.count
         shard, offset = self._begin if self._left else self._shards.place

@@ -76,7 +76,7 @@ class LaneSchedule:
             return Arrival(key_of_lane(part.lane, count), request)
         cursor = self._requests.cursor_before(request)
         if request.cursor is None:
-            request = replace(request, cursor=cursor.to_text())
+            request = request._replace(cursor=cursor.to_text())
         return Arrival(key_of_lane(request.lane, cursor.count), request)
 
     def deliver(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address:

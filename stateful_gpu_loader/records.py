@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ class SampleKey:
     """Index of the sample in the dataset: an int, or whatever a user's sampler yields."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The n keys that one batch is made from, in a compact form.
 
     The positions are ``start + step * i`` for ``i < len(indices)``, or those in ``listed``.
@@ -87,8 +86,7 @@ class Turn:
     """Whether the worker's state is sent back with the batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaneTurn:
+class LaneTurn(NamedTuple):
     """A request for one batch of a sharded dataset: the next samples of a lane."""
 
     ordinal: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import re
 from dataclasses import astuple, dataclass, field
 
@@ -58,8 +58,7 @@ class LaneCursor:
         numbers = [int(part) for part in text.split(":")] if _TEXT.fullmatch(text) else []
         if not numbers or max(numbers) >= _END or numbers[4] > numbers[1]:
             raise ValueError(f"{text!r} is no lane's cursor: five numbers with colons between them")
-        turns, count, shard, offset, taken = numbers
-        return cls(turns=turns, count=count, shard=shard, offset=offset, taken=taken)
+        return _cursor(*numbers)
 
 
 def lane_text(epoch: int, cursor: LaneCursor) -> str:
@@ -106,15 +105,21 @@ class LaneProgress:
 
     def to_bytes(self) -> bytes:
         """Serialize, for the way from a worker."""
-        cursors = {lane: cursor.to_text() for lane, cursor in self.cursors.items()}
-        return json.dumps([cursors, self.rest, [*map(astuple, self.bad)]]).encode()
+        cursors = {
+            lane: (c.turns, c.count, c.shard, c.offset, c.taken) for lane, c in self.cursors.items()
+        }
+        return pickle.dumps((cursors, self.rest, [*map(astuple, self.bad)]))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> LaneProgress:
         """Read back :meth:`to_bytes`."""
-        cursors, rest, bad = json.loads(content)
+        cursors, rest, bad = pickle.loads(content)
         return cls(
-            cursors={int(lane): LaneCursor.from_text(text) for lane, text in cursors.items()},
+            cursors={lane: _cursor(*numbers) for lane, numbers in cursors.items()},
             rest=rest,
             bad=tuple(FoundBad(*row) for row in bad),
         )
+
+
+def _cursor(turns: int, count: int, shard: int, offset: int, taken: int) -> LaneCursor:
+    return LaneCursor(turns=turns, count=count, shard=shard, offset=offset, taken=taken)

@@ -63,8 +63,8 @@ class LoaderState:
     """JSON text: the record of samples that could not be used."""
     user: Any = None
     """States of the user's own objects."""
-    lanes: Mapping[int, str] | None = None
-    """The cursors of the lanes that this rank serves; each is a key of its own, ``lane_00000``."""
+    lanes: Mapping[str, str] | None = None
+    """The cursors of the lanes that this rank serves, by the keys of the state, ``lane_00000``."""
 
     def to_dict(self) -> dict[str, Any]:
         """A fresh dictionary of plain values.
@@ -85,7 +85,7 @@ class LoaderState:
             "ahead": self.ahead,
             "bad_samples": self.bad_samples,
             "user": self.user,
-            **{lane_key(lane): cursor for lane, cursor in sorted((self.lanes or {}).items())},
+            **(self.lanes or {}),
         }
 
     @classmethod
@@ -111,7 +111,7 @@ class LoaderState:
                 present=VERSION,
                 remedy="install the version of stateful_gpu_loader that wrote the state, or later",
             )
-        lanes = {key: state[key] for key in state if _LANE_KEY.fullmatch(str(key))}
+        lanes = {str(key): state[key] for key in state if _LANE_KEY.fullmatch(str(key))}
         expected, found = set(_CHECKS) | {"format", "version"}, set(state) - set(lanes)
         unknown, missing = found - expected - ADDED_BY_FRAMEWORKS, expected - found
         if unknown or missing:
@@ -131,7 +131,7 @@ class LoaderState:
                 raise StateMismatch(key, saved=cursor, present="a str", remedy=REMEDY_FOREIGN)
         return cls(
             **{name: state[name] for name in _CHECKS},
-            lanes={int(key[5:]): cursor for key, cursor in lanes.items()} or None,
+            lanes=lanes or None,
         )
 
 
@@ -283,6 +283,11 @@ def lane_key(lane: int) -> str:
     'lane_00007'
     """
     return f"lane_{lane:05d}"
+
+
+def lane_of(key: str) -> int:
+    """Read back :func:`lane_key`."""
+    return int(key.removeprefix("lane_"))
 
 
 def as_int(name: str, value: Any) -> int:

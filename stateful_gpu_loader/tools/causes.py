@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -312,7 +312,7 @@ def _made(loader: StatefulGPULoader[Any], request: Request) -> Any:
 
 def _single(request: Request, place: int) -> Request:
     index, start = request.index_list()[place], int(request.positions[place])
-    return replace(request, indices=[index], start=start, listed=None)
+    return request._replace(indices=[index], start=start, listed=None)
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -21,6 +21,7 @@ from stateful_gpu_loader.state.schema import (
     Fingerprint,
     LoaderState,
     lane_key,
+    lane_of,
 )
 from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.torchdata import TorchdataState, is_torchdata_state
@@ -134,7 +135,8 @@ def _of_loader(state: LoaderState, *, version: int) -> Description:
     fingerprint = Fingerprint.from_text(state.fingerprint)
     user = None if state.user is None else UserStates.from_dict(state.user)
     num_lanes = LanePlan.num_lanes_of(fingerprint.order)
-    lanes = tuple(_lane(lane, text) for lane, text in sorted((state.lanes or {}).items()))
+    texts = sorted((lane_of(key), text) for key, text in (state.lanes or {}).items())
+    lanes = tuple(_lane(lane, text) for lane, text in texts)
     unit = BATCHES if num_lanes is not None or fingerprint.order == "iterable" else SAMPLES
     epoch_samples = fingerprint.length if _is_own_order(fingerprint) else None
     samples = state.position if unit == SAMPLES else _samples_of(lanes, num_lanes)

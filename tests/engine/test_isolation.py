@@ -6,14 +6,14 @@ import threading
 
 import torch
 
-from stateful_gpu_loader.engine.isolation import limit_this_thread, single_threaded
+from stateful_gpu_loader.engine.isolation import isolated, limit_this_thread
 
 
 def test_inline_requests_run_with_one_thread_and_the_setting_is_put_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with single_threaded():
+        with isolated(draws=False):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
     finally:

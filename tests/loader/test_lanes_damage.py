@@ -134,7 +134,8 @@ def test_storage_that_comes_back_changes_nothing(mode: str) -> None:
     flaky = {0: (3, "flaky"), 2: (0, "flaky"), 5: (5, "flaky")}
     loader = make(flaky, on_bad_sample=mode)
     assert same([copy_of(b) for b in loader], [copy_of(b) for b in make({}, on_bad_sample=mode)])
-    assert sum(loader.dataset.attempts.values()) == 9, "two failures and a success each"
+    attempts = sorted(loader.dataset.attempts.values())
+    assert attempts == [3, 3, 4], "two failures and a success each; what draws first is read again"
     assert loader.bad_samples.total == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from stateful_gpu_loader.randomness import global_generators
 from stateful_gpu_loader.randomness.global_generators import (
     DrawWatch,
     caller_generators_restored,
@@ -238,3 +240,20 @@ def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> N
         assert np.random.rand() == inside
     finally:
         np.random.set_bit_generator(own)
+
+
+def test_a_watch_reads_pythons_words_where_they_are_and_asks_for_them_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their place in memory is CPython's."""
+    spoil_global_generators()
+    assert (sys.implementation.name == "cpython") == (global_generators._python_memory is not None)
+    there = global_generators._python_words()
+    monkeypatch.setattr(global_generators, "_python_memory", None)
+    assert global_generators._python_words() == there
+    before = states_of_global_generators()
+    for use in (random.random, lambda: random.gauss(0, 1), lambda: None):
+        with DrawWatch() as watch:
+            drawn = use()
+        assert watch.was_used == (drawn is not None)
+        assert states_of_global_generators() == before

@@ -66,6 +66,12 @@ class BadSamplePolicy:
         """Return why a sample need not be read, or None."""
         return self._remembered.get(plain_index(index)) if self._remembered else None
 
+    def knows_any(self, indices: list[Any]) -> bool:
+        """Whether one of these samples need not be read, and is replaced or left out."""
+        if not (self.is_active and self._remembered):
+            return False
+        return any(self.known_reason(index) is not None for index in indices)
+
     def remember(self, bad: FoundBad) -> None:
         """Remember that a sample is bad, so that this worker does not read it again."""
         if (

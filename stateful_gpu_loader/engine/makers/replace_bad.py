@@ -82,8 +82,7 @@ class BadSampleReplacer:
 
     def knows_any(self) -> bool:
         """Whether a sample of the request is known to be bad."""
-        reason = self._policy.known_reason
-        return any(reason(slot.key.index) is not None for slot in self._slots)
+        return self._policy.knows_any(self._request.index_list())
 
     def settle(self, make: Callable[[Slot], None]) -> list[Slot]:
         """Make the sample of every place, and return the places that are kept, at least one."""

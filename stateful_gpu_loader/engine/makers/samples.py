@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from stateful_gpu_loader.engine.makers.collate import (
 )
 from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
-from stateful_gpu_loader.engine.pipeline import Maker, Stopped, noting_sample
+from stateful_gpu_loader.engine.pipeline import Maker, Stopped, never_stopped, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
@@ -112,42 +112,36 @@ class SampleMaker:
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
         """Return the samples; None if they have to be made with seeds, as one drew or failed."""
         indices, samples = request.index_list(), list[Any]()
-        known_reason = self._policy.known_reason
-        if self._policy.is_active and any(known_reason(index) is not None for index in indices):
+        if self._policy.knows_any(indices):
             return None
         # If even the first sample draws, no batch is made twice.
         parts = [indices] if self._has_begun else [indices[:1], indices[1:]]
+        watch = DrawWatch()
         try:
             for part in parts:
-                with self._watched():
-                    for index in part:
-                        check()
-                        samples.append(self._made(index))
-                if self._draws:
+                with nullcontext() if self._draws is False else watch:
+                    samples += self._made(part, check)
+                if watch.was_used:
                     return None
         except Stopped:
             raise
         except Exception:
             return None
-        self._has_begun = True
-        return samples
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Find out whether a block draws, unless that is known."""
-        if self._draws is not None:
-            yield
-            return
-        watch = DrawWatch()
-        try:
-            with watch:
-                yield
         finally:
             if watch.was_used:
                 self._draws = True
+        self._has_begun = True
+        return samples
 
-    def _made(self, index: Any) -> Any:
-        sample = self._dataset[index]
+    def _made(self, indices: list[Any], check: Callable[[], None]) -> list[Any]:
+        """Return these samples, at no more than torch pays for them where nothing is to be done."""
+        dataset = self._dataset
+        asked = indices if check is never_stopped else _checked(indices, check)
+        if self._transform is None:
+            return [dataset[index] for index in asked]
+        return [self._transformed(dataset[index]) for index in asked]
+
+    def _transformed(self, sample: Any) -> Any:
         if self._transform is None:
             return sample
         with stage("augment"):
@@ -199,7 +193,7 @@ class SampleMaker:
 
     def fetch(self, key: SampleKey) -> Any:
         """Return one sample."""
-        return self._made(key.index)
+        return self._transformed(self._dataset[key.index])
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
@@ -265,6 +259,12 @@ class SampleMaker:
         seed_global_generators(seed)
         for set_sample_seed in self._set_sample_seeds:
             set_sample_seed(seed)
+
+
+def _checked(indices: list[Any], check: Callable[[], None]) -> Iterator[Any]:
+    for index in indices:
+        check()
+        yield index
 
 
 def collate(

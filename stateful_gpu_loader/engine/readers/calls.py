@@ -125,13 +125,13 @@ class CallReader:
 
         output = retried(call, is_bad=is_bad) if self._policy.is_active else call()
         if self._source.image is None:
-            return [ReadySample(self._name(key), output)]
+            return [ReadySample(output, self._name(key))]
         images = self._source.images(output, info)
         if len(images) > MOST_IMAGES:
             raise ValueError(f"{info} has {len(images)} images, more than {MOST_IMAGES}")
         name = self._name(key)
         return [
-            ReadySample(f"{name}, image {i}" if self._source.batch else name, image)
+            ReadySample(image, f"{name}, image {i}" if self._source.batch else name)
             for i, image in enumerate(images)
         ]
 

@@ -75,6 +75,9 @@ class LaneReader:
         self._held: list[ReadySample] = []
         """Samples taken from windows and not yet returned."""
         self._to_skip = cursor.taken
+        self.is_at_cursor = True
+        """Whether a reader that begins at the cursor would read the same as this one; not once a
+        call has failed, which keeps what it had read, and passes what has raised."""
 
     @property
     def cursor(self) -> LaneCursor:
@@ -86,23 +89,29 @@ class LaneReader:
         """Number of samples left in the lane, once :meth:`take` has found them too few."""
         return len(self._held)
 
-    def take(self, n: int, check: Callable[[], None], *, turns: int) -> Taken | None:
+    def take(
+        self, n: int, check: Callable[[], None], *, turns: int, is_seeded: bool = True
+    ) -> Taken | None:
         """Return the next n samples; None if fewer are left, which are then kept.
 
         Args:
             n: number of samples.
             check: called between samples.
             turns: number of the lane's turns including this one.
+            is_seeded: whether the global generators are seeded for each sample that is read.
 
         Raises:
             Exception: as :meth:`LaneShards.read`; samples that were read are kept for the next
                 call.
         """
+        self._shards.is_seeded, self.is_at_cursor = is_seeded, False
         while len(self._held) < n:
             check()
-            if not self._left and not self._read_window(n - len(self._held), check):
+            wanted = n - len(self._held)
+            if not self._left and not self._read_window(wanted, check):
                 return None
-            self._held.append(self._window[self._left.pop()])
+            self._held += [self._window[number] for number in self._left[: -wanted - 1 : -1]]
+            del self._left[-wanted:]
         samples, self._held = self._held, []
         start = self._cursor.count
         shard, offset = self._begin if self._left else self._shards.place
@@ -113,6 +122,7 @@ class LaneReader:
             offset=offset,
             taken=len(self._window) - len(self._left) if self._left else 0,
         )
+        self.is_at_cursor = True
         first = self._address.position(start)
         positions = np.arange(first, first + n, dtype=np.int64)
         return Taken(samples=samples, positions=positions, cursor=self._cursor)

@@ -12,7 +12,7 @@ from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note
-from stateful_gpu_loader.engine.readers.reading import ReadySample
+from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
@@ -63,6 +63,8 @@ class LaneShards:
         self._drops_bad = drops_bad
         self.is_told = False
         """Whether the samples were read before, and damage was reported then."""
+        self.is_seeded = False
+        """Whether the global generators are seeded for each sample."""
         self._is_encoded = isinstance(dataset, EncodedShards)
         self._seeds = SeedBlock(Stream.ITERABLE)
         self.end = (address.lap + 1) * len(address.shards)
@@ -89,10 +91,10 @@ class LaneShards:
             Exception: what a user's own ``read_shard`` raised.
         """
         attempts = 0
+        shards = self._address.shards
         while self.place[0] < self.end:
             number, offset = self.place
-            shard = self._address.shards[number % len(self._address.shards)]
-            name = f"shard {shard!r}, cursor {offset}"
+            shard = shards[number % len(shards)]
             try:
                 sample, following = self._next(shard, offset)
             except StopIteration:
@@ -105,19 +107,21 @@ class LaneShards:
                     attempts += 1
                     if attempts < MAX_READS:
                         continue
-                    raise add_note(error, f"in {name}")  # noqa: B904 - it is the same error
-                self._give_up(error, name)
+                    raise add_note(  # noqa: B904 - it is the same error
+                        error, f"in {place_in_shard(shard, offset)}"
+                    )
+                self._give_up(error, place_in_shard(shard, offset))
             except Exception as error:
-                self._give_up(error, name)
+                self._give_up(error, place_in_shard(shard, offset))
             else:
                 self.place = number, following
                 is_due = self._is_due(shard)
                 if isinstance(sample, ValueError):
-                    self._leave_out(sample, name, offset)
+                    self._leave_out(sample, place_in_shard(shard, offset), offset)
                     continue
                 self.ordinal += 1
                 if is_due:
-                    return ReadySample(name, sample)
+                    return ReadySample(sample, shard, offset)
         return None
 
     def found(self) -> tuple[FoundBad, ...]:
@@ -133,7 +137,7 @@ class LaneShards:
             generator.close()
 
     def _next(self, shard: str, offset: int) -> tuple[Any, int]:
-        if not self._is_encoded:
+        if self.is_seeded:
             address = self._address
             place = address.position(self.ordinal)
             seed_global_generators(self._seeds.at(address.seed, address.epoch, place))

@@ -14,16 +14,28 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class ReadySample:
-    """A sample that was read elsewhere, with its name; it takes the place of a dataset index."""
+    """A sample that was read elsewhere, with its name; it takes the place of a dataset index.
 
-    __slots__ = ("name", "sample")
+    Args:
+        sample: the sample.
+        name: where it is from: a text, or with ``cursor`` the shard that it was read from.
+        cursor: the sample's place in its shard.
+    """
 
-    def __init__(self, name: str, sample: Any) -> None:
-        self.name = name
+    __slots__ = ("_cursor", "_name", "sample")
+
+    def __init__(self, sample: Any, name: str, cursor: int | None = None) -> None:
         self.sample = sample
+        self._name = name
+        self._cursor = cursor
 
     def __repr__(self) -> str:
-        return self.name
+        return self._name if self._cursor is None else place_in_shard(self._name, self._cursor)
+
+
+def place_in_shard(shard: str, cursor: int) -> str:
+    """Return the name of what is read from a shard at a cursor."""
+    return f"shard {shard!r}, cursor {cursor}"
 
 
 class ReadySamples:
@@ -68,8 +80,10 @@ class Reading:
 class Reader(Protocol):
     """Reads the samples of a request that are not read by ``dataset[index]``."""
 
-    uses_global_generators: bool
-    """Whether it seeds and draws from the process's global generators."""
+    @property
+    def uses_global_generators(self) -> bool:
+        """Whether it leaves the process's global generators elsewhere than they were."""
+        ...
 
     def __call__(self, request: Any, check: Callable[[], None]) -> Reading:
         """Read the samples; ``check`` is called between them and may raise."""

@@ -16,6 +16,10 @@ from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.readers.reading import Reading
 from stateful_gpu_loader.errors import LoaderError
+from stateful_gpu_loader.randomness.global_generators import (
+    DrawWatch,
+    caller_generators_restored,
+)
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
@@ -26,6 +30,10 @@ class ShardedReader:
     """Reads the next samples of a lane.
 
     Threads share it; the turns of one lane are read one after the other.
+
+    The global generators are seeded for each sample, once one of the samples has drawn: those of
+    the turn in which it did are read again from the lane's cursor, as a resume would. Encoded
+    samples draw nothing. An attribute ``draws`` of the dataset, True or False, decides instead.
 
     Args:
         plan: lanes of the dataset.
@@ -38,7 +46,14 @@ class ShardedReader:
         self._served: dict[int, _ServedLane] = {}
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
-        self.uses_global_generators = not isinstance(plan.dataset, EncodedShards)
+        self._draws: bool | None = getattr(plan.dataset, "draws", None)
+        """Whether samples are seeded; None as long as none has drawn."""
+        if isinstance(plan.dataset, EncodedShards):
+            self._draws = False
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._draws is True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ShardedReader, self._plan, policy=self._policy), ()
@@ -47,9 +62,9 @@ class ShardedReader:
         if isinstance(request, RestTurn):
             return self._rests(request, check)
         served = self._wait_for_turn(request, check)
-        reader = served.reader
         try:
-            taken = reader.take(request.num_samples, check, turns=request.turn + 1)
+            taken = self._taken(served, request, check)
+            reader = served.reader
             found = reader.found()
             if taken is None:
                 if reader.num_left:
@@ -66,6 +81,49 @@ class ShardedReader:
             samples=taken.samples, positions=taken.positions, bad=found, snapshot=news.to_bytes()
         )
 
+    def _taken(
+        self, served: _ServedLane, request: LaneTurn, check: Callable[[], None]
+    ) -> Taken | None:
+        def take(is_seeded: bool) -> Taken | None:
+            turns = request.turn + 1
+            return served.reader.take(request.num_samples, check, turns=turns, is_seeded=is_seeded)
+
+        begin = served.reader.cursor
+        if self._draws is None and not served.reader.is_at_cursor:
+            with caller_generators_restored():
+                return take(is_seeded=True)
+
+        def go_back() -> None:
+            served.reader.close()
+            served.reader = self._reader(request, request.lane, request.lap, begin)
+
+        return self._seeded_if_drawing(take, go_back)
+
+    def _seeded_if_drawing(
+        self, take: Callable[[bool], Taken | None], go_back: Callable[[], None]
+    ) -> Taken | None:
+        """Take samples; again, from where they begin and with seeds, if they are the first to draw.
+
+        Args:
+            take: takes them, with seeds or without.
+            go_back: makes it begin with the same samples again.
+        """
+        if self._draws is not None:
+            return take(self._draws)
+        watch = DrawWatch()
+        try:
+            with watch:
+                taken = take(False)
+        except Exception:
+            if not watch.was_used:
+                raise
+        if not watch.was_used:
+            return taken
+        self._draws = True
+        go_back()
+        with caller_generators_restored():
+            return take(True)
+
     def _rests(self, request: RestTurn, check: Callable[[], None]) -> Reading:
         if not request.parts:
             return Reading(bad=request.bad)
@@ -81,13 +139,18 @@ class ShardedReader:
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
         """Read the rest of a lane again, which was found to hold no whole batch."""
         cursor = LaneCursor.from_text(part.cursor)
-        reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
-        try:
-            if part.skip:
-                reader.take(part.skip, check, turns=cursor.turns)
-            taken = reader.take(part.num_samples, check, turns=cursor.turns)
-        finally:
-            reader.close()
+
+        def take(is_seeded: bool) -> Taken | None:
+            reader = self._reader(request, part.lane, part.lap, cursor, is_second=True)
+            turns = cursor.turns
+            try:
+                if part.skip:
+                    reader.take(part.skip, check, turns=turns, is_seeded=is_seeded)
+                return reader.take(part.num_samples, check, turns=turns, is_seeded=is_seeded)
+            finally:
+                reader.close()
+
+        taken = self._seeded_if_drawing(take, _go_on)
         if taken is None:
             raise LoaderError(
                 f"lane {part.lane} had {part.skip + part.num_samples} samples left, and has fewer "
@@ -150,6 +213,10 @@ class ShardedReader:
         if known is None or known[:2] != (seed, epoch):
             self._epoch = known = seed, epoch, self._plan.of_epoch(seed, epoch)
         return known[2]
+
+
+def _go_on() -> None:
+    """Do nothing, as each call opens the lane anew."""
 
 
 class _ServedLane:

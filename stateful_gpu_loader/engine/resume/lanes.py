@@ -9,17 +9,22 @@ from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LaneP
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, epoch_and_cursor, lane_text
-from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_key
+from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, epoch_and_cursor
+from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_key, lane_of
 
 
-def lane_texts(plan: Plan, address: Address) -> dict[int, str] | None:
+def lane_texts(plan: Plan, address: Address) -> dict[str, str] | None:
     """Return the cursors of this rank's lanes, for its state; None without lanes."""
     if plan.lanes is None:
         return None
+    if isinstance(address.lanes, LaneCursors):
+        return address.lanes.texts()
     known = address.lanes or {}
     lanes = plan.lane_division.lanes(plan.lanes.num_lanes)
-    return {lane: lane_text(address.epoch, known.get(lane, LaneCursor())) for lane in lanes}
+    return LaneCursors(
+        address.epoch, {lane: known.get(lane, LaneCursor()) for lane in lanes}
+    ).texts()
 
 
 def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
@@ -39,7 +44,7 @@ def lane_place(plan: Plan, state: LoaderState, place: Address) -> Address:
         return place
     division = plan.lane_division
     own = division.lanes(lanes.num_lanes)
-    saved = state.lanes or {}
+    saved = {lane_of(key): text for key, text in (state.lanes or {}).items()}
     missing = [lane for lane in own if lane not in saved]
     foreign = [lane for lane in saved if lane >= lanes.num_lanes]
     if missing or foreign:
@@ -107,9 +112,10 @@ def num_left(
 
 
 def _unfit(state: LoaderState, present: str) -> StateMismatch:
+    saved = sorted(map(lane_of, state.lanes or {}))
     return StateMismatch(
         "lanes",
-        saved=f"the cursors of {len(state.lanes or {})} lanes: {sorted(state.lanes or {})[:8]}",
+        saved=f"the cursors of {len(saved)} lanes: {saved[:8]}",
         present=present,
         remedy="each rank loads its own state on as many ranks as it was saved on; on another "
         "number, merge_state_dicts() of the states of all ranks",

@@ -13,7 +13,7 @@ from stateful_gpu_loader.engine.schedules.rank_share import unsigned
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, lane_text
-from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, lane_of
 from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.typed_json import encode
 
@@ -63,7 +63,7 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         has_ended = (state.epoch, state.position) == (epoch + 1, 0) and state.lanes is not None
         if not has_ended:
             _check_equal("epoch", epoch, state.epoch)
-    lanes: dict[int, str] = {}
+    lanes: dict[str, str] = {}
     for state in present:
         lanes |= state.lanes or {}
     for state in ahead:
@@ -77,7 +77,7 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             remedy="give each rank's own state once",
         )
     wanted = LanePlan.num_lanes_of(Fingerprint.from_text(first.fingerprint).order)
-    missing = sorted(set(range(wanted or 0)) - set(lanes))
+    missing = sorted(set(range(wanted or 0)) - set(map(lane_of, lanes)))
     if missing:
         raise StateMismatch(
             "lanes",
@@ -87,6 +87,7 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
     records = [BadSamples.from_text(state.bad_samples) for state in given]
     bad_samples = BadSamples.union(records).to_text()
+    lanes = dict(sorted(lanes.items(), key=lambda item: lane_of(item[0])))
     return replace(first, lanes=lanes or None, bad_samples=bad_samples).to_dict()
 
 

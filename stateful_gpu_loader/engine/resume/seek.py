@@ -63,7 +63,7 @@ def state_of_place(
     )
     cursors = None
     if lanes is not None:
-        cursors = {lane: lane_text(epoch, LaneCursor()) for lane in state.lanes or ()}
+        cursors = dict.fromkeys(state.lanes or (), lane_text(epoch, LaneCursor()))
     return replace(state, epoch=epoch, position=place, ahead=None, lanes=cursors)
 
 

@@ -12,6 +12,7 @@ from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
+from stateful_gpu_loader.state.lane_cursors import LaneCursors
 
 
 class LaneSchedule:
@@ -47,8 +48,10 @@ class LaneSchedule:
         )
         known = place.lanes or {}
         lanes = division.lanes(plan.num_lanes)
-        self._cursors = {lane: known.get(lane, LaneCursor()) for lane in lanes}
-        self._start = replace(place, lanes=dict(self._cursors))
+        cursors = {lane: known.get(lane, LaneCursor()) for lane in lanes}
+        # Not one of the moments that follow, as all of these would be kept with it.
+        self._start = replace(place, lanes=cursors)
+        self._cursors = LaneCursors(place.epoch, cursors)
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
         """Cursors after requests that gave no batch; they count once a later one does."""
@@ -73,17 +76,17 @@ class LaneSchedule:
             return Arrival(key_of_lane(part.lane, count), request)
         cursor = self._requests.cursor_before(request)
         if request.cursor is None:
-            request = replace(request, cursor=cursor.to_text())
+            request = request._replace(cursor=cursor.to_text())
         return Arrival(key_of_lane(request.lane, cursor.count), request)
 
     def deliver(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address:
         is_batch = answer is None or answer.payload is not SKIPPED
         self._note(request, answer, is_batch=is_batch)
         if is_batch:
-            self._cursors |= self._pending
+            self._cursors = self._cursors.moved(self._pending)
             self._pending.clear()
             self._position += 1
-        return Address(self._service.epoch, self._position, lanes=dict(self._cursors))
+        return Address(self._service.epoch, self._position, lanes=self._cursors)
 
     def fail(self, request: LaneTurn | RestTurn, answer: Answer | None) -> Address | None:
         self._note(request, answer, is_batch=False)

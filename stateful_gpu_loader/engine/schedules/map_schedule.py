@@ -253,17 +253,16 @@ class MapSchedule:
             self._check_not_skipping()
             raise
         self._drawn += 1
-        is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
-        mark: bytes | None = self._feed.start_mark()
-        if not self._feed.has_state:
-            is_boundary = True
-        elif is_boundary:
-            mark = self._feed.mark()
+        mark = self._feed.start_mark()
         if self._mark is None:
-            self._mark = self._feed.start_mark()
+            self._mark = mark
+        is_boundary = True
+        if self._feed.has_state:
+            is_boundary = self._interval > 0 and (ordinal + 1) % self._interval == 0
+            if is_boundary:
+                mark = self._feed.mark()
         if self._has_states:
-            request = replace(
-                request,
+            request = request._replace(
                 worker=self._worker_of(ordinal) if self._in_order else None,
                 snapshot=self._ledger.wants_snapshot(ordinal),
             )
@@ -274,8 +273,9 @@ class MapSchedule:
         if was_delivered and self._to_skip == 0:
             self._check_same_place(request.end)
         is_ahead = begin in self._ahead
-        self._check_ahead(begin, request)
-        self._ahead.pop(begin, None)
+        if self._ahead:
+            self._check_ahead(begin, request)
+            self._ahead.pop(begin, None)
         if was_delivered or is_ahead:
             self._set_done(issued)
         return None if is_ahead or (was_delivered and not self._has_states) else request

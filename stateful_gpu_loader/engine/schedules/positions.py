@@ -10,7 +10,7 @@ from stateful_gpu_loader.records import IndexArray, Request
 from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
 
-_LARGEST_BLOCK = 8192
+_LARGEST_BLOCK = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,9 @@ class Requests:
     def _take(self, count: int) -> IndexArray:
         """Look up indices in growing blocks: a fast first batch, then few large calls."""
         if len(self._block) < count:
-            size = max(count, min(self._next_block_size, _LARGEST_BLOCK))
             stride = self._division.num_replicas
+            left = -(-(self._indices.n - self.position) // stride) - len(self._block)
+            size = max(count, min(self._next_block_size, _LARGEST_BLOCK, left))
             first = self.position + self._division.rank + stride * len(self._block)
             positions = first + stride * np.arange(size, dtype=np.int64)
             positions %= self._indices.n

@@ -103,7 +103,7 @@ def test_nothing_is_seeded_where_nothing_draws(
 ) -> None:
     monkeypatch.setattr(samples, "seed_global_generators", _never)
     if draws is False:
-        monkeypatch.setattr(samples, "DrawWatch", _never)
+        monkeypatch.setattr(samples.DrawWatch, "__enter__", _never)
     loader = loader_of(lambda: 0.0, draws=draws)
     assert [index for batch in seen(loader) for index in batch[0]] == list(range(LENGTH))
     dataset: Any = loader.dataset

@@ -1,0 +1,132 @@
+"""Samples of lanes are seeded from the first turn on in which one draws, as if all were."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
+from stateful_gpu_loader.engine.readers import lane_shards
+from tests.generators import generators
+
+DRAWING, SHARDS, SAMPLES = 31, 6, 9
+DRAWS: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "numpy": lambda: float(np.random.standard_normal()),
+    "torch": lambda: float(torch.rand(())),
+}
+
+
+class Rarely(ShardedDataset):
+    """One sample draws, once or at every place where it is read."""
+
+    num_lanes = 2
+    shuffle_buffer = 8
+
+    def __init__(self, draw: Callable[[], float], draws: bool | None = None) -> None:
+        self.draw, self.opened = draw, list[tuple[str, int]]()
+        if draws is not None:
+            self.draws = draws
+
+    def shards(self) -> list[str]:
+        return [str(number) for number in range(SHARDS)]
+
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        self.opened.append((shard, cursor))
+        for number in range(cursor, SAMPLES):
+            sample = int(shard) * SAMPLES + number
+            yield (sample, self.draw() if sample == DRAWING else 0.0), number + 1
+
+
+def loader_of(draw: Callable[[], float], **given: Any) -> StatefulGPULoader[Any]:
+    dataset = Rarely(draw, given.pop("draws", None))
+    return StatefulGPULoader(dataset, **{"batch_size": 4, "seed": 5, **given})
+
+
+def seen(loader: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in loader]
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_sample_that_draws_is_that_of_a_loader_that_seeds_all(draw: Any, shuffle: bool) -> None:
+    """In every epoch, and from every place."""
+    always, loader = loader_of(draw, draws=True, shuffle=shuffle), loader_of(draw, shuffle=shuffle)
+    expected = [seen(always) for _ in range(2)]
+    before = generators()
+    found, states = [], []
+    for _ in range(2):
+        found.append([])
+        for batch in loader:
+            found[-1].append([part.tolist() for part in batch])
+            states.append(loader.state_dict())
+    assert found == expected
+    assert generators() == before
+    assert any(drawn for batch in expected[0] for drawn in batch[1])
+    flat = [batch for epoch in expected for batch in epoch]
+    for place, state in enumerate(states[:-1]):
+        resumed = loader_of(draw, shuffle=shuffle)
+        resumed.load_state_dict(state)
+        rest = seen(resumed) or seen(resumed)
+        assert rest == flat[place + 1 :][: len(rest)]
+
+
+def test_workers_read_what_the_callers_thread_reads() -> None:
+    expected = loader_of(random.random, draws=True)
+    loader = loader_of(random.random, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        assert seen(loader) == seen(expected)
+
+
+def test_only_the_turn_that_first_draws_is_read_twice() -> None:
+    """From the lane's cursor, as a resume reads it; afterwards nothing is."""
+    opened = []
+    for draws in (True, None):
+        loader = loader_of(random.random, draws=draws)
+        seen(loader)
+        dataset: Any = loader.dataset
+        opened.append(Counter(dataset.opened))
+    assert opened[1] - opened[0] == Counter([("3", 3)])
+
+
+def test_nothing_is_seeded_where_nothing_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: int) -> None:
+        raise AssertionError("seeded")
+
+    loader = loader_of(lambda: 0.0, drop_last=True)
+    monkeypatch.setattr(lane_shards, "seed_global_generators", never)
+    assert len(seen(loader)) == SHARDS * SAMPLES // 4
+
+
+@pytest.mark.parametrize("mode", ["raise", "drop"])
+def test_a_turn_after_one_that_failed_is_not_read_from_before_the_error(mode: str) -> None:
+    """What raised is passed, and does not raise again because a later sample draws."""
+
+    class Damaged(Rarely):
+        def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+            for sample, following in super().read_shard(shard, cursor):
+                index = sample[0]
+                yield (ValueError("no sample") if index in (24, 30) else sample), following
+
+    found = []
+    for draws in (None, True):
+        dataset = Damaged(random.random, draws)
+        loader = StatefulGPULoader(dataset, batch_size=4, seed=5, on_bad_sample=mode)
+        batches, seen_so_far = iter(loader), list[Any]()
+        while True:
+            try:
+                batch = next(batches, None)
+            except ValueError as error:
+                seen_so_far.append(str(error))
+                continue
+            if batch is None:
+                break
+            seen_so_far.append([part.tolist() for part in batch])
+        found.append((seen_so_far, loader.bad_samples.to_text()))
+    assert found[0] == found[1]

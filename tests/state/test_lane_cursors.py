@@ -1,0 +1,57 @@
+"""Moments of lanes: each keeps what it says, however many follow."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+
+import pytest
+
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
+from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.schema import lane_key
+
+
+def test_every_moment_says_what_a_copy_would() -> None:
+    """Asked in any order, also while others follow."""
+    drawing = random.Random(5)
+    copied = {lane: LaneCursor() for lane in range(3, 40, 4)}
+    moments, copies = [LaneCursors(7, copied)], [dict(copied)]
+    for turn in range(60):
+        moving = drawing.sample(sorted(copied), drawing.randrange(4))
+        moved = {lane: LaneCursor(turns=turn, count=turn * 8) for lane in moving}
+        copied |= moved
+        moments.append(moments[-1].moved(moved))
+        copies.append(dict(copied))
+        asked = drawing.randrange(len(moments))
+        assert moments[asked].texts() == texts_of(copies[asked])
+    for moment, expected in zip(moments, copies, strict=True):
+        assert moment == expected
+        assert list(moment.texts().items()) == list(texts_of(expected).items())
+
+
+def texts_of(cursors: dict[int, LaneCursor]) -> dict[str, str]:
+    return {lane_key(lane): lane_text(7, cursor) for lane, cursor in cursors.items()}
+
+
+def test_what_a_moment_gives_is_the_callers_own() -> None:
+    moment = LaneCursors(7, {0: LaneCursor()})
+    moment.texts().clear()
+    assert moment.texts() == texts_of({0: LaneCursor()})
+
+
+def test_only_the_latest_moment_is_followed() -> None:
+    first = LaneCursors(7, {0: LaneCursor()})
+    first.moved({0: LaneCursor(turns=1)})
+    with pytest.raises(ValueError, match="another moment follows"):
+        first.moved({0: LaneCursor(turns=2)})
+
+
+def test_a_copy_is_a_moment_of_its_own() -> None:
+    first = LaneCursors(7, {0: LaneCursor(), 1: LaneCursor()})
+    second = first.moved({1: LaneCursor(turns=1)})
+    for twin in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert twin == first
+        twin.moved({1: LaneCursor(turns=5)})
+    assert (first[1].turns, second[1].turns) == (0, 1)

@@ -19,6 +19,8 @@ from benchmarks.peers_table import (
 from benchmarks.picture import FAINT, INK, OURS_COLOR, PEER_COLOR
 
 _NO = "#b3402e"
+_OURS_BAR = "#7fb8ca"
+"""Light enough for a figure to be read on it."""
 _LABELS, _VERDICTS, _TOP, _BOTTOM = 0.17, 0.13, 0.80, 0.10
 
 
@@ -49,9 +51,9 @@ def draw_peers(content: Content, path: Path) -> None:
             text = text_of(content, loader, column, workers)
             is_limit = value is None and text.startswith(">")
             if value is not None or is_limit:
-                color = OURS_COLOR if loader["name"] == OURS else PEER_COLOR
+                color = _OURS_BAR if loader["name"] == OURS else PEER_COLOR
                 share = 1.0 if value is None else value / longest
-                axes.barh(height, share, height=0.66, color=color, hatch="//" if is_limit else "")
+                axes.barh(height, share, height=0.66, color=color, alpha=0.45 if is_limit else 1.0)
             mark = " ★" if best is not None and text == column.show(best) else ""
             faint = column.what == STATE and not loader["has_state"]
             axes.text(
@@ -86,7 +88,7 @@ def draw_peers(content: Content, path: Path) -> None:
         f"Medians of {content['rounds']} alternating rounds on {machine['cores']} cores of "
         f"{machine['processor']}, {content['date'][:10]}, load "
         f"{machine['load_average_before']:.1f}. "
-        "★ the best of a column; hatched: more than the limit; none: no state, so it begins again.",
+        "★ the best of a column; pale: more than the limit; none: no state, so it begins again.",
         color=FAINT,
         fontsize=8,
         va="center",

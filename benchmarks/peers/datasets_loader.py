@@ -14,7 +14,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from benchmarks.peers.adapter import SEED, Delivery, Peer, Work, loaded
 from benchmarks.peers.torch_loader import pillow_transform
 
-_NUM_FILES = 8
+_NUM_FILES = 80
+"""At the least: a shuffle reads ten at a time, and so counts them as a tenth for the workers."""
 _NUMBERS_A_FILE = 80_000
 
 

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TRAINERS := .venv-trainers
+PEERS := .venv-peers
 # uv takes a quarter of pip's time, but does not know an index of one's own that pip is told of.
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
 	$(BIN)/python -m pip install --quiet --no-compile $(1)
@@ -12,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 MARKS := processes ranks trainers dali fuzz benchmarks gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
-.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick dist format clean
+.PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick bench-peers dist format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/python -m examples.demo --output demo-output
@@ -60,6 +61,11 @@ bench-quick: $(VENV)/.ready
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks
 
+# Loaders of other projects beside this one, then the tables and the pictures of all results.
+bench-peers: $(PEERS)/.ready
+	$(PEERS)/bin/python -m benchmarks.bench_peers
+	$(PEERS)/bin/python -m benchmarks.table
+
 $(BIN)/uv:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile uv
@@ -92,5 +98,11 @@ $(TRAINERS)/.ready: $(VENV)/.ready
 	$(TRAINERS)/bin/python -m pip install --quiet --no-deps 'mosaicml>=0.32.1' torch_optimizer
 	touch $@
 
+$(PEERS)/.ready: pyproject.toml benchmarks/peers/requirements.txt | $(BIN)/uv
+	$(BIN)/python -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --editable '.[bench]' \
+		--requirement benchmarks/peers/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(TRAINERS) demo-output build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(TRAINERS) $(PEERS) demo-output build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache

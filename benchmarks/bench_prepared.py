@@ -16,13 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from benchmarks.arguments import Arguments, parse
 from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
-from benchmarks.photograph_loaders import MEAN, SIZE, STD, Pass, Photographs, read_with_pillow
+from benchmarks.photograph_loaders import (
+    MEAN,
+    SIZE,
+    STD,
+    Pass,
+    Photographs,
+    crop_and_flip,
+    read_with_pillow,
+    to_float,
+)
 from benchmarks.photographs import HEIGHT, QUALITY, WIDTH, photograph_folder
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio
@@ -56,8 +64,7 @@ class _Passes:
 
     def torch(self) -> Iterator[Any]:
         """Pillow decodes and resizes, in processes."""
-        steps = [v2.Resize(RESIZED), v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
-        steps += [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+        steps = [v2.Resize(RESIZED), *crop_and_flip(), v2.ToImage(), *to_float()]
         work = self._work
         dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
         return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=2))

@@ -54,15 +54,15 @@ class Pass:
 
 def torch_with_pillow(work: Pass) -> Iterator[Any]:
     """torch's DataLoader as most code has it: Pillow decodes and crops, v2 does the rest."""
-    steps = [*_crop_and_flip(), v2.ToImage(), *_to_float()]
+    steps = [*crop_and_flip(), v2.ToImage(), *to_float()]
     dataset = Photographs(work.files, work.targets, read_with_pillow, v2.Compose(steps))
     return iter(DataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers))
 
 
 def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
     """torch's DataLoader with the fastest decoding and cropping that torchvision offers."""
-    steps = [*_crop_and_flip(), *_to_float()]
-    dataset = Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    steps = [*crop_and_flip(), *to_float()]
+    dataset = Photographs(work.files, work.targets, read_with_torchvision, v2.Compose(steps))
     return iter(
         DataLoader(
             dataset,
@@ -76,8 +76,8 @@ def torch_with_torchvision(work: Pass, *, pin_memory: bool) -> Iterator[Any]:
 
 def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
     """StatefulDataLoader with the fastest decoding and cropping that torchvision offers."""
-    steps = [*_crop_and_flip(), *_to_float()]
-    dataset = Photographs(work.files, work.targets, _read_with_torchvision, v2.Compose(steps))
+    steps = [*crop_and_flip(), *to_float()]
+    dataset = Photographs(work.files, work.targets, read_with_torchvision, v2.Compose(steps))
     return iter(
         StatefulDataLoader(dataset, work.batch_size, shuffle=True, num_workers=work.num_workers)
     )
@@ -85,12 +85,20 @@ def torchdata_with_torchvision(work: Pass) -> Iterator[Any]:
 
 def dali(work: Pass) -> Iterator[Any]:
     """DALI's CPU pipeline: as its ImageNet example, in its default execution mode."""
+    pipeline = dali_pipeline(work.files, work.targets, work.batch_size, work.num_workers)
+    for images, targets in dali_batches(dali_iterator(pipeline)):
+        yield [images, targets]
+
+
+def dali_pipeline(
+    files: list[str], targets: list[int], batch_size: int, num_threads: int, **options: Any
+) -> Any:
+    """The pipeline of :func:`dali`, with more of ``pipeline_def``'s options."""
     from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     def graph() -> Any:
-        encoded, targets = fn.readers.file(
-            files=work.files, labels=work.targets, random_shuffle=True, name="reader"
+        encoded, labels = fn.readers.file(
+            files=files, labels=targets, random_shuffle=True, name="reader"
         )
         images = fn.decoders.image_random_crop(
             encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
@@ -104,13 +112,24 @@ def dali(work: Pass) -> Iterator[Any]:
             std=[255 * value for value in STD],
             mirror=fn.random.coin_flip(probability=0.5),
         )
-        return images, targets
+        return images, labels
 
-    pipeline = pipeline_def(graph)(
-        batch_size=work.batch_size, num_threads=work.num_workers, device_id=None, seed=1
+    return pipeline_def(graph)(
+        batch_size=batch_size, num_threads=num_threads, device_id=None, seed=1, **options
     )
-    for (batch,) in DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader"):
-        yield [batch["images"], batch["targets"].squeeze(1).long()]
+
+
+def dali_batches(iterator: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Images and labels of a ``DALIGenericIterator`` over that pipeline."""
+    for (batch,) in iterator:
+        yield batch["images"], batch["targets"].squeeze(1).long()
+
+
+def dali_iterator(pipeline: Any) -> Any:
+    """The iterator over the pipeline of :func:`dali_pipeline`."""
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+    return DALIGenericIterator(pipeline, ["images", "targets"], reader_name="reader")
 
 
 def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
@@ -168,16 +187,16 @@ def read_with_pillow(file: str) -> Image.Image:
         return Image.open(opened).convert("RGB")
 
 
-def _read_with_torchvision(file: str) -> torch.Tensor:
+def read_with_torchvision(file: str) -> torch.Tensor:
     decoded: torch.Tensor = torchvision.io.decode_jpeg(
         torchvision.io.read_file(file), torchvision.io.ImageReadMode.RGB
     )
     return decoded
 
 
-def _crop_and_flip() -> list[Any]:
+def crop_and_flip() -> list[Any]:
     return [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip()]
 
 
-def _to_float() -> list[Any]:
+def to_float() -> list[Any]:
     return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]

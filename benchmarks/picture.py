@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-_OURS, _PEER, _INK, _FAINT = "#1f6f8b", "#b9c2c9", "#22303a", "#6b7780"
+OURS_COLOR, PEER_COLOR, INK, FAINT = "#1f6f8b", "#b9c2c9", "#22303a", "#6b7780"
 
 
 def draw_throughput(content: dict[str, Any], path: Path) -> None:
@@ -30,11 +30,11 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
     axes = figure.add_axes((0.37, 0.16, 0.60, 0.67))
     for height, bar in enumerate(bars):
         ours = bar["name"].startswith("ours")
-        axes.barh(height, bar["median"], height=0.66, color=_OURS if ours else _PEER)
+        axes.barh(height, bar["median"], height=0.66, color=OURS_COLOR if ours else PEER_COLOR)
         axes.plot(
             [bar["lower_quartile"], bar["upper_quartile"]],
             [height, height],
-            color=_INK,
+            color=INK,
             linewidth=1.2,
             solid_capstyle="butt",
         )
@@ -43,32 +43,32 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
             height,
             f"{bar['median']:,.0f}",
             va="center",
-            color="white" if ours else _INK,
+            color="white" if ours else INK,
             fontweight="bold",
         )
-    axes.axvline(ceiling["median"], color=_INK, linewidth=1, linestyle=(0, (4, 3)))
+    axes.axvline(ceiling["median"], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.text(
         ceiling["median"],
         len(bars) - 0.42,
         f"{ceiling['label']}: {ceiling['median']:,.0f}",
         ha="right",
         va="bottom",
-        color=_INK,
+        color=INK,
         fontsize=9,
     )
-    axes.set_yticks(range(len(bars)), [bar["label"] for bar in bars], color=_INK)
+    axes.set_yticks(range(len(bars)), [bar["label"] for bar in bars], color=INK)
     axes.set_xlim(0, 1.04 * ceiling["median"])
     axes.set_ylim(-0.6, len(bars) - 0.4)
     axes.set_xticks([])
     axes.tick_params(length=0)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
-    axes.spines["left"].set_color(_FAINT)
+    axes.spines["left"].set_color(FAINT)
     figure.text(
         0.02,
         0.93,
         f"Images per second, JPEG files to normalised batches, {settings['num_workers']} workers",
-        color=_INK,
+        color=INK,
         fontsize=13,
         fontweight="bold",
         va="center",
@@ -80,7 +80,7 @@ def draw_throughput(content: dict[str, Any], path: Path) -> None:
         f"average; random crop to 224x224, flip, float32; batches of {settings['batch_size']}. "
         f"Medians of {content['rounds']} alternating\nrounds (thin line: middle half) on "
         f"{machine['cores']} cores of {machine['processor']}, {content['date'][:10]}.",
-        color=_FAINT,
+        color=FAINT,
         fontsize=8,
         va="center",
     )

@@ -22,6 +22,8 @@ from benchmarks.markdown import (
     short,
     times_of,
 )
+from benchmarks.peers_picture import draw_peers
+from benchmarks.peers_table import peers_section
 from benchmarks.picture import draw_throughput
 from benchmarks.source_tables import lanes_section, locality_section, sources_section
 
@@ -29,6 +31,8 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "throughput.png"
+PEERS_PICTURE = "peers.png"
+"""Beside the other."""
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -43,6 +47,10 @@ def main(given: Sequence[str] | None = None) -> None:
     if throughput is not None:
         draw_throughput(throughput, arguments.picture)
         print(f"drew {arguments.picture.name}")
+    peers = results.read_results(arguments.results, "peers")
+    if peers is not None:
+        draw_peers(peers, arguments.picture.with_name(PEERS_PICTURE))
+        print(f"drew {PEERS_PICTURE}")
     for file, name, draw in (
         (arguments.document, "benchmarks", markdown),
         (arguments.readme, "headline", headline),
@@ -60,6 +68,7 @@ def markdown(folder: Path, picture: str) -> str:
     """
     parts, where = [], []
     for benchmark, section in (
+        ("peers", peers_section),
         ("throughput", throughput_section),
         ("state", state_section),
         ("overhead", overhead_section),
@@ -73,6 +82,9 @@ def markdown(folder: Path, picture: str) -> str:
     ):
         content = results.read_results(folder, benchmark)
         if content is not None:
+            if benchmark == "peers":
+                beside = Path(picture).with_name(PEERS_PICTURE).as_posix()
+                parts.append(f"![every loader beside the others]({beside})")
             if benchmark == "throughput":
                 parts.append(f"![images per second of every loader]({picture})")
             parts += [section(content), _origin(content)]

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent
 
 MARKED = {
+    "benchmarks/test_peers.py": "benchmarks",
     "benchmarks/test_smoke.py": "benchmarks",
     "benchmarks/test_source_benchmarks.py": "benchmarks",
     "cli/test_inspect_trainers.py": "trainers",

@@ -1,0 +1,114 @@
+"""Passes of loaders, each in a fresh Python process, watched from here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.process import Order
+from benchmarks.peers.tree import memory_bytes, processes
+
+LONGEST_SECONDS = 600.0
+"""Of anything but what has a limit of its own."""
+_STEP_SECONDS = 0.05
+
+
+class PassFailed(Exception):
+    """The loader's process ended with an error."""
+
+
+class PassTooLong(Exception):
+    """The loader's process was ended as it took longer than it may."""
+
+
+def carry_out(
+    order: Order, *, limit: float | None = None, watch_memory: bool = False
+) -> dict[str, Any]:
+    """What the process reports.
+
+    Args:
+        order: without ``report``, which is chosen here.
+        limit: seconds from when the loader's modules are imported; the rest has
+            :data:`LONGEST_SECONDS`.
+        watch_memory: add ``peak_bytes``, the largest sum over all its processes that was seen.
+
+    Returns:
+        The report, and ``process_started_at``, on the clock of ``time.monotonic``.
+
+    Raises:
+        PassFailed: it ended with an error; the message is the last line it wrote.
+        PassTooLong: it was ended at its limit.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "benchmarks.peers.process"]
+        # A start without compiled files would measure Python's compiler.
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+        started = time.monotonic()
+        with (Path(folder) / "errors").open("w+b") as errors:
+            process = subprocess.Popen(
+                [*command, replace(order, report=str(report)).to_json()],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                peak = _wait(process, report.with_suffix(".ready"), limit, watch_memory)
+            finally:
+                _end(process)
+            if process.returncode != 0 or not report.is_file():
+                errors.seek(0)
+                raise PassFailed(_last_line(errors.read().decode(errors="replace")))
+        content: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    content["process_started_at"] = started
+    if watch_memory:
+        content["peak_bytes"] = peak
+    return content
+
+
+def _wait(
+    process: subprocess.Popen[bytes], ready: Path, limit: float | None, watch_memory: bool
+) -> int:
+    peak, deadline = 0, time.monotonic() + LONGEST_SECONDS
+    is_limited = limit is None
+    while True:
+        try:
+            process.wait(_STEP_SECONDS)
+            return peak
+        except subprocess.TimeoutExpired:
+            pass
+        if not is_limited and limit is not None and ready.exists():
+            is_limited, deadline = True, time.monotonic() + limit
+        if time.monotonic() > deadline:
+            raise PassTooLong("it took longer than it may")
+        if watch_memory:
+            peak = max(peak, memory_bytes(process.pid))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of the session, which nobody else takes part in."""
+    for number in processes(process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line(text: str) -> str:
+    """What a traceback ends with, without the folders of the files that it names.
+
+    >>> _last_line("Traceback:\\nOSError: no /somewhere/on/this/disk.bin")
+    'OSError: no disk.bin'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"/(?:[^\s/'\"]+/)+", "", lines[-1]) if lines else "no reason was given"

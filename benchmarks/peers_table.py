@@ -1,0 +1,175 @@
+"""The section of the peers: every loader beside the others, the best of each column in bold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.bench_peers import (
+    CPU,
+    FIRST,
+    IMAGES,
+    MEMORY,
+    RESTORE,
+    STATE,
+    measurement_name,
+)
+from benchmarks.markdown import Content, as_table, medians_of, short
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One figure of every loader."""
+
+    head: str
+    what: str
+    """Of the measurement's name."""
+    show: Callable[[float], str] = short
+    n: int | None = None
+    """Samples of the epoch that is resumed."""
+    more_is_better: bool = False
+
+
+def columns_of(content: Content) -> list[Column]:
+    """The figures that were measured."""
+    return [
+        Column(head="images/s", what=IMAGES, more_is_better=True),
+        Column(head="CPU ms an image", what=CPU),
+        Column(head="peak memory, MiB", what=MEMORY),
+        Column(head="first batch of a cold process", what=FIRST, show=seconds),
+        *(
+            Column(head=f"state in {counted(n)} samples, bytes", what=STATE, n=n)
+            for n in content["settings"]["lengths"]
+        ),
+        *(
+            Column(
+                head=f"first batch at 90% of {counted(n)} samples", what=RESTORE, show=seconds, n=n
+            )
+            for n in content["settings"]["lengths"]
+        ),
+    ]
+
+
+def peers_section(content: Content) -> str:
+    """A table for each number of workers, then who is who."""
+    settings = content["settings"]
+    before = content["machine"]["load_average_before"]
+    introduction = (
+        "**Peers**: every loader as its own documents recommend it, on the same JPEG files of "
+        f"{settings['mean_bytes'] / 1000:.0f} KB (in its own format where it needs one), with the "
+        "same output: random crop resized to 224x224, flip, normalised float32, batches of "
+        f"{settings['batch_size']}. CPU time and memory are those of all its processes; memory "
+        "that is a file's is not counted. The cold process begins with Python itself. The epochs "
+        "that are resumed at 90% are of samples that are numbers and cost nothing, so that what is "
+        "seen is the way back alone; a loader without a state begins again and throws away what "
+        "was seen (with photographs it would decode them, too). Exact: a fresh process delivered "
+        "the rest of an epoch as the uninterrupted one did, batch by batch, compared in "
+        f"{settings['compared_samples']} photographs. The best of a column is bold. The machine "
+        f"had a load of {before:.1f} before and {settings['load_average_after']:.1f} after the run."
+    )
+    tables = [
+        f"{workers} workers (processes or threads):\n\n{_table(content, workers)}"
+        for workers in settings["num_workers"]
+    ]
+    reasons = [
+        f"{loader['label']} is not in the table: {loader['reason']}."
+        for loader in settings["loaders"]
+        if loader["reason"] is not None
+    ]
+    return "\n\n".join([introduction, *tables, *reasons, _who_is_who(content)])
+
+
+def measured_loaders(content: Content) -> list[dict[str, Any]]:
+    """Those that ran."""
+    return [loader for loader in content["settings"]["loaders"] if loader["reason"] is None]
+
+
+def value_of(
+    content: Content, loader: dict[str, Any], column: Column, workers: int
+) -> float | None:
+    """The median of a loader's figure, if there is one."""
+    name = measurement_name(loader["name"], column.what, workers, column.n)
+    return medians_of(content).get(name)
+
+
+def text_of(content: Content, loader: dict[str, Any], column: Column, workers: int) -> str:
+    """The figure as it is shown: a limit, or a failure, where it has no value."""
+    value = value_of(content, loader, column, workers)
+    if value is not None:
+        return column.show(value)
+    if column.what == STATE and not loader["has_state"]:
+        return "none"
+    name = measurement_name(loader["name"], column.what, workers, column.n)
+    fact = loader["facts"].get(name)
+    if fact is None:
+        return ""
+    return fact if fact.startswith(">") else "not measured"
+
+
+def best_of(content: Content, column: Column, workers: int) -> float | None:
+    """The best figure of a column."""
+    values = [
+        value
+        for loader in measured_loaders(content)
+        if (value := value_of(content, loader, column, workers)) is not None
+    ]
+    if not values:
+        return None
+    return max(values) if column.more_is_better else min(values)
+
+
+def verdicts_of(loader: dict[str, Any], workers: int) -> tuple[str, str]:
+    """Whether samples and pixels came again: "yes", or how many batches did."""
+    found = loader["facts"].get(f"resumed workers={workers}")
+    if found is None:
+        return "", ""
+    return (
+        "yes" if found["samples_exact"] else f"no, {found['same_samples']} of {found['batches']}",
+        "yes" if found["pixels_exact"] else f"no, {found['same_pixels']} of {found['batches']}",
+    )
+
+
+def _table(content: Content, workers: int) -> str:
+    columns = [
+        column
+        for column in columns_of(content)
+        if any(value_of(content, loader, column, workers) for loader in measured_loaders(content))
+    ]
+    rows = []
+    for loader in measured_loaders(content):
+        row = [f"**{loader['label']}**" if loader["name"] == "ours" else loader["label"]]
+        for column in columns:
+            text = text_of(content, loader, column, workers)
+            best = best_of(content, column, workers)
+            is_best = best is not None and text == column.show(best)
+            row.append(f"**{text}**" if is_best else text)
+        rows.append([*row, *verdicts_of(loader, workers)])
+    heads = [column.head for column in columns]
+    return as_table(["", *heads, "batches with the same samples", "and the same pixels"], rows)
+
+
+def _who_is_who(content: Content) -> str:
+    rows = [
+        [loader["label"], loader["version"] or "", loader["method"], loader["guide"]]
+        for loader in content["settings"]["loaders"]
+    ]
+    return as_table(["loader", "version", "used here", "as recommended in"], rows)
+
+
+def seconds(value: float) -> str:
+    """Milliseconds where it is less than one second.
+
+    >>> seconds(0.0123), seconds(12.34)
+    ('12.3 ms', '12.3 s')
+    """
+    return f"{short(value * 1e3)} ms" if value < 1 else f"{short(value)} s"
+
+
+def counted(n: int) -> str:
+    """In millions where it is that many.
+
+    >>> counted(1_280_000), counted(24_000)
+    ('1.28 million', '24,000')
+    """
+    return f"{n / 1e6:g} million" if n >= 10**6 else f"{n:,}"

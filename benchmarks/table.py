@@ -25,6 +25,7 @@ from benchmarks.markdown import (
 from benchmarks.peers_picture import draw_peers
 from benchmarks.peers_table import peers_section
 from benchmarks.picture import draw_throughput
+from benchmarks.prepared_table import prepared_section
 from benchmarks.source_tables import lanes_section, locality_section, sources_section
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +71,7 @@ def markdown(folder: Path, picture: str) -> str:
     for benchmark, section in (
         ("peers", peers_section),
         ("throughput", throughput_section),
+        ("prepared", prepared_section),
         ("state", state_section),
         ("overhead", overhead_section),
         ("faults", faults_section),

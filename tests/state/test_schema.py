@@ -130,7 +130,7 @@ def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value:
 
 @pytest.mark.parametrize("depth", [20_000, 50_000])
 def test_a_value_that_cannot_be_shown_is_refused_all_the_same(depth: int) -> None:
-    """Found by the fuzzer of inputs: its repr() raises RecursionError, in Python 3.13 from 10,000."""
+    """Found by the fuzzer of inputs: its repr() raises RecursionError, in 3.13 from 10,000 on."""
     value: Any = []
     for _ in range(depth):
         value = [value]

@@ -316,7 +316,7 @@ def test_a_loader_that_cannot_be_pickled_skips_processes_where_none_is_forked(
     reasons = {check.name: check.reason for check in report.checks if check.outcome == "skipped"}
     sentence = (
         "worker processes are started with 'spawn' here, which pickles what they need, and the "
-        "loader's dataset cannot be pickled (Can't pickle "
+        "loader's dataset cannot be pickled (Can't "
     )
     for name in ("2 processes", "a worker process is killed"):
         assert str(reasons[name]).startswith(sentence)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 import zlib
 from pathlib import Path
 
@@ -74,7 +73,7 @@ class RecordStore:
         self._index_path = str(folder / INDEX_FILE)
         self._segments = Segments(folder, segment_bytes=segment_bytes, limit=max_segments)
         self._files = OpenFiles(limit=_OPEN_FILES)
-        self._is_closed = threading.Event()
+        self._is_closed = False
         self._index: Descriptor | None = None
 
     def has(self, index: int) -> bool:
@@ -106,7 +105,7 @@ class RecordStore:
         It is not where no segment has room, or the folder cannot be written. The latter is warned
         of once, and then nothing is stored any more by this process.
         """
-        if self._is_closed.is_set():
+        if self._is_closed:
             return False
         try:
             place = self._segments.append(record)
@@ -117,7 +116,7 @@ class RecordStore:
             entry = fields + self._checksum(index, fields)
             os.pwrite(self._index_file(), entry, ENTRY_BYTES * index)
         except OSError as error:
-            self._is_closed.set()
+            self._is_closed = True
             logger.warning(
                 "no more images are kept in %r: %s. Training goes on with what is there. Remedy: "
                 "make room, or give max_bytes",

@@ -21,6 +21,7 @@ from tests.prepared_processes import run_script
 pytest.importorskip("skimage")
 pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
+pytest.importorskip("torchcodec")
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ("throughput", "prepared", "state", "overhead", "faults", "executors", "checkpoint")

@@ -175,6 +175,7 @@ def test_a_killed_filler_leaves_what_it_had_finished(tmp_path: Path, source: Fol
 
 
 def _fill_from(source: FolderSource, folder: Path, start: int, barrier: Any) -> None:
+    torch.set_num_threads(1)  # OpenMP's threads do not live on in a forked child
     prepared = PreparedSource(source, folder, HEAD)
     barrier.wait()
     for number in range(N):
@@ -211,6 +212,7 @@ def test_a_forked_child_writes_to_a_file_of_its_own(tmp_path: Path, source: Fold
     if not child:
         try:
             receiver.close()
+            torch.set_num_threads(1)
             prepared.read(1)
             sender.send_bytes(b"done")
             time.sleep(60)
@@ -236,6 +238,7 @@ def test_a_full_disk_ends_the_filling_and_not_the_epoch(
     child = os.fork()
     if not child:
         try:
+            torch.set_num_threads(1)
             messages: list[str] = []
             handler = logging.Handler()
             handler.emit = lambda line: messages.append(line.getMessage())  # type: ignore[method-assign]

@@ -24,6 +24,7 @@ from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.prepared.source import SMALLEST_SEGMENT
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, INDEX_FILE
+from stateful_gpu_loader.decoders import available
 from stateful_gpu_loader.errors import LoaderError
 from tests.conformance import same, uninterrupted
 from tests.images import write_photo_folder
@@ -298,11 +299,12 @@ def test_another_source_recipe_or_decoder_is_refused(tmp_path: Path, source: Fol
     folder = tmp_path / "kept"
     fill(PreparedSource(source, folder, HEAD, decoder="torchvision"))
     write_photo_folder(tmp_path / "other", num_classes=3, per_class=4)
+    others = [{"decoder": name} for name in available() if name != "torchvision"]
     for field, arguments, changes in (
         ("source", (FolderSource(tmp_path / "other"), folder, HEAD), {}),
         ("recipes", (source, folder, [T.Resize((40, 47))]), {}),
         ("recipes", (source, folder), {}),
-        ("decoder", (source, folder, HEAD), {"decoder": "torchcodec"}),
+        *(("decoder", (source, folder, HEAD), other) for other in others),
     ):
         with pytest.raises(ValueError, match=f"was prepared with another {field}: .*Remedy"):
             PreparedSource(*arguments, **changes)

@@ -6,9 +6,9 @@ import fcntl
 import os
 import threading
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
+from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 
 _TRIES_APART = 100
@@ -95,19 +95,6 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-class Descriptor:
-    """An open file, closed with the last reference to it."""
-
-    def __init__(self, path: str, flags: int) -> None:
-        self.number = -1
-        self.number = os.open(path, flags | os.O_CLOEXEC, 0o644)
-
-    # A default argument, because at the interpreter's exit ``os`` may be gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.number >= 0:
-            close(self.number)
 
 
 class _Held:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.prepared.segments import Descriptor, Segments
+from stateful_gpu_loader.datasets.prepared.segments import Segments
+from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 

@@ -7,9 +7,10 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
 from stateful_gpu_loader.datasets.storage.paths import is_url
@@ -52,7 +53,7 @@ class OpenFiles:
     ) -> None:
         self._limit = limit
         self._numbers = numbers or {}
-        self._files: OrderedDict[str, _Descriptor] = OrderedDict()
+        self._files: OrderedDict[str, _Opened] = OrderedDict()
         self._lock = threading.Lock()
         _all.add(self)
 
@@ -89,7 +90,7 @@ class OpenFiles:
             # One read gives at most 2 GiB, and less on some network file systems.
             while done < size and (
                 got := os.preadv(
-                    file.descriptor, _unfilled(parts, done) if done else parts, offset + done
+                    file.number, _unfilled(parts, done) if done else parts, offset + done
                 )
             ):
                 done += got
@@ -99,13 +100,13 @@ class OpenFiles:
                 f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
             )
 
-    def _open(self, path: str) -> _Descriptor:
+    def _open(self, path: str) -> _Opened:
         with self._lock:
             file = self._files.get(path)
             if file is not None:
                 self._files.move_to_end(path)
                 return file
-        opened = _Descriptor(path, self._numbers.get(path))
+        opened = _Opened(path, self._numbers.get(path))
         with self._lock:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
@@ -154,21 +155,15 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-class _Descriptor:
-    """An open file, closed when the last reference to it is gone."""
+class _Opened(Descriptor):
+    """A file that is read, unless it is another one than was indexed."""
 
     def __init__(self, path: str, expected: FileNumber | None) -> None:
-        self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        status = os.fstat(self.descriptor)
+        super().__init__(path, os.O_RDONLY)
+        status = os.fstat(self.number)
         if expected not in (None, (status.st_dev, status.st_ino)):
             raise OSError(
                 errno.ESTALE,
                 "another file took its place since it was indexed. Remedy: make the source anew",
                 path,
             )
-
-    # A default argument, because at the interpreter's exit ``os`` may be gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.descriptor >= 0:
-            close(self.descriptor)

@@ -121,7 +121,7 @@ def test_a_fork_opens_its_own(tmp_path: Path) -> None:
     path = write_files(tmp_path, 1)[0]
     files = OpenFiles()
     files.read(path, 0, 4)
-    descriptor = files._files[path].descriptor
+    descriptor = files._files[path].number
 
     def reads() -> bool:
         closed = not os.path.exists(f"/proc/self/fd/{descriptor}")

@@ -223,6 +223,14 @@ def test_targets_are_kept_as_far_as_they_can_be(
     assert set(source.reads.values()) == {reads}
 
 
+def test_prepared_images_can_be_prepared_further(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
+    source = FolderSource(tmp_path / "photos")
+    first = PreparedSource(source, tmp_path / "first", HEAD[:1])
+    second = PreparedSource(first, tmp_path / "second", HEAD[1:])
+    assert same(epochs_of(make(second)), unprepared(source))
+
+
 def test_a_callable_that_changes_its_image_changes_no_later_epoch(tmp_path: Path) -> None:
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
 

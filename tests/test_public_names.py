@@ -94,12 +94,42 @@ def test_every_argument_is_a_public_attribute_of_the_same_name() -> None:
 @pytest.mark.processes
 def test_importing_the_package_imports_no_optional_one() -> None:
     optional = (
-        "('torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', 'lmdb', 'pyarrow', "
-        "'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools')"
+        "('torchvision', 'torchcodec', 'nvidia.dali', 'lightning', 'matplotlib', 'skimage', "
+        "'lmdb', 'pyarrow', 'fsspec', 'zstandard', 'google_crc32c', 'webdataset', 'pycocotools')"
     )
-    code = (
+    _run(
         "import sys, stateful_gpu_loader\n"
         f"found = [name for name in {optional} if name in sys.modules]\n"
         "sys.exit(f'imported {found}' if found else 0)"
     )
+
+
+@pytest.mark.processes
+def test_a_loader_of_other_samples_than_images_needs_no_torchvision() -> None:
+    _run(
+        "import sys, torch\n"
+        "from stateful_gpu_loader import StatefulGPULoader\n"
+        "samples = torch.utils.data.TensorDataset(torch.arange(8))\n"
+        "loader = StatefulGPULoader(samples, batch_size=4, shuffle=True, seed=1)\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "loader.load_state_dict(loader.state_dict())\n"
+        "assert len(list(loader)) == 1\n"
+        "sys.exit('torchvision was imported' if 'torchvision' in sys.modules else 0)"
+    )
+
+
+@pytest.mark.processes
+def test_recipes_import_torchvision_before_workers_are_forked() -> None:
+    _run(
+        "import sys\n"
+        "from stateful_gpu_loader import transforms as T\n"
+        "T.Compose([])\n"
+        "assert 'torchvision' not in sys.modules\n"
+        "T.Compose([T.RandomHorizontalFlip()])\n"
+        "assert 'torchvision.transforms.v2' in sys.modules"
+    )
+
+
+def _run(code: str) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

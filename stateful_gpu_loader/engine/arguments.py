@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset
-from torchvision.datasets import DatasetFolder
 
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
@@ -195,8 +194,7 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
     """
     if not is_source:
         inner: Any = dataset.dataset if type(dataset) is Subset else dataset
-        gives_pairs = getattr(type(inner), "__getitem__", None) is DatasetFolder.__getitem__
-        if gives_pairs and recipes is not None and transform is not None:
+        if recipes is not None and transform is not None and _gives_pairs(inner):
             raise TypeError(
                 f"recipes apply to the images of a source, and {type(inner).__name__} gives "
                 "samples of a PIL image and a label. Remedy: "
@@ -212,6 +210,13 @@ def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, reci
                 f"transform has {step!r}, which makes tensors of PIL images, and a source's images "
                 f"are tensors already, uint8 [3, H, W]. Remedy: {remedy}"
             )
+
+
+def _gives_pairs(dataset: Any) -> bool:
+    """Whether its samples are those of torchvision's ImageFolder: a PIL image and a label."""
+    from torchvision.datasets import DatasetFolder
+
+    return getattr(type(dataset), "__getitem__", None) is DatasetFolder.__getitem__
 
 
 def _steps(transform: Any) -> Iterator[Any]:

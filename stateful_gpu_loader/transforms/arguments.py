@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torchvision.transforms import InterpolationMode
+if TYPE_CHECKING:
+    from torchvision.transforms import InterpolationMode
 
 Interpolation: TypeAlias = "str | InterpolationMode | int"
 Fill: TypeAlias = "float | Sequence[float] | None"
@@ -128,10 +130,11 @@ def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
     Raises:
         ValueError: it is unknown, or for PIL images only.
 
+    >>> from torchvision.transforms import InterpolationMode
     >>> as_interpolation(InterpolationMode.BICUBIC, ["bilinear", "bicubic"])
     'bicubic'
     """
-    name = value.value if isinstance(value, InterpolationMode) else value
+    name = value.value if isinstance(value, Enum) else value
     name = _PILLOW_CONSTANTS.get(name, name) if isinstance(name, int) else name
     if name not in supported:
         raise ValueError(

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 
 from stateful_gpu_loader.transforms.recipe import FloatArray, fingerprint_of
 
@@ -93,6 +92,8 @@ class BatchRecipe(ABC):
         Raises:
             ValueError: it begins with something else.
         """
+        from torchvision import tv_tensors
+
         images, labels, *rest = _checked_batch(batch, type(self).__name__)
         pixels = images.as_subclass(Tensor)
         height, width = pixels.shape[2:]
@@ -106,6 +107,8 @@ class BatchRecipe(ABC):
 
 
 def _checked_batch(batch: Any, name: str) -> Sequence[Any]:
+    from torchvision import tv_tensors
+
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         raise ValueError(
             f"{name} got {_described(batch)}. Remedy: pass images and labels, or a list or tuple "

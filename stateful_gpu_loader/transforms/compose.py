@@ -81,6 +81,9 @@ class Compose:
                     f"Compose got {step!r} of type {type(step).__name__}, which is no recipe. "
                     f"Remedy: {remedy}"
                 )
+        if recipes:
+            # Before workers are forked: each would import it for itself.
+            import torchvision.transforms.v2  # noqa: F401
         self.recipes: tuple[Recipe, ...] = tuple(recipes)
         self._first_stream: int = Stream.RECIPES
 

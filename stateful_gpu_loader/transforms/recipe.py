@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torchvision import tv_tensors
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability
@@ -195,6 +194,8 @@ class Recipe(ABC):
             TypeError: it is no tensor image.
             ValueError: it has no three dimensions.
         """
+        from torchvision import tv_tensors
+
         pixels = _checked_image(image)
         uniforms = torch.rand(1, self.num_draws, dtype=torch.float64).numpy()
         drawn = self.draw(uniforms, np.array([pixels.shape[1:]], dtype=np.int64))
@@ -237,6 +238,8 @@ def copy_into(result: Tensor, out: Tensor) -> None:
 
 
 def _checked_image(image: Any) -> Tensor:
+    from torchvision import tv_tensors
+
     if isinstance(image, (tuple, list, dict)):
         raise TypeError(
             f"a recipe got a whole sample, a {type(image).__name__}: a loader's recipes apply to "

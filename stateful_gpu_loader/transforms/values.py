@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import constant
@@ -45,6 +44,8 @@ class ToDtype(Recipe):
     motion = in_place
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        from torchvision.transforms.v2 import functional as F
+
         converted: Tensor = F.to_dtype_image(image, self.dtype, scale=self.scale)
         return converted
 

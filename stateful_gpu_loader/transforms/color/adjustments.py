@@ -16,7 +16,6 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 Factor: TypeAlias = "float | Tensor"
 """One for all images, or float64 [n, 1, 1, 1] on their device: one for each image of a batch."""
@@ -144,6 +143,8 @@ def adjust_hue(images: Tensor, shift: Factor) -> Tensor:
     >>> adjust_hue(red, 1 / 3).flatten()
     tensor([  0, 255,   0], dtype=torch.uint8)
     """
+    from torchvision.transforms.v2 import functional as F
+
     if _checked_channels(images) == 1:
         return images
     pixels = F.to_dtype_image(images, torch.float32, scale=True)
@@ -271,6 +272,8 @@ def equalize(images: Tensor) -> Tensor:
     >>> equalize(image).unique()
     tensor([  0, 255], dtype=torch.uint8)
     """
+    from torchvision.transforms.v2 import functional as F
+
     equalized: Tensor = F.equalize_image(images)
     return equalized
 

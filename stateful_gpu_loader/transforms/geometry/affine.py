@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import (
@@ -221,6 +220,8 @@ class RandomRotation(BatchwiseRecipe):
 
     def _sizes_after(self, angles: FloatArray, sizes: IndexArray) -> IndexArray:
         """As torchvision rounds them, asked with images on the meta device, without memory."""
+        from torchvision.transforms.v2 import functional as F
+
         rows = zip(angles[:, 0].tolist(), sizes.tolist(), strict=True)
         shapes = [
             F.rotate_image(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import Fill, as_fill, as_size
@@ -69,6 +68,8 @@ class _Crop(Recipe):
         """[..., C, H, W] with pixels added left, top, right, bottom; itself if there are none."""
         if not any(padding):
             return images
+        from torchvision.transforms.v2 import functional as F
+
         fill = list(self.fill) if isinstance(self.fill, tuple) else self.fill
         padded: Tensor = F.pad_image(images, padding, fill=fill, padding_mode=self.padding_mode)
         return padded

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import (
@@ -199,17 +197,16 @@ def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: 
         # would be packed again (https://github.com/pytorch/pytorch/issues/68430).
         batch = image.as_strided((1, channels, height, width), (image.numel(), *image.stride()))
         return _resize_bytes(batch, size)
-    mode = InterpolationMode(interpolation)
-    as_elsewhere: Tensor = F.resize_image(
-        image, list(size), interpolation=mode, antialias=antialias
-    )
-    return as_elsewhere
+    return resize_batch(image, size, interpolation, antialias)
 
 
 def resize_batch(
     images: Tensor, size: tuple[int, int], interpolation: str, antialias: bool
 ) -> Tensor:
     """:func:`resize` for images [n, C, H, W], in one call, bit for bit."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as F
+
     mode = InterpolationMode(interpolation)
     resized: Tensor = F.resize_image(images, list(size), interpolation=mode, antialias=antialias)
     return resized
@@ -240,5 +237,5 @@ def _resizes_bytes() -> bool:
     which the two ways make different bytes.
     """
     image = (torch.arange(3 * 40 * 40) * 89 % 251).to(torch.uint8).view(1, 3, 40, 40)
-    made: Tensor = F.resize_image(image, [17, 19], InterpolationMode.BILINEAR, antialias=True)
+    made = resize_batch(image, (17, 19), "bilinear", antialias=True)
     return torch.equal(made.squeeze(0), _resize_bytes(image, (17, 19)))

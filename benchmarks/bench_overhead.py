@@ -2,8 +2,8 @@
 
 All get the same map-style dataset, shuffled, in batches of 16, with no workers and with two
 processes. Once a sample costs 1 ms of computing, as real ones do; once nothing, so that the
-loader is all there is. There the cost of seeding the three global generators for each sample,
-which is what makes any dataset's randomness resume, is measured by itself; beside the batches of
+loader is all there is. None of these samples draws. What samples that draw cost beside it, the
+seeding of the three global generators for each, is measured by itself; and beside the batches of
 1 ms a sample the digest that proves an iterable without state, of images of 3 x 224 x 224.
 """
 
@@ -44,7 +44,7 @@ LABELS = {
     TORCH: "torch DataLoader",
     TORCHDATA: "StatefulDataLoader",
     OURS: "StatefulGPULoader",
-    SEEDING: "of it: seeding the generators",
+    SEEDING: "seeding, for samples that draw",
     DIGEST: "of an iterable's: the digest",
 }
 AIM = 1.05

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision  # noqa: F401  (registers torch.ops.image)
 
 DEVICE = torch.device("cuda", 0)
 

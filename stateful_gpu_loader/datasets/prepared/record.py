@@ -11,6 +11,7 @@ import torch
 
 from stateful_gpu_loader.datasets.source import Size
 from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state import typed_json
 
 _TEXT = b"P6\n# of %d x %d, target %d\n%d %d\n255\n"
@@ -62,9 +63,17 @@ class PreparedImage:
 
     @classmethod
     def of(cls, record: Bytes) -> PreparedImage:
-        """Take a record apart that is known to be whole."""
+        """Take a record apart whose checksum is right.
+
+        Raises:
+            LoaderError: it has another form than :func:`record_of` gives.
+        """
         found = _COMMENT.match(record[:_LONGEST_COMMENT].tobytes())
-        assert found is not None, "records are checked before"
+        if found is None:
+            raise LoaderError(
+                f"a prepared image begins with {record[:16].tobytes()!r}, as no image that is "
+                "prepared does. Remedy: prepare the images anew, in another directory"
+            )
         height, width, num_bytes = map(int, found.groups())
         end = len(record) - num_bytes
         return cls(record[:end], (height, width), record[end:].tobytes())

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.prepared.record import PreparedImage
 from stateful_gpu_loader.datasets.prepared.source import SMALLEST_SEGMENT
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, INDEX_FILE
 from stateful_gpu_loader.decoders import available
@@ -377,3 +379,9 @@ def test_nothing_is_warned_of_otherwise(tmp_path: Path, source: FolderSource) ->
         warnings.simplefilter("error")
         for _ in range(2):
             stream(PreparedSource(source, tmp_path / "kept", HEAD))
+
+
+def test_an_image_of_another_form_is_no_damaged_sample() -> None:
+    """Its checksum is right: every image of the directory would be like it."""
+    with pytest.raises(LoaderError, match=r"begins with b'P6.*prepare the images anew"):
+        PreparedImage.of(np.frombuffer(b"P6\n1 1\n255\nrgb", dtype=np.uint8))

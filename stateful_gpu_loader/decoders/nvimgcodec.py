@@ -150,8 +150,6 @@ def _as_tensor(image: Any, stream: int) -> torch.Tensor | None:
 
 
 def _trial() -> torch.Tensor:
-    import torchvision  # noqa: F401  (registers the operator)
-
     grey = torch.full((3, TRIAL_SIDE, TRIAL_SIDE), 128, dtype=torch.uint8)
     encoded: torch.Tensor = torch.ops.image.encode_jpeg(grey, 90)
     return encoded

@@ -2,6 +2,9 @@
 
 Each draws its numbers for a whole batch from the samples' keys, apart from the pixels, so that a
 resumed run crops, flips and colors every image as the uninterrupted one did.
+
+The modules import torchvision within functions: it takes longer to import than torch, and loaders
+of other samples than images import this package, too.
 """
 
 from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe

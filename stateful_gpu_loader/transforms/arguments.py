@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -134,7 +133,9 @@ def as_interpolation(value: Interpolation, supported: Collection[str]) -> str:
     >>> as_interpolation(InterpolationMode.BICUBIC, ["bilinear", "bicubic"])
     'bicubic'
     """
-    name = value.value if isinstance(value, Enum) else value
+    from torchvision.transforms import InterpolationMode
+
+    name = value.value if isinstance(value, InterpolationMode) else value
     name = _PILLOW_CONSTANTS.get(name, name) if isinstance(name, int) else name
     if name not in supported:
         raise ValueError(

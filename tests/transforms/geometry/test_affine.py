@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,12 @@ AFFINE_ARGUMENTS = [
     {"degrees": 5, "shear": 20, "interpolation": InterpolationMode.BILINEAR, "fill": None},
     {"degrees": 5, "shear": (1, 2, -30, 30), "center": (3, 50), "fill": 7},
 ]
+
+
+class Words(Enum):
+    """Not torchvision's, though the word is."""
+
+    LINEAR = "bilinear"
 
 
 @pytest.mark.fuzz
@@ -98,6 +105,7 @@ def test_shear_is_torchvisions(arguments: dict[str, Any]) -> None:
         ({"degrees": 5, "shear": (1, 2, 3)}, TypeError, "shear"),
         ({"degrees": 5, "shear": (1, 2, 4, 3)}, ValueError, "in order"),
         ({"degrees": 5, "interpolation": "bicubic"}, ValueError, "bicubic"),
+        ({"degrees": 5, "interpolation": Words.LINEAR}, ValueError, "not supported"),
         ({"degrees": 5, "fill": {"others": 1}}, TypeError, "dict"),
         ({"degrees": 5, "center": (1, 2, 3)}, ValueError, "two numbers"),
     ],

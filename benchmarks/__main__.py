@@ -46,7 +46,7 @@ def main() -> None:
                 f"--results={arguments.output}",
                 f"--document={arguments.output / 'benchmarks.md'}",
                 f"--readme={arguments.output / 'README.md'}",
-                f"--picture={arguments.output / 'throughput.png'}",
+                f"--pictures={arguments.output}",
             ]
         )
 

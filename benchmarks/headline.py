@@ -28,33 +28,33 @@ ROWS = (
     Row(
         what="Images a second, JPEG files to augmented batches, 2 workers",
         peer="`DataLoader` with Pillow",
-        benchmark="throughput",
-        ours="ours_torchcodec",
-        theirs="torch_pillow",
+        benchmark="peers",
+        ours="ours images workers=2",
+        theirs="torch_pillow images workers=2",
         more_is_better=True,
     ),
     Row(
         what="The same",
         peer="`StatefulDataLoader` with torchvision",
-        benchmark="throughput",
-        ours="ours_torchcodec",
-        theirs="torchdata_torchvision",
+        benchmark="peers",
+        ours="ours images workers=2",
+        theirs="torchdata images workers=2",
         more_is_better=True,
     ),
     Row(
         what="The same",
         peer="DALI on the CPU",
-        benchmark="throughput",
-        ours="ours_torchcodec",
-        theirs="dali",
+        benchmark="peers",
+        ours="ours images workers=2",
+        theirs="dali images workers=2",
         more_is_better=True,
     ),
     Row(
-        what="First batch after a resume, 9 of 10 million shuffled samples behind, 2 workers",
-        peer="`StatefulDataLoader`",
-        benchmark="state",
-        ours="ours first batch, 2 workers, 90% n=10000000",
-        theirs="torchdata first batch, 2 workers, 90% n=10000000",
+        what="First batch after a resume, 90% of 100 million shuffled samples behind, 2 workers",
+        peer="Grain",
+        benchmark="peers",
+        ours="ours restore n=100000000 workers=2",
+        theirs="grain restore n=100000000 workers=2",
     ),
     Row(
         what="First batch after a resume, 90% of 256 streamed tar files behind",
@@ -73,12 +73,12 @@ ROWS = (
 )
 
 
-def headline(folder: Path, picture: str) -> str:
+def headline(folder: Path, pictures: Path) -> str:
     """The chart and the table, as Markdown; rows without results are left out.
 
     Args:
         folder: of the JSON files.
-        picture: where the text looks for the picture of the throughput.
+        pictures: the folder in which the text looks for the picture of all loaders.
     """
     rows, processors = [], {}
     for row in ROWS:
@@ -106,7 +106,7 @@ def headline(folder: Path, picture: str) -> str:
         machine = content["machine"]
         processors[f"{machine['cores']} cores of {machine['processor']}"] = None
     table = as_table(["", "this loader", "compared with", "its figure", "this loader is"], rows)
-    return f"![images per second of every loader]({picture})\n\n{table}\n\n" + (
+    return f"![this loader beside others]({pictures / 'peers.png'})\n\n{table}\n\n" + (
         f"<sub>Medians of alternating rounds on {' and '.join(processors)}, without a GPU.</sub>"
     )
 

@@ -31,41 +31,40 @@ from benchmarks.source_tables import lanes_section, locality_section, sources_se
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-PICTURE = ROOT / "docs" / "throughput.png"
-PEERS_PICTURE = "peers.png"
-"""Beside the other."""
+PICTURES = ROOT / "docs"
+PEERS_PICTURE, THROUGHPUT_PICTURE = "peers.png", "throughput.png"
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Redraw the tables and the picture."""
+    """Redraw the tables and the pictures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").replace("\n", " "))
     parser.add_argument("--results", type=Path, default=results.FOLDER, help="folder of the JSON")
     parser.add_argument("--document", type=Path, default=DOCUMENT, help="where all tables go")
     parser.add_argument("--readme", type=Path, default=README, help="where the six rows go")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where the picture goes")
+    parser.add_argument("--pictures", type=Path, default=PICTURES, help="folder of the pictures")
     arguments = parser.parse_args(given)
-    throughput = results.read_results(arguments.results, "throughput")
-    if throughput is not None:
-        draw_throughput(throughput, arguments.picture)
-        print(f"drew {arguments.picture.name}")
-    peers = results.read_results(arguments.results, "peers")
-    if peers is not None:
-        draw_peers(peers, arguments.picture.with_name(PEERS_PICTURE))
-        print(f"drew {PEERS_PICTURE}")
+    for benchmark, draw_picture, picture in (
+        ("throughput", draw_throughput, THROUGHPUT_PICTURE),
+        ("peers", draw_peers, PEERS_PICTURE),
+    ):
+        content = results.read_results(arguments.results, benchmark)
+        if content is not None:
+            draw_picture(content, arguments.pictures / picture)
+            print(f"drew {picture}")
     for file, name, draw in (
         (arguments.document, "benchmarks", markdown),
         (arguments.readme, "headline", headline),
     ):
-        link = os.path.relpath(arguments.picture, file.parent)
-        print(put_into(file, name, draw(arguments.results, link)))
+        pictures = Path(os.path.relpath(arguments.pictures, file.parent))
+        print(put_into(file, name, draw(arguments.results, pictures)))
 
 
-def markdown(folder: Path, picture: str) -> str:
+def markdown(folder: Path, pictures: Path) -> str:
     """All tables for which there are results, as Markdown.
 
     Args:
         folder: of the JSON files.
-        picture: where the text looks for the picture of the throughput.
+        pictures: the folder in which the text looks for the pictures.
     """
     parts, where = [], []
     for benchmark, section in (
@@ -85,10 +84,9 @@ def markdown(folder: Path, picture: str) -> str:
         content = results.read_results(folder, benchmark)
         if content is not None:
             if benchmark == "peers":
-                beside = Path(picture).with_name(PEERS_PICTURE).as_posix()
-                parts.append(f"![every loader beside the others]({beside})")
+                parts.append(f"![this loader beside others]({pictures / PEERS_PICTURE})")
             if benchmark == "throughput":
-                parts.append(f"![images per second of every loader]({picture})")
+                parts.append(f"![images a second of every loader]({pictures / THROUGHPUT_PICTURE})")
             parts += [section(content), _origin(content)]
             where.append(_machine_and_versions(content))
     return "\n\n".join([*parts, *dict.fromkeys(where)])

@@ -149,7 +149,7 @@ def test_verdicts_are_of_what_was_delivered(content: dict[str, Any]) -> None:
 
 def test_table_and_picture_are_drawn(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_text(json.dumps(content), encoding="utf-8")
-    text = table.markdown(tmp_path, "docs/throughput.png")
+    text = table.markdown(tmp_path, Path("docs"))
     assert "(docs/peers.png)" in text
     rows = [line for line in text.splitlines() if line.startswith("| Forgetful | ")]
     assert rows[0].endswith("| yes | no, 0 of 4 |")

@@ -10,7 +10,7 @@ INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
-MARKS := processes ranks trainers dali fuzz benchmarks gpu
+MARKS := processes ranks trainers dali ray fuzz benchmarks gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
 .PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick bench-peers dist format clean

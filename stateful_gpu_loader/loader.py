@@ -68,7 +68,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             runs when the batch is delivered, on the device, with the global generators (including
             the device's) seeded from the batch's first position; the caller's are restored.
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
-            all the work, otherwise processes.
+            all the work, otherwise processes. ``"ray"``, or a
+            :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
         max_worker_restarts: how often lost worker processes are replaced before another batch has
@@ -123,7 +124,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         cpu_share: float = 0.0,
         transform: Any = None,
         batch_transform: Any = None,
-        worker_type: str = "auto",
+        worker_type: Any = "auto",
         on_bad_sample: str = "raise",
         max_worker_restarts: int = 3,
         on_epoch_boundary: str = "empty",

@@ -179,7 +179,9 @@ class FakeDecoder:
     def version(self) -> str:
         return "1"
 
-    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
+    @staticmethod
+    def takes(header: ImageHeader, data: torch.Tensor) -> bool:
+        """A function, as of the real ones: it is sent to workers."""
         return isinstance(header, JpegHeader) and header.components != 4
 
     def decode_batch(

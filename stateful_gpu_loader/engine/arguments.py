@@ -13,6 +13,7 @@ from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
+from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.samplers import (
     OWN_SAMPLERS,
@@ -25,8 +26,8 @@ from stateful_gpu_loader.state.schema import ACCEPTABLE, as_int
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import remedy_for
 
-WORKER_TYPES = ("auto", "thread", "process")
-"""What ``worker_type`` can be."""
+WORKER_TYPES = ("auto", "thread", "process", "ray")
+"""What ``worker_type`` can be, besides options of workers on other machines."""
 
 BOUNDARIES = ("empty", "next_epoch")
 """What ``on_epoch_boundary`` can be."""
@@ -55,7 +56,8 @@ def check_arguments(
     _check_ranks(rank, num_replicas)
     if prefetch_factor is not None and not _is_int_from(1, prefetch_factor):
         raise ValueError(f"{prefetch_factor = } must be a positive int or None")
-    _check_choice("worker_type", worker_type, WORKER_TYPES)
+    if not isinstance(worker_type, RemoteWorkers):
+        _check_choice("worker_type", worker_type, WORKER_TYPES)
     _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
     _check_choice("decoder", decoder, DECODER_NAMES)
     if isinstance(cpu_share, bool) or not isinstance(cpu_share, (int, float)):

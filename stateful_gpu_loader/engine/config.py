@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, default_collate, default_convert
 
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_workers
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.state.schema import as_int
 
@@ -76,8 +77,8 @@ class LoaderConfig:
     """Called in each worker process."""
     multiprocessing_context: Any
     """Context that worker processes are started with; None lets the loader choose."""
-    worker_type: str
-    """``"thread"``, ``"process"`` or ``"auto"``."""
+    worker_type: Any
+    """``"thread"``, ``"process"``, ``"auto"``, ``"ray"``, or options of workers elsewhere."""
     in_order: bool
     """Whether batches come in the order of their requests."""
     snapshot_every_n_steps: int | None
@@ -108,7 +109,19 @@ class LoaderConfig:
     @property
     def in_flight(self) -> int:
         """Number of batches that the workers may be ahead of the user."""
-        return self.num_workers * (self.prefetch_factor or 2)
+        limit = None if self.remote is None else self.remote.max_in_flight
+        return self.num_workers * self.in_flight_a_worker if limit is None else limit
+
+    @property
+    def in_flight_a_worker(self) -> int:
+        """Number of batches that one worker may have to make, or may be making."""
+        threads = 1 if self.remote is None else self.remote.threads
+        return (self.prefetch_factor or 2) + threads - 1
+
+    @cached_property
+    def remote(self) -> RemoteWorkers | None:
+        """The workers on other machines; None if they are on this one."""
+        return remote_workers(self.worker_type)
 
     @cached_property
     def keeps_order(self) -> bool:

@@ -262,21 +262,27 @@ class Run:
         """
         begun.losses += 1
         begun.is_running = False
-        self._engine.tally.worker_restarts += 1
+        self._engine.tally.worker_restarts += loss.remedy is None
         begun.pipeline.close()
         place = begun.current.place
         where = f"epoch {place.epoch}, position {place.position}"
         at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
         limit = begun.plan.config.max_worker_restarts
-        if begun.losses > limit:
+        if begun.losses > limit or loss.remedy is not None:
             self._begun = None
             if not begun.has_answered:
                 begun.current.place = begun.schedule.start_place()
             self._passes.go_back(begun.current)
+            why, remedy = f" at {where}{at}", loss.remedy
+            if remedy is None:
+                why = (
+                    f". Workers were lost {begun.losses} times at {where}{at}, and "
+                    f"max_worker_restarts is {limit}"
+                )
+                remedy = "look for what ends them (memory, a crash in native code)"
             raise WorkerLost(
-                f"{loss.what}. Workers were lost {begun.losses} times at {where}{at}, and "
-                f"max_worker_restarts is {limit}. Remedy: look for what ends them (memory, a "
-                "crash in native code); the state is intact, and a new iterator goes on from it"
+                f"{loss.what}{why}. Remedy: {remedy}; the state is intact, and a new iterator goes "
+                "on from it"
             ) from loss
         warnings.warn(
             f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "

@@ -22,11 +22,16 @@ class WorkersDied(Exception):
     Args:
         what: what happened, for a person: pids with signals or exit codes, or an expired timeout.
         oldest: the oldest unanswered request, if it is known.
+        remedy: what the user can do where other workers would be lost in the same way, so that
+            none are started; None where they may help.
     """
 
-    def __init__(self, what: str, oldest: Request | Turn | None) -> None:
+    def __init__(
+        self, what: str, oldest: Request | Turn | None, *, remedy: str | None = None
+    ) -> None:
         self.what = what
         self.oldest = oldest
+        self.remedy = remedy
         super().__init__(what)
 
 

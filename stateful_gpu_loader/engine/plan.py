@@ -114,8 +114,13 @@ class Plan:
         if source is not None and source.has_spatial_targets:
             check_targets_move(config.dataset, transform, recipes)
         given = config.batch_transform
+        decodes_elsewhere = config.remote is not None and config.remote.decode_on == "workers"
         finishes_images = (
-            device is not None and source is not None and stacks and recipes is not None
+            device is not None
+            and source is not None
+            and stacks
+            and recipes is not None
+            and not decodes_elsewhere
         )
         plan = cls(
             config=config,

@@ -102,6 +102,10 @@ class Work:
         self.since = 0.0
         """Time up to which that stage's seconds are noted."""
 
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add what was taken from the times of another process."""
+        _add(self.seconds, seconds)
+
 
 class _Present(threading.local):
     def __init__(self) -> None:
@@ -143,10 +147,6 @@ class StageTimes:
             with self._lock:
                 self._works.remove(work)
                 _add(self._ended, work.seconds)
-
-    def add(self, seconds: Mapping[str, float]) -> None:
-        """Add what was taken from the times of another process."""
-        _add(self.own.seconds, seconds)
 
     def total(self) -> dict[str, float]:
         """Return all seconds so far."""

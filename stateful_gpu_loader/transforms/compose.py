@@ -17,7 +17,7 @@ from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
-from stateful_gpu_loader.transforms.values import ToMemoryFormat
+from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 Rows = Sequence[Sequence[float]]
 """The numbers of one sample: one row for each recipe."""
@@ -92,6 +92,26 @@ class Compose:
         following = copy.copy(self)
         following._first_stream = self._first_stream + num_recipes
         return following
+
+    def divided(self) -> tuple[Compose, Compose]:
+        """The recipes that make the pixels, and those after them that only change their type.
+
+        What the first part makes of decoded images has one byte a value, and the second part draws
+        nothing: Normalize, ToDtype and ToMemoryFormat at the end. It can be applied elsewhere, to
+        the whole batch.
+
+        >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize
+        >>> Compose([CenterCrop(224), Normalize([0.5], [0.5])]).divided()
+        (Compose([CenterCrop(size=(224, 224))]), Compose([Normalize(mean=(0.5,), std=(0.5,))]))
+        """
+        end = len(self.recipes)
+        while end and isinstance(self.recipes[end - 1], (Normalize, ToDtype, ToMemoryFormat)):
+            end -= 1
+        before, after = (Compose(part) for part in (self.recipes[:end], self.recipes[end:]))
+        before._first_stream = self._first_stream
+        if before.output_dtype is not torch.uint8:
+            return self, Compose([])
+        return before, after
 
     def draw(self, seed: int, epoch: int, positions: IndexArray, sizes: IndexArray) -> PipelineDraw:
         """Decide for a whole batch; row i depends on position i and size i alone.

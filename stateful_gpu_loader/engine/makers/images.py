@@ -101,11 +101,8 @@ class ImageMaker:
             return None
         check_one_size(sizes, keys, self._source)
         height, width = sizes[0].tolist()
-        recipes = self._recipes
-        if recipes.memory_format is torch.channels_last:
-            interleaved = self._allocate((len(keys), height, width, 3), recipes.output_dtype)
-            return interleaved.permute(0, 3, 1, 2)
-        return self._allocate((len(keys), 3, height, width), recipes.output_dtype)
+        dtype, memory_format = self._recipes.output_dtype, self._recipes.memory_format
+        return empty_rows(self._allocate, (len(keys), height, width), dtype, memory_format)
 
     def _filled(
         self, replacer: BadSampleReplacer, check: Callable[[], None]
@@ -173,6 +170,23 @@ class ImageMaker:
     def _judge(self, check: Callable[[], None], slot: Slot) -> None:
         self._decode(check, slot)
         slot.sample.pixels = None  # keeping a whole batch of decoded images would need much memory
+
+
+def empty_rows(
+    allocate: Allocate,
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+) -> torch.Tensor:
+    """Return an uninitialised batch of images, [n, 3, height, width], in this layout.
+
+    Args:
+        size: n, height and width.
+    """
+    num_images, height, width = size
+    if memory_format is torch.channels_last:
+        return allocate((num_images, height, width, 3), dtype).permute(0, 3, 1, 2)
+    return allocate((num_images, 3, height, width), dtype)
 
 
 @dataclass

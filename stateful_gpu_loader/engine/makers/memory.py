@@ -19,6 +19,16 @@ _SIZES = 2
 """Number of sizes that are kept: those of whole batches, and of an epoch's last one."""
 
 
+def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in memory of torch's own, whatever the default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def empty_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in page-locked memory."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
 class BatchMemory:
     """Allocates batch buffers, and takes their memory back when the last tensor on it is gone.
 

@@ -1,8 +1,11 @@
-"""Chooses the workers of a loader: the user's own thread, threads or processes."""
+"""Chooses the workers of a loader: the user's own thread, threads, processes, other machines."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+import torch
 
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.stage import Stage
@@ -10,15 +13,20 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import device_steps, maker_of
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING
 from stateful_gpu_loader.engine.makers.images import Allocate
-from stateful_gpu_loader.engine.makers.memory import BatchMemory
+from stateful_gpu_loader.engine.makers.memory import BatchMemory, empty_host, empty_pinned
+from stateful_gpu_loader.engine.makers.unfinished import divided
 from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
+from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
 from stateful_gpu_loader.engine.workers.packing import empty_shared
 from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
+from stateful_gpu_loader.engine.workers.remote import RemotePipeline
 from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
-from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader
+from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, with_sharding
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.state.epoch_progress import Address
 
@@ -30,10 +38,14 @@ def runs_in_threads(plan: Plan) -> bool:
     """Whether the workers are threads: by default if they only read data and apply recipes.
 
     Raises:
-        ValueError: threads are requested for work that draws from the global generators, which all
-            threads share, or with arguments that only processes support.
+        ValueError: threads are requested, here or in workers on other machines, for work that draws
+            from the global generators, which all threads share, or with arguments that only
+            processes support.
     """
-    worker_type = plan.config.worker_type
+    worker_type, remote = plan.config.worker_type, plan.config.remote
+    if remote is not None:
+        _check_remote(plan, remote)
+        return False
     if worker_type == "process":
         return False
     obstacle = _obstacle_to_threads(plan)
@@ -46,8 +58,8 @@ def runs_in_threads(plan: Plan) -> bool:
 
 
 def runs_in_processes(plan: Plan) -> bool:
-    """Whether the workers are processes."""
-    return plan.config.num_workers > 0 and not runs_in_threads(plan)
+    """Whether the workers are processes of this machine, started by this one."""
+    return plan.config.num_workers > 0 and plan.config.remote is None and not runs_in_threads(plan)
 
 
 def make_pipeline(
@@ -56,7 +68,7 @@ def make_pipeline(
     seed: int,
     start: Address,
     stage: Stage | None = None,
-    times: StageTimes | None = None,
+    times: Tally | None = None,
 ) -> Pipeline:
     """Return a pipeline that is not started; its first pass will begin at ``start``.
 
@@ -71,6 +83,9 @@ def make_pipeline(
         memory = BatchMemory(config.in_flight + _BATCHES_WITH_THE_USER)
         return _workers_pipeline(plan, policy, seed, start, memory.empty, times)
     begin, finish = device_steps(plan, policy, stage)
+    last = None if config.remote is None else divided(plan)[1]
+    if last is not None:
+        finish = partial(last.on_device, place=stage.place)
     return DevicePrefetch(
         _workers_pipeline(plan, policy, seed, start, stage.place.empty_host, times),
         stage=stage,
@@ -88,7 +103,7 @@ def _workers_pipeline(
     seed: int,
     start: Address,
     allocate: Allocate,
-    times: StageTimes | None,
+    times: Tally | None,
 ) -> Pipeline:
     config = plan.config
     if config.num_workers == 0:
@@ -105,6 +120,8 @@ def _workers_pipeline(
         )
     place = np.array([start.position])
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
+    if config.remote is not None:
+        return _remote_pipeline(plan, config.remote, policy, base_seed, allocate, times)
     loader = InnerLoader(
         maker_of(plan, policy, empty_shared),
         dataset=config.dataset,
@@ -119,6 +136,64 @@ def _workers_pipeline(
         times=times,
     )
     return ProcessPipeline(loader)
+
+
+def _remote_pipeline(
+    plan: Plan,
+    remote: RemoteWorkers,
+    policy: BadSamplePolicy,
+    base_seed: int,
+    allocate: Allocate,
+    times: Tally | None,
+) -> Pipeline:
+    config = plan.config
+    work, last = divided(plan)
+    adapter = WorkerAdapter(
+        maker_of(work, policy, empty_host),
+        config.dataset,
+        with_sharding(config.dataset, config.worker_init_fn),
+        partial(pack_by_value, images_apart=last is not None, pickler=remote.pickler),
+    )
+    if config.pin_memory and plan.device is None and torch.accelerator.is_available():
+        allocate = empty_pinned
+    elif plan.source is None:
+        # Sums over a batch of the user's may depend on its alignment, which torch's memory has.
+        allocate = empty_host
+    finish = None if last is None or plan.device is not None else last.on_host
+    return RemotePipeline(
+        partial(remote.connect, adapter, num_workers=config.num_workers, base_seed=base_seed),
+        num_workers=config.num_workers,
+        limit=config.in_flight,
+        depth=config.in_flight_a_worker,
+        threads=remote.threads,
+        timeout=config.timeout,
+        in_order=config.keeps_order,
+        persistent=config.persistent_workers,
+        max_losses=config.max_worker_restarts,
+        unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
+        tally=times or Tally(),
+    )
+
+
+def _check_remote(plan: Plan, remote: RemoteWorkers) -> None:
+    """Refuse arguments that workers on other machines cannot serve.
+
+    Raises:
+        ValueError: of threads that share generators, or of how processes are started.
+    """
+    config = plan.config
+    if config.multiprocessing_context is not None:
+        raise ValueError(
+            f"multiprocessing_context={config.multiprocessing_context!r} is for worker processes "
+            f"of this machine, and worker_type={config.worker_type!r} starts others. Remedy: leave "
+            "one of them out"
+        )
+    obstacle = _obstacle_to_threads(plan)
+    if remote.threads > 1 and obstacle is not None:
+        raise ValueError(
+            f"threads={remote.threads} cannot serve this loader: {obstacle}. Remedy: threads=1, "
+            "and more workers"
+        )
 
 
 def _obstacle_to_threads(plan: Plan) -> str | None:

@@ -51,8 +51,10 @@ class Dispatch(Window):
             spare: number of places that are about to be free.
         """
         request = self.draw(spare=spare)
-        if request is None:
-            return None
+        return None if request is None else self.place(number, request)
+
+    def place(self, number: int, request: Any) -> tuple[int, Any, WorkerStart | None]:
+        """Issue a drawn request; return its worker, itself, and what the worker begins with."""
         worker = self._next_worker() if request.worker is None else request.worker
         self.issue(number, request)
         self._under_way[number] = request, worker

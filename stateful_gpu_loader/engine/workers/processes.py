@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Failure, WorkersDied
+from stateful_gpu_loader.engine.pipeline import WorkersDied
 from stateful_gpu_loader.engine.workers.answer_pipe import WritersLost
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
-from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
+from stateful_gpu_loader.engine.workers.remote_failure import with_failure_rebuilt
 from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, TorchWorkers
 from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 from stateful_gpu_loader.records import WorkerStart
@@ -96,7 +95,7 @@ class ProcessPipeline:
         # Sent before the answer is taken, so that an exception of the requests does not lose it.
         self._send(torch_workers, spare=1)
         request, answer = dispatch.deliver()
-        return request, _with_failure_rebuilt(answer)
+        return request, with_failure_rebuilt(answer)
 
     def is_ready(self) -> bool:
         torch_workers, dispatch = self._torch_workers, self._dispatch
@@ -164,12 +163,3 @@ class ProcessPipeline:
 
 _SECONDS_TO_BE_TOLD = 10.0
 """Seconds to wait for the monitor to know which worker died, which the pipe tells earlier."""
-
-
-def _with_failure_rebuilt(answer: Any) -> Any:
-    if isinstance(answer, RemoteFailure):
-        kind = BeginFailure if answer.is_of_beginning else Failure
-        return kind(answer.rebuild())
-    if isinstance(answer, Answer) and isinstance(answer.payload, RemoteFailure):
-        return dataclasses.replace(answer, payload=Failure(answer.payload.rebuild()))
-    return answer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import traceback
 from typing import Any
 
+from stateful_gpu_loader.engine.pipeline import Answer, BeginFailure, Failure
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -45,6 +47,16 @@ class RemoteFailure:
         except Exception:  # it expects other arguments
             error = None
         return error if isinstance(error, BaseException) else RuntimeError(message)
+
+
+def with_failure_rebuilt(answer: Any) -> Any:
+    """Return an answer of another process, with the exception that it may hold rebuilt."""
+    if isinstance(answer, RemoteFailure):
+        kind = BeginFailure if answer.is_of_beginning else Failure
+        return kind(answer.rebuild())
+    if isinstance(answer, Answer) and isinstance(answer.payload, RemoteFailure):
+        return dataclasses.replace(answer, payload=Failure(answer.payload.rebuild()))
+    return answer
 
 
 def as_text(error: BaseException) -> str:

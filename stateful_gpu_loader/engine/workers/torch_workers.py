@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import pickletools
+import random
 import threading
 import time
 import warnings
@@ -24,12 +25,14 @@ from multiprocessing.util import get_temp_dir
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.autograd.profiler as torch_profiler
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import pin_memory as torch_pin_memory
+from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
 
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
@@ -88,7 +91,7 @@ class InnerLoader(DataLoader[Any]):
     ) -> None:
         self.times = times or StageTimes()
         self.context = _Context(multiprocessing_context)
-        self.side = WorkerAdapter(maker, dataset, _with_sharding(dataset, worker_init_fn))
+        self.side = WorkerAdapter(maker, dataset, with_sharding(dataset, worker_init_fn))
         generator = torch.Generator()
         generator.manual_seed(base_seed)
         super().__init__(
@@ -214,7 +217,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         try:
             number, packed = pickle.loads(message)
             answer = unpack(packed)
-            self._times.add(packed.seconds)
+            self._times.own.add(packed.seconds)
             self._times.own.seconds["transfer"] += perf_counter() - started
             return number, answer
         except Exception as error:
@@ -281,6 +284,23 @@ def is_profiling() -> bool:
 def pin(batch: Any) -> Any:
     """Copy the batch's tensors to page-locked memory, as DataLoader's ``pin_memory`` does."""
     return torch_pin_memory.pin_memory(batch)
+
+
+def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int) -> None:
+    """Make this process a worker of a loader, as torch's own loop of a worker process begins.
+
+    Args:
+        worker: its number, which ``get_worker_info()`` gives.
+        dataset: what ``get_worker_info().dataset`` gives.
+    """
+    seed = base_seed + worker
+    torch.set_num_threads(1)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(base_seed, worker))
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker, num_workers=num_workers, seed=seed, dataset=dataset
+    )
 
 
 class _Queue(Queue):  # type: ignore[type-arg]
@@ -353,9 +373,10 @@ class _Flag:
         return bool(self._semaphore.get_value())
 
 
-def _with_sharding(
+def with_sharding(
     dataset: Any, worker_init_fn: Callable[[int], None] | None
 ) -> Callable[[int], None] | None:
+    """Return what initialises a worker; torch's data pipes are divided among the workers."""
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return worker_init_fn
     return functools.partial(_sharding_worker_init_fn, worker_init_fn, *size_and_rank())

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
-from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.records import WorkerStart
 
@@ -41,14 +41,20 @@ class WorkerAdapter(Dataset[Any]):
         dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
         initialise: called with the worker's number before anything else. If it fails, every request
             of the worker fails with its exception.
+        pack: serializes the answers.
     """
 
     def __init__(
-        self, maker: Maker, dataset: Any, initialise: Callable[[int], None] | None
+        self,
+        maker: Maker,
+        dataset: Any,
+        initialise: Callable[[int], None] | None,
+        pack: Callable[[Any], Any] = pack,
     ) -> None:
         self._maker = maker
         self._dataset = dataset
         self._initialise = initialise
+        self._pack = pack
         self._worker = 0
         self._unusable: RemoteFailure | None = None
         self._start: WorkerStart | None = None
@@ -76,14 +82,29 @@ class WorkerAdapter(Dataset[Any]):
         except Exception as error:
             self._unusable = self._failed(error)
 
-    def __getitem__(self, message: WorkerMessage) -> Packed:
+    def for_this_thread(self) -> WorkerAdapter:
+        """Return an adapter to the same maker, for another thread of a worker that has started."""
+        other = WorkerAdapter(self._maker, self._dataset, None, self._pack)
+        other._worker, other._unusable = self._worker, self._unusable
+        PRESENT.work = other._times.own
+        return other
+
+    def __getitem__(self, message: WorkerMessage) -> Any:
+        return self.answer(message, never_stopped)
+
+    def answer(self, message: WorkerMessage, check: Callable[[], None]) -> Any:
+        """Return the serialized answer to a message.
+
+        Args:
+            check: called between samples; may raise :class:`Stopped`.
+        """
         self._note_idle(message)
-        answer = self._answer(message)
+        answer = self._answer(message, check)
         started = perf_counter()
         try:
-            packed = pack(answer)
+            packed = self._pack(answer)
         except Exception as error:
-            packed = pack(_unsent(answer, error))
+            packed = self._pack(_unsent(answer, error))
         self._idle_since = perf_counter()
         self._times.own.seconds["transfer"] += self._idle_since - started
         return packed._replace(seconds=self._times.take())
@@ -95,7 +116,7 @@ class WorkerAdapter(Dataset[Any]):
             self._times.own.seconds["idle"] += perf_counter() - self._idle_since
         self._epoch = epoch
 
-    def _answer(self, message: WorkerMessage) -> Any:
+    def _answer(self, message: WorkerMessage, check: Callable[[], None]) -> Any:
         request, start = message
         if start is not None:
             self._start = start
@@ -110,13 +131,13 @@ class WorkerAdapter(Dataset[Any]):
             except Exception as error:
                 return self._failed(error).at_the_beginning()
             self._start = None
-        return execute(self._maker, request, never_stopped, self._failed, worker=self._worker)
+        return execute(self._maker, request, check, self._failed, worker=self._worker)
 
     def _failed(self, error: Exception) -> RemoteFailure:
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self._maker, self._dataset, self._initialise
+        parts = self._maker, self._dataset, self._initialise, self._pack
         if get_spawning_popen() is None:
             return WorkerAdapter, parts
         # Sent in a file rather than in the message that starts the worker: multiprocessing writes

@@ -15,7 +15,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.own_generators import warn_of_own_generators
 from stateful_gpu_loader.engine.pipeline import Pipeline, WorkersDied
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.workers.choice import make_pipeline
 from stateful_gpu_loader.errors import WorkerLost
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -29,7 +29,7 @@ class WorkerPool:
         times: where the workers' seconds are noted.
     """
 
-    def __init__(self, device: torch.device | None, times: StageTimes) -> None:
+    def __init__(self, device: torch.device | None, times: Tally) -> None:
         self._device = device
         self._times = times
         self._stage: Stage | None = None
@@ -99,7 +99,7 @@ class WorkerPool:
         if before is not None:
             before.close()
 
-    def twin(self, times: StageTimes) -> WorkerPool:
+    def twin(self, times: Tally) -> WorkerPool:
         """Return a worker pool for a copy of the loader, with the copy's times."""
         twin = WorkerPool(self.device, times)
         twin._has_looked = self._has_looked

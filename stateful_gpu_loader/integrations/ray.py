@@ -1,0 +1,323 @@
+"""Workers of a loader as actors of a Ray cluster, which make its batches on any of its machines.
+
+``StatefulGPULoader(..., num_workers=64, worker_type="ray")`` is all that is needed; with
+:class:`RayWorkers` in place of the name, one says what each worker needs and where it may run. The
+stream is the same as with any other workers, whoever dies.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stateful_gpu_loader.engine.isolation import limit_this_thread
+from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.workers.cluster import (
+    Answered,
+    Event,
+    Lost,
+    Severed,
+    Started,
+    Unreadable,
+)
+from stateful_gpu_loader.engine.workers.remote_failure import as_text
+from stateful_gpu_loader.engine.workers.torch_workers import become_worker
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
+from stateful_gpu_loader.errors import MissingDependency
+
+_SECONDS_BETWEEN_CHECKS = 5.0
+"""How often the head of the cluster is looked for."""
+_SECONDS_WITHOUT_HEAD = 30.0
+"""A head may be restarted within this time; Ray ends a process that has none for 60 seconds."""
+_POLL_SECONDS = 0.05
+"""How long a message that is sent meanwhile may wait until its answer is waited for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayWorkers:
+    """What the workers of a loader are in a Ray cluster; pass it as ``worker_type``.
+
+    >>> RayWorkers(num_cpus=4, threads=4).threads
+    4
+    """
+
+    num_cpus: float = 1
+    """CPUs that each worker reserves."""
+    resources: Mapping[str, float] | None = None
+    """Custom resources that each worker reserves, such as ``{"decoding": 1}``."""
+    scheduling: Any = "spread"
+    """``"spread"`` over the nodes, ``"default"``, or one of Ray's scheduling strategies, such as
+    ``PlacementGroupSchedulingStrategy``."""
+    runtime_env: Mapping[str, Any] | None = None
+    """Environment of the workers, as Ray defines it; None is that of the job."""
+    threads: int = 1
+    """Number of batches that a worker makes at a time, each in a thread. More than one needs a
+    Source and recipes, whose work releases the GIL."""
+    max_in_flight: int | None = None
+    """Largest number of batches that are being made or wait for the loop, which bounds the memory;
+    None is ``prefetch_factor + threads - 1`` for each worker."""
+    decode_on: str = "device"
+    """With a GPU as ``device=``: ``"device"`` leaves decoding and augmenting to it, and the workers
+    only read files; ``"workers"`` has them do it on their CPUs."""
+    address: str | None = None
+    """Address of the cluster, as for ``ray.init()``. None is the one that the process is connected
+    to, else that of ``RAY_ADDRESS``, else one that is started on this machine."""
+
+    def __post_init__(self) -> None:
+        if importlib.util.find_spec("ray") is None:
+            raise MissingDependency("ray", needed_for="worker_type='ray'", extra="ray")
+        if isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1:
+            raise ValueError(f"threads={self.threads!r} must be a positive int")
+        limit = self.max_in_flight
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+        ):
+            raise ValueError(f"max_in_flight={limit!r} must be a positive int or None")
+        if self.decode_on not in ("device", "workers"):
+            raise ValueError(f"decode_on={self.decode_on!r} must be 'device' or 'workers'")
+        if not self.num_cpus >= 0:
+            raise ValueError(f"num_cpus={self.num_cpus!r} must be a number from 0")
+
+    @property
+    def pickler(self) -> type[pickle.Pickler]:
+        """Ray's own, which knows the classes of a script that is run."""
+        from ray import cloudpickle
+
+        kind: type[pickle.Pickler] = cloudpickle.Pickler
+        return kind
+
+    def connect(self, adapter: WorkerAdapter, *, num_workers: int, base_seed: int) -> RayCluster:
+        """Connect this process to the cluster and put there, once, what all workers need.
+
+        Raises:
+            ConnectionError: there is no cluster at the address.
+        """
+        return RayCluster(self, adapter, num_workers=num_workers, base_seed=base_seed)
+
+
+class RayCluster:
+    """Exchanges messages with actors; see :class:`Cluster`."""
+
+    def __init__(
+        self, options: RayWorkers, adapter: WorkerAdapter, *, num_workers: int, base_seed: int
+    ) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._options = options
+        if not ray.is_initialized():
+            address = options.address or os.environ.get("RAY_ADDRESS")
+            local = {} if address else {"include_dashboard": False}
+            ray.init(address=address, log_to_driver=False, **local)
+        self._head = _Head(ray.get_runtime_context().gcs_address)
+        # As bytes: arrays that actors of one node share would be read-only.
+        self._work = ray.put(ray.cloudpickle.dumps(adapter))
+        self._of_all = num_workers, base_seed
+        scheduling = options.scheduling
+        self._actor = ray.remote(RayWorker).options(
+            num_cpus=options.num_cpus,
+            resources=dict(options.resources or {}),
+            scheduling_strategy=scheduling.upper() if isinstance(scheduling, str) else scheduling,
+            runtime_env=None if options.runtime_env is None else dict(options.runtime_env),
+            max_concurrency=options.threads,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        self._lock = threading.Lock()
+        self._has_more = threading.Event()
+        self._actors: dict[int, Any] = {}
+        self._expected: dict[Any, tuple[int, int | None]] = {}
+        """What is waited for: its worker, and the number of the request; None is the start."""
+        self._arrived: deque[tuple[Any, int, int | None]] = deque()
+        self._is_closed = False
+
+    def start(self, worker: int, place: int) -> None:
+        actor = self._actor.remote(place, *self._of_all, self._work)
+        self._actors[worker] = actor
+        self._expect(actor.has_started.remote(), worker, None)
+
+    def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
+        reference = self._actors[worker].answer.remote(number, message, first)
+        self._expect(reference, worker, number)
+
+    def receive(self, seconds: float) -> Event | None:
+        if not self._arrived:
+            found = self._wait(seconds)
+            if found is not None:
+                return found
+        if not self._arrived:
+            return None
+        reference, worker, number = self._arrived.popleft()
+        return self._event(reference, worker, number)
+
+    def kill(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        with self._lock:
+            for reference, (of, _) in list(self._expected.items()):
+                if of == worker:
+                    del self._expected[reference]
+        if actor is not None and not self._head.is_lost:
+            self._ray.kill(actor)
+
+    def resources(self) -> str:
+        options = self._options
+        needs = {"CPU": options.num_cpus, **(options.resources or {})}
+        has, free = self._ray.cluster_resources(), self._ray.available_resources()
+        listed = ", ".join(
+            f"{free.get(name, 0):g} of {has.get(name, 0):g} {name}" for name in needs
+        )
+        return f"each needs {needs}, and of the whole cluster {listed} are free"
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._has_more.set()
+        if self._ray.is_initialized():
+            for worker in list(self._actors):
+                self.kill(worker)
+        self._actors.clear()
+
+    def _expect(self, reference: Any, worker: int, number: int | None) -> None:
+        with self._lock:
+            self._expected[reference] = worker, number
+        self._has_more.set()
+
+    def _wait(self, seconds: float) -> Event | None:
+        """Note what has arrived within so many seconds; return that the head is lost, if it is."""
+        deadline = time.monotonic() + seconds
+        while not (self._arrived or self._is_closed) and time.monotonic() < deadline:
+            severed = self._head.check()
+            if severed is not None:
+                return severed
+            self._has_more.clear()
+            with self._lock:
+                references = list(self._expected)
+            if not references:
+                self._has_more.wait(seconds)
+                continue
+            # They are brought to this machine while they are waited for.
+            ready, _ = self._ray.wait(
+                references, num_returns=1, timeout=_POLL_SECONDS, fetch_local=True
+            )
+            with self._lock:
+                for reference in ready:
+                    expected = self._expected.pop(reference, None)
+                    if expected is not None:
+                        self._arrived.append((reference, *expected))
+        return None
+
+    def _event(self, reference: Any, worker: int, number: int | None) -> Event | None:
+        errors = self._ray.exceptions
+        try:
+            found = self._ray.get(reference)
+        except (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError) as error:
+            return Lost(worker, _first_lines(error))
+        except (errors.RuntimeEnvSetupError, errors.ActorUnschedulableError) as error:
+            return Lost(worker, _first_lines(error))
+        except errors.OutOfMemoryError as error:
+            return Lost(worker, _first_lines(error))
+        except errors.RayError as error:
+            if number is None:
+                return Lost(worker, _first_lines(error))
+            return Unreadable(number, _first_lines(error))
+        if number is not None:
+            return None if found is None else Answered(number, found)
+        if found is None:
+            return Started(worker)
+        return Severed(
+            f"a worker could not be made: {found}",
+            "let what the loader is made of, the dataset and the transform, be found on every "
+            "node, where necessary by RayWorkers(runtime_env=...)",
+        )
+
+
+class RayWorker:
+    """The actor: makes batches, and lives as long as the loader's iterator needs it.
+
+    Args:
+        worker: its number among those of the loader.
+        num_workers, base_seed: as in torch's worker processes.
+        work: the pickled :class:`WorkerAdapter`.
+    """
+
+    def __init__(self, worker: int, num_workers: int, base_seed: int, work: bytes) -> None:
+        self._of_thread = threading.local()
+        self._first = 0
+        """Number of the first request of the newest pass."""
+        self._refusal: str | None = None
+        try:
+            self._adapter: WorkerAdapter = pickle.loads(work)
+            become_worker(worker, self._adapter, num_workers=num_workers, base_seed=base_seed)
+            self._adapter.start(worker)
+        except Exception as error:
+            self._refusal = as_text(error)
+
+    def has_started(self) -> str | None:
+        """Return, as soon as it has started, what kept it from being made, if something did."""
+        return self._refusal
+
+    def answer(self, number: int, message: WorkerMessage, first: int) -> Any:
+        """Return the serialized answer to a message; None if its pass was abandoned.
+
+        Args:
+            first: number of the first request of its pass.
+        """
+        self._first = max(self._first, first)
+
+        def check() -> None:
+            if number < self._first:
+                raise Stopped
+
+        adapter = getattr(self._of_thread, "adapter", None)
+        if adapter is None:
+            limit_this_thread()
+            adapter = self._of_thread.adapter = self._adapter.for_this_thread()
+        try:
+            return adapter.answer(message, check)
+        except Stopped:
+            return None
+
+
+class _Head:
+    """Whether the head of the cluster can be reached, without which Ray ends this process."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        host, _, port = address.rpartition(":")
+        self._place = host.strip("[]"), int(port)
+        self._checked = self._seen = time.monotonic()
+        self.is_lost = False
+
+    def check(self) -> Severed | None:
+        """Try to reach it, every few seconds; return that it is lost once it is."""
+        now = time.monotonic()
+        if self.is_lost or now - self._checked < _SECONDS_BETWEEN_CHECKS:
+            return None
+        self._checked = now
+        try:
+            socket.create_connection(self._place, timeout=_SECONDS_BETWEEN_CHECKS).close()
+        except OSError as error:
+            if now - self._seen < _SECONDS_WITHOUT_HEAD:
+                return None
+            self.is_lost = True
+            return Severed(
+                f"the head of the Ray cluster at {self._address} has not been reached for "
+                f"{now - self._seen:.0f} seconds ({error})",
+                "save the loader's state, call ray.shutdown() before Ray ends this process, which "
+                "it does 60 seconds after the loss, and go on in another cluster",
+            )
+        self._seen = now
+        return None
+
+
+def _first_lines(error: BaseException) -> str:
+    """Return the beginning of one of Ray's long messages, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}"

@@ -1,0 +1,160 @@
+"""A cluster without other machines, in which any worker can be lost at any moment.
+
+Everything happens in ``receive()``, one thing after the other, in an order that a seed decides.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.workers.cluster import (
+    Answered,
+    Event,
+    Lost,
+    Started,
+    Unreadable,
+)
+from stateful_gpu_loader.engine.workers.torch_workers import become_worker
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+
+
+@dataclass
+class _Worker:
+    place: int
+    adapter: WorkerAdapter
+    has_started: bool = False
+    messages: deque[tuple[int, WorkerMessage, int]] = field(default_factory=deque)
+
+
+@dataclass(kw_only=True)
+class FakeWorkers:
+    """Options, as ``worker_type``; the clusters that they connected are in :attr:`clusters`."""
+
+    seed: int = 0
+    threads: int = 1
+    max_in_flight: int | None = None
+    decode_on: str = "device"
+    fault: Callable[[FakeCluster], Event | None] = lambda cluster: None
+    """Asked before each event; may return one in its place."""
+    clusters: list[FakeCluster] = field(default_factory=list)
+    packed: list[Any] = field(default_factory=list)
+    """All answers, as they were sent."""
+    pickler: type[pickle.Pickler] = pickle.Pickler
+
+    def connect(self, adapter: WorkerAdapter, *, num_workers: int, base_seed: int) -> FakeCluster:
+        self.clusters.append(FakeCluster(self, pickle.dumps(adapter), num_workers, base_seed))
+        return self.clusters[-1]
+
+
+class FakeCluster:
+    """Workers in this process, each with a copy of the loader's maker."""
+
+    def __init__(self, options: FakeWorkers, work: bytes, num_workers: int, base_seed: int) -> None:
+        self._options = options
+        self._work = work
+        self._of_all = num_workers, base_seed
+        self._random = random.Random(options.seed)
+        self._lock = threading.RLock()
+        self._more = threading.Condition(self._lock)
+        self.workers: dict[int, _Worker] = {}
+        self.num_started = self.num_sent = 0
+        self.held: set[int] = set()
+        """Workers that do nothing."""
+        self.is_closed = False
+
+    def start(self, worker: int, place: int) -> None:
+        with self._lock:
+            self.workers[worker] = _Worker(place, pickle.loads(self._work))
+            self.num_started += 1
+            self._more.notify_all()
+
+    def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
+        with self._lock:
+            self.num_sent += 1
+            if worker in self.workers:  # it may be lost, and nobody was told yet
+                sent = pickle.loads(pickle.dumps(message))
+                self.workers[worker].messages.append((number, sent, first))
+                self._more.notify_all()
+
+    def receive(self, seconds: float) -> Event | None:
+        with self._lock:
+            if not self._more.wait_for(lambda: self.is_closed or self._busy(), seconds):
+                return None
+            if self.is_closed:
+                return None
+            event = self._options.fault(self)
+            return self._next() if event is None else event
+
+    def lose(self, worker: int) -> Lost:
+        """Lose a worker with all that it had to do."""
+        with self._lock:
+            del self.workers[worker]
+            return Lost(worker, "a test ended it")
+
+    def lose_answer(self) -> Event | None:
+        """Let the next thing happen and, if that is an answer, lose it."""
+        with self._lock:
+            event = self._next()
+        return Unreadable(event.number, "a test lost it") if isinstance(event, Answered) else event
+
+    def kill(self, worker: int) -> None:
+        with self._lock:
+            self.workers.pop(worker, None)
+            self.held.discard(worker)
+
+    def resources(self) -> str:
+        return "the fake cluster has none"
+
+    def close(self) -> None:
+        with self._lock:
+            self.is_closed = True
+            self.workers.clear()
+            self._more.notify_all()
+
+    def _busy(self) -> list[int]:
+        return [
+            number
+            for number, worker in self.workers.items()
+            if (worker.messages or not worker.has_started) and number not in self.held
+        ]
+
+    def _next(self) -> Event | None:
+        number = self._random.choice(self._busy())
+        worker = self.workers[number]
+        with caller_generators_restored():
+            try:
+                become_worker(
+                    worker.place,
+                    worker.adapter,
+                    num_workers=self._of_all[0],
+                    base_seed=self._of_all[1],
+                )
+                if not worker.has_started:
+                    worker.has_started = True
+                    worker.adapter.start(worker.place)
+                    return Started(number)
+                object.__setattr__(torch_worker._worker_info, "dataset", worker.adapter._dataset)
+                request, message, first = worker.messages.popleft()
+                packed = _answer(worker.adapter, request, message, first)
+                self._options.packed.append(packed)
+                return Answered(request, packed)
+            finally:
+                torch_worker._worker_info = None
+
+
+def _answer(adapter: WorkerAdapter, number: int, message: WorkerMessage, first: int) -> Any:
+    def check() -> None:
+        if number < first:
+            raise Stopped
+
+    return adapter.answer(message, check)

@@ -1,0 +1,200 @@
+"""Loaders whose workers are actors of a real Ray cluster of two nodes (F8)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent.parent
+os.environ |= {
+    "PYTHONPATH": str(ROOT),  # of the workers, for them to import the tests
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+ray = pytest.importorskip("ray")
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from stateful_gpu_loader import StatefulGPULoader  # noqa: E402
+from stateful_gpu_loader import transforms as T  # noqa: E402
+from stateful_gpu_loader.integrations.ray import RayWorkers  # noqa: E402
+from tests.conformance import copy_of, same, uninterrupted  # noqa: E402
+from tests.map_datasets import Noisy  # noqa: E402
+from tests.patience import seconds  # noqa: E402
+from tests.stream_kinds import KINDS  # noqa: E402
+from tests.trainer_data import photos  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+WORKERS = RayWorkers(num_cpus=0.5)
+RECIPES = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without room for workers, on which this process runs, and one node with room."""
+    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
+    head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": folder})
+    made.add_node(num_cpus=2, object_store_memory=100 << 20)
+    ray.init(
+        address=made.address, log_to_driver=False, configure_logging=False, logging_level="ERROR"
+    )
+    yield made
+    ray.shutdown()
+    made.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of the loaders' workers."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "ray::RayWorker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_none_is_left() -> None:
+    _, alive = psutil.wait_procs(actors(), timeout=seconds(5))
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    "kind", ["order", "shards", "dataset with state", "plain iterable", "calls without length"]
+)
+def test_batches_and_states_are_those_of_one_machine(cluster: Any, kind: str) -> None:
+    given = {"num_workers": 2, "persistent_workers": True}
+    expected, states = uninterrupted(KINDS[kind](**given, worker_type="process"), 2)
+    found, of_found = uninterrupted(KINDS[kind](**given, worker_type=WORKERS), 2)
+    assert same(found, expected)
+    assert of_found == states
+    assert_none_is_left()
+
+
+def make_photos(folder: Path, **arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(
+        photos(folder),
+        batch_size=4,
+        shuffle=True,
+        seed=2,
+        transform=RECIPES,
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pixels_are_those_of_one_machine(cluster: Any, tmp_path: Path, threads: int) -> None:
+    workers = RayWorkers(num_cpus=0.5, threads=threads)
+    expected, states = uninterrupted(make_photos(tmp_path), 1)
+    found, of_found = uninterrupted(make_photos(tmp_path, num_workers=2, worker_type=workers), 1)
+    assert same(found, expected)
+    assert of_found == states
+    assert_none_is_left()
+
+
+def make(**arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(
+        Noisy(40), **{"batch_size": 4, "seed": 1, "shuffle": True, **arguments}
+    )
+
+
+def test_an_actor_killed_at_any_batch_changes_nothing(cluster: Any) -> None:
+    expected = [copy_of(batch) for batch in make()]
+    loader = make(num_workers=2, worker_type=WORKERS, max_worker_restarts=10)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for number, batch in enumerate(loader):
+            found.append(copy_of(batch))
+            if number % 3 == 0 and (alive := actors()):
+                alive[0].kill()
+    assert same(found, expected)
+    assert loader.worker_restarts
+    assert_none_is_left()
+
+
+def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(cluster: Any) -> None:
+    """The only node with room is lost; the stream waits, and goes on when another one comes."""
+    expected = [copy_of(batch) for batch in make()]
+    batches = iter(make(num_workers=2, worker_type=WORKERS))
+    found = [copy_of(next(batches))]
+    (node,) = cluster.worker_nodes
+    cluster.remove_node(node, allow_graceful=False)
+    cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found += [copy_of(batch) for batch in batches]
+    assert same(found, expected)
+    assert_none_is_left()
+
+
+class Refuses(Noisy):
+    """One sample cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise KeyError(f"nothing at {index}")
+        return super().__getitem__(index)
+
+
+def test_an_exception_keeps_its_type_and_the_loader_goes_on(cluster: Any) -> None:
+    loader = StatefulGPULoader(Refuses(12), batch_size=4, num_workers=1, worker_type=WORKERS)
+    batches = iter(loader)
+    first = next(batches)
+    with pytest.raises(KeyError, match=r"nothing at 5[\s\S]*in dataset index 5"):
+        next(batches)
+    assert [batch["index"].tolist() for batch in (first, next(batches))] == [
+        [0, 1, 2, 3],
+        [8, 9, 10, 11],
+    ]
+    assert next(batches, None) is None
+
+
+def test_break_leaves_no_actor(cluster: Any) -> None:
+    for _ in make(num_workers=2, worker_type=WORKERS):
+        break
+    assert_none_is_left()
+
+
+def test_what_a_node_cannot_make_is_named(cluster: Any) -> None:
+    """The dataset's class is of this process alone, and asks for what no other has."""
+
+    class Local(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        def __reduce__(self) -> Any:
+            return _made_here, (os.getpid(),)
+
+    loader = StatefulGPULoader(Local(), num_workers=1, worker_type=WORKERS)
+    with pytest.raises(RuntimeError, match=r"a worker could not be made[\s\S]*another process"):
+        next(iter(loader))
+    assert_none_is_left()
+
+
+def _made_here(pid: int) -> Any:
+    if os.getpid() != pid:
+        raise OSError("it belongs to another process")
+    return range(4)

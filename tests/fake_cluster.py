@@ -1,10 +1,12 @@
-"""A cluster without other machines, in which any worker can be lost at any moment.
+"""A cluster on one machine, in which any worker can be lost at any moment.
 
-Everything happens in ``receive()``, one thing after the other, in an order that a seed decides.
+All workers are in one process, beside the tests' own, whose generators belong to the loader. What
+they do happens in ``receive()``, one thing after the other, in an order that a seed decides.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import random
 import threading
@@ -25,13 +27,11 @@ from stateful_gpu_loader.engine.workers.cluster import (
 )
 from stateful_gpu_loader.engine.workers.torch_workers import become_worker
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
-from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 
 
 @dataclass
 class _Worker:
     place: int
-    adapter: WorkerAdapter
     has_started: bool = False
     messages: deque[tuple[int, WorkerMessage, int]] = field(default_factory=deque)
 
@@ -71,10 +71,12 @@ class FakeCluster:
         self.held: set[int] = set()
         """Workers that do nothing."""
         self.is_closed = False
+        self._process: Any = None
+        self._pipe: Any = None
 
     def start(self, worker: int, place: int) -> None:
         with self._lock:
-            self.workers[worker] = _Worker(place, pickle.loads(self._work))
+            self.workers[worker] = _Worker(place)
             self.num_started += 1
             self._more.notify_all()
 
@@ -120,6 +122,11 @@ class FakeCluster:
             self.is_closed = True
             self.workers.clear()
             self._more.notify_all()
+            if self._process is not None:
+                self._process.kill()
+                self._process.join()
+                self._pipe.close()
+                self._process = None
 
     def _busy(self) -> list[int]:
         return [
@@ -131,25 +138,45 @@ class FakeCluster:
     def _next(self) -> Event | None:
         number = self._random.choice(self._busy())
         worker = self.workers[number]
-        with caller_generators_restored():
-            try:
-                become_worker(
-                    worker.place,
-                    worker.adapter,
-                    num_workers=self._of_all[0],
-                    base_seed=self._of_all[1],
-                )
-                if not worker.has_started:
-                    worker.has_started = True
-                    worker.adapter.start(worker.place)
-                    return Started(number)
-                object.__setattr__(torch_worker._worker_info, "dataset", worker.adapter._dataset)
-                request, message, first = worker.messages.popleft()
-                packed = _answer(worker.adapter, request, message, first)
-                self._options.packed.append(packed)
-                return Answered(request, packed)
-            finally:
-                torch_worker._worker_info = None
+        if not worker.has_started:
+            worker.has_started = True
+            self._ask(number, worker.place)
+            return Started(number)
+        request, message, first = worker.messages.popleft()
+        packed = self._ask(number, (request, message, first))
+        self._options.packed.append(packed)
+        return Answered(request, packed)
+
+    def _ask(self, worker: int, what: Any) -> Any:
+        if self._process is None:
+            fork = multiprocessing.get_context("fork")
+            self._pipe, theirs = fork.Pipe()
+            arguments = theirs, self._work, *self._of_all
+            self._process = fork.Process(target=_work, args=arguments, daemon=True)
+            self._process.start()
+            theirs.close()
+        self._pipe.send((worker, what))
+        return self._pipe.recv()
+
+
+def _work(pipe: Any, work: bytes, num_workers: int, base_seed: int) -> None:
+    """Be all workers of a cluster, in a process of their own."""
+    adapters: dict[int, tuple[int, WorkerAdapter]] = {}
+    while True:
+        number, what = pipe.recv()
+        if isinstance(what, int):
+            adapter: WorkerAdapter = pickle.loads(work)
+            become_worker(what, adapter, num_workers=num_workers, base_seed=base_seed)
+            adapter.start(what)
+            adapters[number] = what, adapter
+            pipe.send(None)
+            continue
+        place, adapter = adapters[number]
+        dataset = adapter._dataset
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=place, num_workers=num_workers, seed=base_seed + place, dataset=dataset
+        )
+        pipe.send(_answer(adapter, *what))
 
 
 def _answer(adapter: WorkerAdapter, number: int, message: WorkerMessage, first: int) -> Any:

@@ -11,7 +11,7 @@ from benchmarks.lane_loaders import OURS, PEER, WEBDATASET, WORKS
 from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of, short, times_of
 from benchmarks.source_files import FORMATS
 from benchmarks.source_indices import INDEXED, SCRIPTS, index_name
-from benchmarks.source_rates import measurement_name
+from benchmarks.source_rates import cpu_name, measurement_name
 
 _REFERENCES = {
     "torchvision": "ImageFolder",
@@ -26,7 +26,8 @@ def sources_section(content: Content) -> str:
     settings = content["settings"]
     rates = (
         f"**Sources**: samples per second of {settings['mean_bytes'] / 1000:.0f} KB files, read "
-        "and not decoded, from the system's cache. DALI reads ahead in threads of its own. "
+        "and not decoded, from the system's cache. DALI reads ahead in threads of its own; CPU "
+        "time is that of all threads. "
         f"Shuffled Parquet is mixed in windows of {settings['window']} row groups; shuffled as a "
         f"whole it comes at {_whole_shuffle(content)} samples per second, since a row cannot be "
         "read without its row group; the source warns of it, with the remedy."
@@ -104,11 +105,14 @@ def _rates_table(content: Content) -> str:
                     cell(found, measurement_name(name, f"{reference}-shuffled")),
                     times_of(content, measurement_name(name, "ours"), there),
                     times_of(content, measurement_name(name, shuffled), there),
+                    times_of(content, cpu_name(name, "ours"), cpu_name(name, reference)),
+                    times_of(content, cpu_name(name, shuffled), cpu_name(name, reference)),
                 ]
             )
     threads = f"{content['settings']['num_threads']} threads"
     head = ["", "ours", f"ours, {threads}", "ours, shuffled", "reference", "reference, shuffled"]
-    return as_table([*head, "ours to reference", "shuffled to its order"], rows)
+    ratios = ["ours to reference", "shuffled to its order"]
+    return as_table([*head, *ratios, *(f"CPU time, {each}" for each in ratios)], rows)
 
 
 def _indices_table(content: Content) -> str:

@@ -36,6 +36,7 @@ from benchmarks.cold_process import (
 )
 from benchmarks.harness import Contestant, alternate
 from benchmarks.photographs import photograph_folder
+from benchmarks.processes import ROOT
 from benchmarks.progress import progress_bar
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio
@@ -93,6 +94,7 @@ class ColdStarts:
                 [sys.executable, "-W", "ignore", "-m", "benchmarks.cold_process", *given],
                 # A start without compiled files would measure Python's compiler.
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+                cwd=ROOT,
                 start_new_session=True,
             )
             try:
@@ -111,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> None:
     before = load_average()
     num_images, num_classes = (KEPT_FROM, 10) if arguments.quick else (1_000_000, 1_000)
     arguments.data.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.data, prefix="cold-") as place:
+    with tempfile.TemporaryDirectory(dir=arguments.data.resolve(), prefix="cold-") as place:
         folder, cache = Path(place) / "images", Path(place) / "cache"
         write_folder(folder, num_images, num_classes, arguments.data)
         time.sleep(YOUNG / 1e9)  # until a listing is kept

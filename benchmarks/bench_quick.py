@@ -25,6 +25,7 @@ from benchmarks.datasets import Numbers
 from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import photograph_folder
+from benchmarks.processes import ROOT
 from benchmarks.results import Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio
 from stateful_gpu_loader import StatefulGPULoader
@@ -122,7 +123,9 @@ def _import_seconds(modules: str) -> float:
     """CPU time of a Python process that imports them and ends."""
     # A start without compiled files would measure Python's compiler.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-    process = subprocess.Popen([sys.executable, "-c", f"import {modules}"], env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

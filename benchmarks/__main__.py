@@ -16,6 +16,7 @@ BENCHMARKS = (
     "throughput",
     "prepared",
     "state",
+    "cold",
     "overhead",
     "faults",
     "executors",

@@ -45,6 +45,8 @@ UNITS = {
     STATE: "bytes",
     RESTORE: "s",
 }
+_FEWER_ROUNDS = 3
+"""At the most, of what is told apart without many: other numbers of workers, and resumes."""
 _LONGEST_WALK = 10_000_000
 """Samples of an epoch that is walked through for the state of one that cannot be moved on."""
 PLACE = 0.9
@@ -69,6 +71,8 @@ class Sizes:
     """Samples of an epoch that is small enough to be walked through."""
     limit: float
     """Seconds that a loader may take to its first batch after a resume."""
+    watched_batches: int
+    """Batches behind the timed ones, during which the memory is watched."""
 
     def warm_up(self, num_workers: int) -> int:
         """Batches before the clock runs, and as many after it: what workers hold ready."""
@@ -78,20 +82,21 @@ class Sizes:
     def passed(self) -> int:
         """Samples of a timed pass."""
         most = self.warm_up(max(self.num_workers))
-        return self.batch_size * (self.timed_batches + 2 * most)
+        return self.batch_size * (self.timed_batches + self.watched_batches + 2 * most)
 
 
 FULL = Sizes(
     num_files=512,
     num_workers=(2, 4),
     batch_size=64,
-    timed_batches=24,
+    timed_batches=16,
     compared=384,
     compared_batch_size=16,
     lengths=(1_280_000, 100_000_000),
     restored_batch_size=250,
     checked_length=24_000,
     limit=60.0,
+    watched_batches=8,
 )
 QUICK = Sizes(
     num_files=24,
@@ -104,6 +109,7 @@ QUICK = Sizes(
     restored_batch_size=250,
     checked_length=24_000,
     limit=60.0,
+    watched_batches=2,
 )
 
 
@@ -126,12 +132,12 @@ class Found:
 
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``peers.json``."""
-    arguments = parse(__doc__, rounds=3, given=given)
+    arguments = parse(__doc__, rounds=7, given=given)
     sizes = QUICK if arguments.quick else FULL
     before = load_average()
     benchmark = PeersBenchmark(sizes, arguments)
     found = [Found(entry) for entry in ENTRIES]
-    for step in (benchmark.build, benchmark.compare, benchmark.restore, benchmark.memory):
+    for step in (benchmark.build, benchmark.compare, benchmark.restore):
         _each(found, step)
     benchmark.time(found)
     results = _results(arguments, benchmark, found, before)
@@ -208,9 +214,12 @@ class PeersBenchmark:
                 found.facts[name] = f"no state: {failure}"
                 return
             found.add(_name(found, STATE, workers, n), saved["state_bytes"])
+        elif self._is_too_long(found, n, workers):
+            found.facts[name] = f"> {self.sizes.limit:.0f} s"
+            return
         else:
             state.write_bytes(state_of_seen(self._far(n, workers)))
-        for _ in range(self.arguments.rounds):
+        for _ in range(min(self.arguments.rounds, _FEWER_ROUNDS)):
             try:
                 report = run.carry_out(
                     _changed(order, resume=str(state), batches=1), limit=self.sizes.limit
@@ -222,8 +231,22 @@ class PeersBenchmark:
                 found.facts[name] = str(failure)
                 break
             found.add(name, report["first_batch_seconds"])
-            if report["first_batch_seconds"] > self.sizes.limit / 10:
+            if report["first_batch_seconds"] > self.sizes.limit / 60:
                 break
+
+    def _is_too_long(self, found: Found, n: int, workers: int) -> bool:
+        """Whether a shorter epoch tells that a loader without a state goes beyond the limit.
+
+        It reads all that lies behind, so its time grows as the epoch does; only where twice the
+        limit is to be expected is it not tried.
+        """
+        for shorter in self.sizes.lengths:
+            name = _name(found, RESTORE, workers, shorter)
+            if shorter < n and name in found.facts:
+                return True
+            if shorter < n and name in found.values:
+                return min(found.values[name]) * n / shorter > 2 * self.sizes.limit
+        return False
 
     def _save_far(self, found: Found, order: Order, state: Path, **fields: Any) -> dict[str, Any]:
         """Save a state at :data:`PLACE`: that of a few batches moved on, or one walked to."""
@@ -255,36 +278,28 @@ class PeersBenchmark:
             is_right = str(failure)
         found.facts["batch at 90% as uninterrupted"] = is_right
 
-    def memory(self, found: Found) -> None:
-        """The largest sum over the processes of a pass."""
-        sizes = self.sizes
-        for workers in sizes.num_workers:
-            order = self._order(found, PHOTOGRAPHS, sizes.passed, workers, sizes.batch_size)
-            batches = sizes.warm_up(workers) + sizes.timed_batches
-            report = run.carry_out(_changed(order, batches=batches), watch_memory=True)
-            found.add(_name(found, MEMORY, workers), report["peak_bytes"] / 2**20)
-
     def time(self, every: Sequence[Found]) -> None:
-        """Rates, processor time and cold starts, in alternating rounds."""
-        contestants = [
-            Contestant(
-                name=_name(found, IMAGES, workers),
-                label=f"{found.entry.label}, {workers} workers",
-                measure=self._timing(found, workers),
+        """Rates, processor time, memory and cold starts, in alternating rounds."""
+        for place, workers in enumerate(self.sizes.num_workers):
+            rounds = self.arguments.rounds
+            able = [found for found in every if found.reason is None]
+            values = alternate(
+                [
+                    Contestant(
+                        name=_name(found, IMAGES, workers),
+                        label=f"{found.entry.label}, {workers} workers",
+                        measure=self._timing(found, workers),
+                    )
+                    for found in able
+                ],
+                rounds=min(rounds, _FEWER_ROUNDS) if place else rounds,
+                title=f"peers, {workers} workers",
+                warm_up_rounds=0,
             )
-            for found in every
-            if found.reason is None
-            for workers in self.sizes.num_workers
-        ]
-        if not contestants:
-            return
-        values = alternate(
-            contestants, rounds=self.arguments.rounds, title="peers", warm_up_rounds=0
-        )
-        for found in every:
-            for workers in self.sizes.num_workers if found.reason is None else ():
-                name = _name(found, IMAGES, workers)
-                found.values[name] = values[name]
+            for found in able:
+                if found.reason is None:
+                    name = _name(found, IMAGES, workers)
+                    found.values[name] = values[name]
 
     def _timing(self, found: Found, workers: int) -> Callable[[], float]:
         sizes = self.sizes
@@ -293,13 +308,17 @@ class PeersBenchmark:
 
         def images_a_second() -> float:
             try:
-                report = run.carry_out(_changed(order, timed=timed, batches=sum(timed)))
+                report = run.carry_out(
+                    _changed(order, timed=timed, batches=sum(timed) + sizes.watched_batches),
+                    watch_memory=True,
+                )
             except (run.PassFailed, run.PassTooLong) as failure:
                 found.reason = f"time: {failure}"
                 return math.nan
             started = report["process_started_at"]
             found.add(_name(found, FIRST, workers), report["first_batch_at"] - started)
             found.add(_name(found, CPU, workers), report["cpu_seconds_an_image"] * 1e3)
+            found.add(_name(found, MEMORY, workers), report["peak_bytes"] / 2**20)
             rate: float = report["images_a_second"]
             return rate
 
@@ -427,6 +446,7 @@ def _described(found: Found) -> dict[str, Any]:
         "label": entry.label,
         "method": entry.method,
         "guide": entry.guide,
+        "note": entry.note,
         "has_state": entry.has_state,
         "version": _version(entry.module) if entry.is_installed else None,
         "reason": found.reason,

@@ -1,13 +1,17 @@
 """Two minutes that show whether a change has made the loader slower: ratios to torch's DataLoader.
 
 Numbers that cost nothing, in small and large batches, inline and in two processes, for what the
-loader itself costs; and photographs with two workers, decoded each time and prepared. A result is
-compared with an earlier one by ``python -m benchmarks.compare EARLIER.json LATER.json``.
+loader itself costs; photographs with two workers, decoded each time and prepared; and the CPU time
+of importing the package, beside that of torch, torchvision and torchdata. A result is compared with
+an earlier one by ``python -m benchmarks.compare EARLIER.json LATER.json``.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,12 +25,14 @@ from benchmarks.datasets import Numbers
 from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_batch
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import photograph_folder
+from benchmarks.processes import ROOT
 from benchmarks.results import Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio
 from stateful_gpu_loader import StatefulGPULoader
 
 _NUMBERS = {(1, 0): 2000, (16, 0): 1000, (256, 0): 200, (16, 2): 1000}
 """Timed batches by batch size and number of worker processes."""
+_IMPORT = "import"
 _WARM_UP, _SPARE = 4, 8
 _OURS, _TORCH = "ours", "torch"
 
@@ -60,6 +66,10 @@ def main(given: Sequence[str] | None = None) -> None:
             "photographs, prepared": prepared,
         }.items():
             pairs[name] = functools.partial(_milliseconds, timed, start), photographs
+        pairs[_IMPORT] = (
+            functools.partial(_import_seconds, "stateful_gpu_loader"),
+            functools.partial(_import_seconds, "torch, torchvision, torchdata.stateful_dataloader"),
+        )
         contestants = [
             Contestant(name=f"{who} {name}", label=f"{who}, {name}", measure=measure)
             for name, both in pairs.items()
@@ -79,7 +89,10 @@ def main(given: Sequence[str] | None = None) -> None:
         settings={},
         measurements=[
             Measurement(
-                name=each.name, label=each.label, unit="ms a batch", values=values[each.name]
+                name=each.name,
+                label=each.label,
+                unit="CPU s" if each.name.endswith(f" {_IMPORT}") else "ms a batch",
+                values=values[each.name],
             )
             for each in contestants
         ],
@@ -104,6 +117,20 @@ def _numbers(loader: Any, batch_size: int, num_workers: int, timed: int) -> floa
 
 def _milliseconds(timed: int, start: Callable[[], Iterator[Any]]) -> float:
     return seconds_a_batch(start(), warm_up=_WARM_UP, timed=timed) * 1e3
+
+
+def _import_seconds(modules: str) -> float:
+    """CPU time of a Python process that imports them and ends."""
+    # A start without compiled files would measure Python's compiler.
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import {modules}"], env=environment, cwd=ROOT
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"import {modules}: ended with {process.returncode}. Remedy: install it")
+    return usage.ru_utime + usage.ru_stime
 
 
 def _pillow(work: Pass) -> Callable[[], Iterator[Any]]:

@@ -23,7 +23,7 @@ from benchmarks.source_files import (
     small_files,
 )
 from benchmarks.source_indices import INDEXED, SCRIPTS, index_name, measure_indices
-from benchmarks.source_rates import measure_rates, measurement_name
+from benchmarks.source_rates import cpu_name, measure_rates, measurement_name
 from benchmarks.source_readers import (
     NUM_THREADS,
     PARQUET_CACHE,
@@ -112,7 +112,8 @@ def _rate_pairs(files: SourceFiles) -> Iterator[tuple[str, str]]:
     for name in FORMATS:
         for ours in our_readers(name, files):
             for reference in references(name, files):
-                yield measurement_name(name, ours.name), measurement_name(name, reference.name)
+                for key in (measurement_name, cpu_name):
+                    yield key(name, ours.name), key(name, reference.name)
 
 
 def _index_pairs() -> Iterator[tuple[str, str]]:

@@ -60,16 +60,20 @@ def peers_section(content: Content) -> str:
         f"{settings['mean_bytes'] / 1000:.0f} KB (in its own format where it needs one), with the "
         "same output: random crop resized to 224x224, flip, normalised float32, batches of "
         f"{settings['batch_size']}. CPU time and memory are those of all its processes; memory "
-        "that is a file's is not counted. The cold process begins with Python itself. The epochs "
+        "that is a file's is not counted; its peak is that behind the timed batches. The cold "
+        "process begins with Python itself. The epochs "
         "that are resumed at 90% are of samples that are numbers and cost nothing, so that what is "
         "seen is the way back alone; a loader without a state begins again and throws away what "
-        "was seen (with photographs it would decode them, too). Exact: a fresh process delivered "
+        "was seen (with photographs it would decode them, too), and is not tried where the shorter "
+        "epoch tells that it would take two minutes. These resumes were measured three times at "
+        "the most, and once where they take more than a second. Exact: a fresh process delivered "
         "the rest of an epoch as the uninterrupted one did, batch by batch, compared in "
         f"{settings['compared_samples']} photographs. The best of a column is bold. The machine "
         f"had a load of {before:.1f} before and {settings['load_average_after']:.1f} after the run."
     )
     tables = [
-        f"{workers} workers (processes or threads):\n\n{_table(content, workers)}"
+        f"{workers} workers (processes or threads), medians of {_rounds(content, workers)} rounds:"
+        f"\n\n{_table(content, workers)}"
         for workers in settings["num_workers"]
     ]
     reasons = [
@@ -77,7 +81,8 @@ def peers_section(content: Content) -> str:
         for loader in settings["loaders"]
         if loader["reason"] is not None
     ]
-    return "\n\n".join([introduction, *tables, *reasons, _who_is_who(content)])
+    notes = [f"{loader['note']}." for loader in measured_loaders(content) if loader.get("note")]
+    return "\n\n".join([introduction, *tables, *reasons, *notes, _who_is_who(content)])
 
 
 def measured_loaders(content: Content) -> list[dict[str, Any]]:
@@ -120,10 +125,16 @@ def best_of(content: Content, column: Column, workers: int) -> float | None:
 
 
 def verdicts_of(loader: dict[str, Any], workers: int) -> tuple[str, str]:
-    """Whether samples and pixels came again: "yes", or how many batches did."""
+    """Whether samples and pixels came again: "yes", or how many batches did.
+
+    A few photographs may all fit into a shuffle buffer, so that the longer epoch of numbers has a
+    say as well.
+    """
     found = loader["facts"].get(f"resumed workers={workers}")
     if found is None:
         return "", ""
+    if found["samples_exact"] and loader["facts"].get("batch at 90% as uninterrupted") is False:
+        return "no, another at 90%", "no, another at 90%"
     return (
         "yes" if found["samples_exact"] else f"no, {found['same_samples']} of {found['batches']}",
         "yes" if found["pixels_exact"] else f"no, {found['same_pixels']} of {found['batches']}",
@@ -147,6 +158,14 @@ def _table(content: Content, workers: int) -> str:
         rows.append([*row, *verdicts_of(loader, workers)])
     heads = [column.head for column in columns]
     return as_table(["", *heads, "batches with the same samples", "and the same pixels"], rows)
+
+
+def _rounds(content: Content, workers: int) -> int:
+    names = [measurement_name(each["name"], IMAGES, workers) for each in measured_loaders(content)]
+    return max(
+        (len(each["values"]) for each in content["measurements"] if each["name"] in names),
+        default=0,
+    )
 
 
 def _who_is_who(content: Content) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.harness import in_fresh_process
+
+ROOT = Path(__file__).parent.parent
+"""Where a process begins whose modules are those of this checkout, installed or not."""
 
 _Result = TypeVar("_Result")
 

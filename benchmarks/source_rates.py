@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from benchmarks.results import Measurement
 from benchmarks.source_files import FORMATS, SourceFiles
 from benchmarks.source_readers import Reader, our_readers, references
 
-UNIT = "samples/s"
+UNIT, CPU_UNIT = "samples/s", "CPU us/sample"
 
 _MOST_SECONDS = 2.0
 
@@ -25,6 +27,11 @@ _MOST_SECONDS = 2.0
 def measurement_name(name: str, reader: str) -> str:
     """Key of a measurement."""
     return f"{reader} {name}"
+
+
+def cpu_name(name: str, reader: str) -> str:
+    """Key of the measurement of its CPU time."""
+    return f"cpu {measurement_name(name, reader)}"
 
 
 def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[Measurement]:
@@ -38,12 +45,19 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
     """
     readers = [*our_readers(name, files), *references(name, files)]
     _check(readers, files)
+    cpu: dict[str, list[float]] = {reader.name: [] for reader in readers}
+
+    def samples_a_second(reader: Reader) -> float:
+        rate, seconds = _timed(reader, files.num_samples)
+        cpu[reader.name].append(seconds * 1e6)
+        return rate
+
     values = alternate(
         [
             Contestant(
                 name=measurement_name(name, reader.name),
                 label=f"{FORMATS[name]}, {reader.label}",
-                measure=functools.partial(_samples_a_second, reader, files.num_samples),
+                measure=functools.partial(samples_a_second, reader),
             )
             for reader in readers
         ],
@@ -59,19 +73,38 @@ def measure_rates(name: str, files: SourceFiles, arguments: Arguments) -> list[M
             values=values[measurement_name(name, reader.name)],
         )
         for reader in readers
+    ] + [
+        Measurement(
+            name=cpu_name(name, reader.name),
+            label=f"{FORMATS[name]}, {reader.label}, CPU time",
+            unit=CPU_UNIT,
+            values=cpu[reader.name][-arguments.rounds :],  # those of warm-up rounds come first
+        )
+        for reader in readers
     ]
 
 
-def _samples_a_second(reader: Reader, num_samples: int) -> float:
+def _timed(reader: Reader, num_samples: int) -> tuple[float, float]:
+    """Samples a second, and CPU seconds of all threads a sample."""
     samples = reader.begin()
     # To the last block that our threads read before the end.
     warm_up, timed = num_samples // 8, num_samples * 5 // 8
     trial = max(1, timed // 16)
-    seconds = seconds_a_batch(samples, warm_up=warm_up, timed=trial)
+    seconds, cpu = _seconds(samples, warm_up, trial)
     left = timed - trial
     if seconds * left < _MOST_SECONDS:
-        seconds = seconds_a_batch(samples, warm_up=1, timed=left)
-    return 1 / seconds
+        seconds, cpu = _seconds(samples, 1, left)
+    return 1 / seconds, cpu
+
+
+def _seconds(samples: Iterator[Any], warm_up: int, timed: int) -> tuple[float, float]:
+    """Of the clock and of the CPU, a sample."""
+    for _ in itertools.islice(samples, warm_up - 1):
+        pass
+    # The clock starts with the sample that is one before the timed ones.
+    started = time.process_time()
+    seconds = seconds_a_batch(samples, warm_up=1, timed=timed)
+    return seconds, (time.process_time() - started) / (timed + 1)
 
 
 def _check(readers: list[Reader], files: SourceFiles) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from benchmarks import bench_lanes, bench_locality, source_resume
 from benchmarks.format_writers import PARQUET
@@ -11,7 +12,7 @@ from benchmarks.lane_loaders import OURS, PEER, WEBDATASET, WORKS
 from benchmarks.markdown import Content, aims_table, as_table, cell, medians_of, short, times_of
 from benchmarks.source_files import FORMATS
 from benchmarks.source_indices import INDEXED, SCRIPTS, index_name
-from benchmarks.source_rates import measurement_name
+from benchmarks.source_rates import cpu_name, measurement_name
 
 _REFERENCES = {
     "torchvision": "ImageFolder",
@@ -31,6 +32,10 @@ def sources_section(content: Content) -> str:
         f"whole it comes at {_whole_shuffle(content)} samples per second, since a row cannot be "
         "read without its row group; the source warns of it, with the remedy."
     )
+    cpu = (
+        "Microseconds of CPU time a sample, of all threads; Parquet that is shuffled as a whole "
+        f"takes {cell(medians_of(content), cpu_name(PARQUET, 'ours-shuffled'))}."
+    )
     indices = "Seconds a gigabyte to index such files, once: the index is kept."
     resume = (
         f"Milliseconds to the first batch of {source_resume.BATCH_SIZE} in a file of "
@@ -39,7 +44,10 @@ def sources_section(content: Content) -> str:
         "time, and opening our source has its own column."
     )
     notes = " ".join(content["notes"])
-    parts = [rates, _rates_table(content), indices, _indices_table(content), resume]
+    parts = [rates, _rates_table(content)]
+    if cpu_name(PARQUET, "ours") in medians_of(content):
+        parts += [cpu, _rates_table(content, cpu_name)]
+    parts += [indices, _indices_table(content), resume]
     return "\n\n".join([*parts, _resume_table(content), notes, aims_table(content)])
 
 
@@ -87,23 +95,24 @@ def _whole_shuffle(content: Content) -> str:
     return cell(medians_of(content), measurement_name(PARQUET, "ours-shuffled"))
 
 
-def _rates_table(content: Content) -> str:
+def _rates_table(content: Content, name_of: Callable[[str, str], str] = measurement_name) -> str:
+    """Every reader beside the references: the rates, or their CPU time by :func:`cpu_name`."""
     found, rows = medians_of(content), []
     for name, label in FORMATS.items():
         shuffled = "ours-blocks" if name == PARQUET else "ours-shuffled"
         ours = ["ours", "ours-threads", shuffled]
         for reference, reference_label in _REFERENCES.items():
-            there = measurement_name(name, reference)
+            there = name_of(name, reference)
             if there not in found:
                 continue
             rows.append(
                 [
                     f"{label}, {reference_label}",
-                    *(cell(found, measurement_name(name, each)) for each in ours),
+                    *(cell(found, name_of(name, each)) for each in ours),
                     cell(found, there),
-                    cell(found, measurement_name(name, f"{reference}-shuffled")),
-                    times_of(content, measurement_name(name, "ours"), there),
-                    times_of(content, measurement_name(name, shuffled), there),
+                    cell(found, name_of(name, f"{reference}-shuffled")),
+                    times_of(content, name_of(name, "ours"), there),
+                    times_of(content, name_of(name, shuffled), there),
                 ]
             )
     threads = f"{content['settings']['num_threads']} threads"

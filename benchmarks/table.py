@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks import bench_faults, bench_overhead, bench_state, bench_throughput, results
 from benchmarks.checkpoint_table import checkpoint_section
+from benchmarks.cold_table import cold_section
 from benchmarks.device_tables import executors_section, gpu_section
 from benchmarks.headline import headline
 from benchmarks.markdown import (
@@ -72,6 +73,7 @@ def markdown(folder: Path, pictures: Path) -> str:
         ("throughput", throughput_section),
         ("prepared", prepared_section),
         ("state", state_section),
+        ("cold", cold_section),
         ("overhead", overhead_section),
         ("faults", faults_section),
         ("executors", executors_section),

@@ -31,7 +31,8 @@ class Order:
     work: dict[str, Any]
     """The fields of :class:`benchmarks.peers.adapter.Work`."""
     report: str
-    """The JSON file to write; beside it ``.ready``, once the loader's modules are imported."""
+    """The JSON file to write; beside it ``.ready``, once the loader's modules are imported, and
+    ``.timed``, once the timed batches are there."""
     build: bool = False
     """Write the samples in the loader's own format, and nothing else."""
     resume: str | None = None
@@ -98,6 +99,7 @@ def _carry_out(order: Order, work: Any) -> dict[str, Any]:
         if timed and count == warm_up + timed:
             report["images_a_second"] = images / (now - clock)
             report["cpu_seconds_an_image"] = (cpu_seconds(os.getsid(0)) - cpu) / images
+            Path(order.report).with_suffix(".timed").touch()
         if order.digests:
             report["batches"].append(_held(batch, order.kind))
         if order.save is not None and count == order.save_after:

@@ -40,7 +40,8 @@ def carry_out(
         order: without ``report``, which is chosen here.
         limit: seconds from when the loader's modules are imported; the rest has
             :data:`LONGEST_SECONDS`.
-        watch_memory: add ``peak_bytes``, the largest sum over all its processes that was seen.
+        watch_memory: add ``peak_bytes``, the largest sum over all its processes that was seen; it
+            is looked for behind the part that is timed, if there is one, as looking takes time.
 
     Returns:
         The report, and ``process_started_at``, on the clock of ``time.monotonic``.
@@ -64,7 +65,8 @@ def carry_out(
                 start_new_session=True,
             )
             try:
-                peak = _wait(process, report.with_suffix(".ready"), limit, watch_memory)
+                timed = report.with_suffix(".timed") if order.timed else None
+                peak = _wait(process, report.with_suffix(".ready"), limit, watch_memory, timed)
             finally:
                 _end(process)
             if process.returncode != 0 or not report.is_file():
@@ -78,7 +80,11 @@ def carry_out(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], ready: Path, limit: float | None, watch_memory: bool
+    process: subprocess.Popen[bytes],
+    ready: Path,
+    limit: float | None,
+    watch_memory: bool,
+    timed: Path | None,
 ) -> int:
     peak, deadline = 0, time.monotonic() + LONGEST_SECONDS
     is_limited = limit is None
@@ -92,7 +98,7 @@ def _wait(
             is_limited, deadline = True, time.monotonic() + limit
         if time.monotonic() > deadline:
             raise PassTooLong("it took longer than it may")
-        if watch_memory:
+        if watch_memory and (timed is None or timed.exists()):
             peak = max(peak, memory_bytes(process.pid))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -110,6 +112,17 @@ def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
         if "read" in vars(kind):
             break
     return source.read(index)
+
+
+def read_ahead(source: Source, indices: Sequence[int]) -> None:
+    """Say that these samples are read next, if the source is one that can make use of it.
+
+    It fails silently: what is wrong shows when they are read.
+    """
+    ahead = getattr(source, "_read_ahead", None)
+    if ahead is not None and len(indices) > 1:
+        with suppress(IndexError):
+            ahead(indices)
 
 
 def image_header(sample: EncodedSample, view: memoryview | None = None) -> ImageHeader:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.datasets.source import Size, Source, read_into
+from stateful_gpu_loader.datasets.source import Size, Source, read_ahead, read_into
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.records import EncodedSample
 
@@ -62,6 +62,9 @@ class SubsetSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
 
+    def _read_ahead(self, indices: Sequence[int]) -> None:
+        read_ahead(self._source, self._indices[list(indices)].tolist())
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -91,6 +94,14 @@ class ConcatSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)
         return read_into(source, own, memory)
+
+    def _read_ahead(self, indices: Sequence[int]) -> None:
+        parts: dict[int, list[int]] = {}
+        for index in indices:
+            number = bisect.bisect_right(self._ends, index)
+            parts.setdefault(number, []).append(self._part(index)[1])
+        for number, own in parts.items():
+            read_ahead(self._sources[number], own)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

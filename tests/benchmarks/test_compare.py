@@ -22,9 +22,13 @@ def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert done.returncode == 0, done.stderr
     before = tmp_path / "quick.json"
     assert compare.main([str(before), str(before)]) == 0
-    assert capsys.readouterr().out.count("as before") == 6
+    assert capsys.readouterr().out.count("as before") == 7
     content = json.loads(before.read_text())
-    for name, factor in (("photographs", 2.0), ("numbers, 16 a batch, 0 workers", 0.5)):
+    for name, factor in (
+        ("photographs", 2.0),
+        ("numbers, 16 a batch, 0 workers", 0.5),
+        ("import", 1.5),
+    ):
         for each in content["comparisons"]:
             if each["of"] == f"ours {name}":
                 each["ratio"] = {key: factor * value for key, value in each["ratio"].items()}
@@ -35,8 +39,10 @@ def test_what_got_slower_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in lines if not line.startswith("as before")] == [
         "faster",
         "slower",
+        "slower",
     ]
-    assert any(line.startswith("slower     ours photographs / torch photographs") for line in lines)
+    for name in ("photographs", "import"):
+        assert any(line.startswith(f"slower     ours {name} / torch {name}: ") for line in lines)
 
 
 def test_results_that_cannot_be_compared_are_refused() -> None:

@@ -171,6 +171,28 @@ def test_a_state_that_is_moved_to_a_wrong_place_is_seen(
     assert found.facts["batch at 90% as uninterrupted"] is False
 
 
+def test_a_loader_that_replays_is_not_tried_where_it_would_take_minutes(tmp_path: Path) -> None:
+    arguments = bench_peers.parse(
+        None, 1, ["--quick", f"--output={tmp_path}", f"--data={tmp_path}"]
+    )
+    sizes = dataclasses.replace(SMALL, lengths=(1_000, 100_000), limit=60.0)
+    benchmark = bench_peers.PeersBenchmark(sizes, arguments)
+    shorter = measurement_name("torch_torchvision", "restore", 2, 1_000)
+    for seconds, is_too_long in ((1.1, False), (1.3, True)):
+        found = bench_peers.Found(entry_of("torch_torchvision"), values={shorter: [seconds]})
+        assert benchmark._is_too_long(found, 100_000, 2) is is_too_long
+        assert not benchmark._is_too_long(found, 1_000, 2)
+    limited = bench_peers.Found(entry_of("torch_torchvision"), facts={shorter: "> 60 s"})
+    assert benchmark._is_too_long(limited, 100_000, 2)
+
+
+def test_photographs_that_fit_into_a_buffer_are_no_proof(content: dict[str, Any]) -> None:
+    facts = dict(_loader(content, "ours")["facts"])
+    assert peers_table.verdicts_of({"facts": facts}, 2) == ("yes", "yes")
+    facts["batch at 90% as uninterrupted"] = False
+    assert peers_table.verdicts_of({"facts": facts}, 2)[0] == "no, another at 90%"
+
+
 def test_a_pass_in_a_fresh_process_is_watched(tmp_path: Path) -> None:
     work = {"num_samples": 600, "batch_size": 10, "num_workers": 2, "photographs": []}
     order = Order(

@@ -20,6 +20,14 @@ def test_a_table_keeps_keys_of_any_bytes(keys: list[bytes]) -> None:
     assert repr(table)
 
 
+@given(st.lists(st.binary(max_size=3)))
+def test_a_table_is_made_again_of_its_text_and_ends(keys: list[bytes]) -> None:
+    table = KeyTable(keys)
+    again = KeyTable.joined(table.text, table.ends())
+    assert [again[index] for index in range(len(again))] == keys
+    assert again.blocks() == table.blocks()
+
+
 def test_tables_of_the_same_text_and_other_keys_differ() -> None:
     tables = [
         KeyTable(keys) for keys in ([b"ab", b"cd"], [b"a", b"bcd"], [b"abcd"], [b"abc", b"d"])

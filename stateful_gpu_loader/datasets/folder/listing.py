@@ -6,21 +6,63 @@ Caffe's file_list.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stateful_gpu_loader.datasets.name_table import KeyTable, NameTable
+from stateful_gpu_loader.datasets.storage.folder_times import (
+    are_unchanged,
+    times_before_listing,
+)
+from stateful_gpu_loader.datasets.storage.index_files import Index, cached_index
+from stateful_gpu_loader.datasets.storage.progress import progress_bar
+
+KEPT_FROM = 10_000
+"""Images from which a listing is kept: fewer are listed again in milliseconds."""
 
 LABEL = re.compile(r"[+-]?[0-9]{1,18}")
 """Of at most 18 digits, which fit into 64 bits."""
 
 
-def list_classes(root: Path) -> list[str]:
-    """The names of the folders in ``root``, sorted.
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of class folders."""
+
+    classes: list[str]
+    """Sorted, those without images included."""
+    counts: npt.NDArray[np.int64]
+    """int64 [num_classes]: the images of each."""
+    names: NameTable
+    """Paths relative to the folder of the class folders, separated by ``/``: class by class,
+    sorted by folder, then by name, by code point: the same on every machine and in every locale."""
+
+
+def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None = None) -> Listing:
+    """The images of all class folders, at any depth: kept from an earlier time, or listed.
+
+    Links to folders are followed, but a link to a folder above itself is an error. A listing of
+    :data:`KEPT_FROM` images or more is kept, and taken as long as every folder says that it has
+    not changed.
+
+    Args:
+        root: the folder of the class folders.
+        extensions: in lower case; files that end otherwise are left out.
+        cache_dir: where a listing is kept; None is beside ``root``, as of :func:`cached_index`.
 
     Raises:
         FileNotFoundError: ``root`` does not exist, or holds no folder.
         NotADirectoryError: ``root`` is a file.
+        OSError: a folder cannot be listed.
+        ValueError: links form a loop.
     """
     if not root.exists():
         raise FileNotFoundError(f"no such folder: {str(root)!r}. Remedy: check the path")
@@ -29,33 +71,16 @@ def list_classes(root: Path) -> list[str]:
             f"not a folder: {str(root)!r}. Remedy: give the folder of the class folders; a list of "
             "files is read by FolderSource.from_file_list"
         )
-    with os.scandir(root) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir())
-    if not classes:
-        raise FileNotFoundError(
-            f"no class folder in {str(root)!r}: each class is a folder of its own there. Remedy: "
-            "give the folder above, or FolderSource.from_paths(paths) for images without classes"
-        )
-    return classes
-
-
-def list_images(root: Path, class_name: str, extensions: tuple[str, ...]) -> list[str]:
-    """The images of one class, at any depth: paths relative to ``root``, separated by ``/``.
-
-    Sorted by folder, then by name, by code point: the same on every machine and in every
-    locale. Links to folders are followed, but a link to a folder above itself is an error.
-
-    Args:
-        root: the folder of the class folders.
-        class_name: one of them.
-        extensions: in lower case; files that end otherwise are left out.
-
-    Raises:
-        OSError: a folder cannot be listed.
-        ValueError: links form a loop.
-    """
-    files = sorted(_walk(root, class_name, ()))
-    return [f"{folder}/{name}" for folder, name in files if name.lower().endswith(extensions)]
+    endings = hashlib.blake2b(json.dumps(extensions).encode(), digest_size=4).hexdigest()
+    index: Any = cached_index(
+        str(root),
+        kind=f"folder-1-{endings}",
+        build=lambda: _build(root, extensions),
+        cache_dir=cache_dir,
+        fits=lambda index: _fits(root, index),
+    )
+    names = NameTable.of(KeyTable.joined(index["names"].tobytes(), index["name_ends"]))
+    return Listing(_split(index["classes"]), index["counts"], names)
 
 
 def read_file_list(path: Path) -> tuple[list[str], list[int]]:
@@ -95,20 +120,83 @@ def read_file_list(path: Path) -> tuple[list[str], list[int]]:
     return names, labels
 
 
-def _walk(root: Path, folder: str, above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """(folder, name) of each file under a folder."""
+def _build(root: Path, extensions: tuple[str, ...]) -> Index:
+    times = {"": times_before_listing(str(root))}
+    classes = _list_classes(root)
+    counts: list[int] = []
+
+    def images() -> Iterator[str]:
+        for class_name in classes:
+            found = sorted(_walk(root, class_name, extensions, (), times))
+            counts.append(sum(len(names) for _, names in found))
+            for folder, names in found:
+                names.sort()
+                yield from map(f"{folder}/".__add__, names)
+            note(len(counts))
+
+    with progress_bar(f"listing {root}", len(classes), " classes") as note:
+        keys = NameTable(images()).keys
+    return {
+        "classes": _joined(classes),
+        "counts": np.array(counts, dtype=np.int64),
+        "names": np.frombuffer(keys.text, dtype=np.uint8),
+        "name_ends": keys.ends(),
+        "folders": _joined(times),
+        "times": np.array(list(times.values()), dtype=np.int64),
+    }
+
+
+def _fits(root: Path, index: Any) -> bool:
+    if int(index["counts"].sum()) < KEPT_FROM:
+        return False
+    return are_unchanged(
+        (f"{root}/{folder}" for folder in _split(index["folders"])), index["times"]
+    )
+
+
+def _list_classes(root: Path) -> list[str]:
+    """The names of the folders in ``root``, sorted."""
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    if not classes:
+        raise FileNotFoundError(
+            f"no class folder in {str(root)!r}: each class is a folder of its own there. Remedy: "
+            "give the folder above, or FolderSource.from_paths(paths) for images without classes"
+        )
+    return classes
+
+
+def _walk(
+    root: Path,
+    folder: str,
+    extensions: tuple[str, ...],
+    above: tuple[str, ...],
+    times: dict[str, tuple[int, int]],
+) -> Iterator[tuple[str, list[str]]]:
+    """Each folder under one, itself included, with the names of its images; notes their times."""
     path = os.path.realpath(root / folder)
     if path in above:
         raise ValueError(
             f"the folder {str(root / folder)!r} is a link to {path!r}, which holds it. Remedy: "
             "remove that link"
         )
-    folders = []
+    times[folder] = times_before_listing(path)
+    folders, names = [], []
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir():
                 folders.append(entry.name)
-            else:
-                yield folder, entry.name
+            elif entry.name.lower().endswith(extensions):
+                names.append(entry.name)
+    yield folder, names
     for name in folders:
-        yield from _walk(root, f"{folder}/{name}", (*above, path))
+        yield from _walk(root, f"{folder}/{name}", extensions, (*above, path), times)
+
+
+def _joined(names: Iterable[str]) -> npt.NDArray[np.uint8]:
+    """Names of files in one array: none holds a zero byte."""
+    return np.frombuffer(b"".join(os.fsencode(name) + b"\0" for name in names), dtype=np.uint8)
+
+
+def _split(names: npt.NDArray[np.uint8]) -> list[str]:
+    return [os.fsdecode(name) for name in names.tobytes().split(b"\0")[:-1]]

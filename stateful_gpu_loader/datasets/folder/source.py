@@ -11,12 +11,11 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.folder.listing import list_classes, list_images, read_file_list
+from stateful_gpu_loader.datasets.folder.listing import list_images, read_file_list
 from stateful_gpu_loader.datasets.name_table import NameTable
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
-from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.datasets.storage.read_file import read_file
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
@@ -42,6 +41,10 @@ class FolderSource(Source):
         allow_empty: classes without images are kept, instead of being an error.
         sizes_in_fingerprint: the content id includes the size of each file, so that files that
             were replaced under the same name are noticed; costs one stat a file, once.
+        cache_dir: where the listing of 10,000 images or more is kept, which is taken as long as no
+            folder has changed since; None is beside ``root``, or where that cannot be written
+            ``$XDG_CACHE_HOME/stateful_gpu_loader``. On FUSE, where folders need not tell that they
+            have changed, all is listed each time.
 
     Attributes:
         root: the folder, absolute; None where paths came without one.
@@ -76,19 +79,17 @@ class FolderSource(Source):
         extensions: Sequence[str] = EXTENSIONS,
         allow_empty: bool = False,
         sizes_in_fingerprint: bool = False,
+        cache_dir: AnyPath | None = None,
     ) -> None:
         folder = _absolute(root)
         endings = tuple(
             ending.lower()
             for ending in ([extensions] if isinstance(extensions, str) else extensions)
         )
-        classes = list_classes(folder)
-        images = []
-        with progress_bar(f"listing {folder}", len(classes), " classes") as note:
-            for class_name in classes:
-                images.append(list_images(folder, class_name, endings))
-                note(len(images))
-        empty = [name for name, found in zip(classes, images, strict=True) if not found]
+        kept = None if cache_dir is None else os.fspath(cache_dir)
+        listing = list_images(folder, endings, kept)
+        classes, counts = listing.classes, listing.counts.tolist()
+        empty = [name for name, count in zip(classes, counts, strict=True) if not count]
         if len(empty) == len(classes) or (empty and not allow_empty):
             raise FileNotFoundError(
                 f"no image in {len(empty)} of the {len(classes)} class folders of "
@@ -96,14 +97,8 @@ class FolderSource(Source):
                 f"files ending with {', '.join(endings)}. Remedy: remove those folders, or pass "
                 "extensions= or allow_empty=True"
             )
-        counts = [len(found) for found in images]
-        self._settle(
-            folder,
-            [name for found in images for name in found],
-            np.repeat(np.arange(len(classes), dtype=np.int64), counts),
-            classes,
-            sizes_in_fingerprint,
-        )
+        targets = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+        self._settle(folder, listing.names, targets, classes, sizes_in_fingerprint)
 
     @classmethod
     def from_file_list(
@@ -156,17 +151,19 @@ class FolderSource(Source):
         if isinstance(paths, str):
             raise TypeError(f"paths is the string {paths!r}. Remedy: pass a list of paths")
         folder = None if root is None else _absolute(root)
-        names = [_relative(os.fspath(path), folder) for path in paths]
+        above = "" if folder is None else os.path.join(folder, "")
+        names = [os.fspath(path).removeprefix(above) for path in paths]
         if not names:
             raise ValueError("no paths were given. Remedy: give at least one")
         source = cls.__new__(cls)
-        source._settle(folder, names, _targets(labels, len(names)), [], sizes_in_fingerprint)
+        targets = _targets(labels, len(names))
+        source._settle(folder, NameTable(names), targets, [], sizes_in_fingerprint)
         return source
 
     def _settle(
         self,
         root: Path | None,
-        names: list[str],
+        names: NameTable,
         targets: npt.NDArray[np.int64],
         classes: list[str],
         sizes_in_fingerprint: bool,
@@ -178,7 +175,7 @@ class FolderSource(Source):
         self.class_to_idx = {name: number for number, name in enumerate(classes)}
         self.targets = targets
         self.sizes_in_fingerprint = sizes_in_fingerprint
-        self._names = NameTable(names)
+        self._names = names
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -230,10 +227,6 @@ class FolderSource(Source):
 
 def _absolute(path: AnyPath) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _relative(path: str, root: Path | None) -> str:
-    return path.removeprefix(f"{str(root).rstrip(os.sep)}{os.sep}") if root else path
 
 
 def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDArray[np.int64]:

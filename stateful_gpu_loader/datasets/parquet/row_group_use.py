@@ -9,7 +9,8 @@ from stateful_gpu_loader.datasets.parquet.rows import Rows
 
 IN_TURN = 64
 """Row groups, one dropped after the other, from which it is no accident: a few samples that
-somebody looks at, or a resume in the middle of a window of blocks, make fewer."""
+somebody looks at make fewer. A resume late in a window of blocks leaves as many as the window has
+with few of their rows to read; but all of these were held at once."""
 LEAST_SHARE = 8
 """A row group is wasted if fewer than one in so many of its rows were read."""
 
@@ -27,18 +28,23 @@ class RowGroupUse:
     """Row groups of the source."""
     wasted: int = 0
     """Row groups dropped in turn, up to now, that had hardly been used."""
+    wasted_bytes: int = 0
+    """That these took in memory."""
     has_warned: bool = False
 
     def __call__(self, rows: Rows, uses: int) -> None:
         """Note that a row group is dropped after ``uses`` of its rows were read."""
         if self.has_warned:
             return
-        self.wasted = self.wasted + 1 if uses * LEAST_SHARE < len(rows) else 0
-        if self.wasted < IN_TURN:
+        if uses * LEAST_SHARE >= len(rows):
+            self.wasted = self.wasted_bytes = 0
+            return
+        self.wasted, self.wasted_bytes = self.wasted + 1, self.wasted_bytes + rows.num_bytes
+        if self.wasted < IN_TURN or self.wasted_bytes <= self.cache_bytes:
             return
         self.has_warned = True
         warnings.warn(
-            f"{IN_TURN} row groups of a ParquetSource, one after the other, were decoded and "
+            f"{self.wasted} row groups of a ParquetSource, one after the other, were decoded and "
             f"dropped again before one in {LEAST_SHARE} of their rows was read: the last has "
             f"{len(rows)} rows, of which {uses} were read. A row is read with its whole row group, "
             f"of {rows.num_bytes / 2**20:.1f} MiB here, and cache_bytes={self.cache_bytes} keeps "

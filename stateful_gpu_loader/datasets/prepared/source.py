@@ -165,6 +165,9 @@ class PreparedSource(Source):
         name = f"{type(self.source).__name__}[{index}] in {self.directory!r}"
         return EncodedSample(torch.from_numpy(image.data), target, name)
 
+    def _read_ahead(self, indices: Sequence[int]) -> None:
+        self._store.fetch_ahead(indices)
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:

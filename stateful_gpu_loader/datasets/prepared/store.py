@@ -6,6 +6,7 @@ import logging
 import os
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,13 @@ class RecordStore:
             "prepared record %d of %r is damaged and is made anew: %s", index, path, what
         )
         return None
+
+    def fetch_ahead(self, indices: Sequence[int]) -> None:
+        """Say that the records of these, where they are stored, are read next."""
+        entries = [entry for index in indices if (entry := self._entry(index)) is not None]
+        self._files.fetch_ahead(
+            (self._segments.path(segment), offset, size) for segment, _, offset, size in entries
+        )
 
     def put(self, index: int, record: Bytes) -> bool:
         """Store a record; return whether it is stored.

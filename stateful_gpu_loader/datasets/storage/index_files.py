@@ -34,7 +34,12 @@ def identity_of(path: str) -> tuple[int, str]:
 
 
 def cached_index(
-    path: str, *, kind: str, build: Callable[[], Index], cache_dir: str | None = None
+    path: str,
+    *,
+    kind: str,
+    build: Callable[[], Index],
+    cache_dir: str | None = None,
+    fits: Callable[[Index], bool] = lambda index: True,
 ) -> Index:
     """The index of a file: read if one was kept and still fits, else built and kept.
 
@@ -44,11 +49,13 @@ def cached_index(
     that several processes may build it at the same time.
 
     Args:
-        path: local, or a URL.
+        path: local, or a URL; a file, or a folder.
         kind: name and version of the index, such as ``"tar-1"``.
         build: makes it; called once at most.
         cache_dir: where to keep it, and only there; None is beside a local file, else
             ``$XDG_CACHE_HOME/stateful_gpu_loader`` (``~/.cache`` by default).
+        fits: whether an index is right for what the file's own size and time of change say nothing
+            about; one that does not fit is neither taken nor kept.
 
     Raises:
         OSError: the file cannot be asked for its size.
@@ -58,10 +65,10 @@ def cached_index(
     places = _places(path, kind, cache_dir)
     for place in places:
         found = _load(place, header)
-        if found is not None:
+        if found is not None and fits(found):
             return found
     index = build()
-    for place in places:
+    for place in places if fits(index) else ():
         try:
             _save(place, header, index)
         except OSError:
@@ -99,10 +106,15 @@ def _contents(index: Index) -> str:
     """The type, shape and digest of each array, by name, so that no other array passes for it."""
     return json.dumps(
         {
-            name: [array.dtype.str, array.shape, hashlib.blake2b(array.tobytes()).hexdigest()]
+            name: [array.dtype.str, array.shape, _digest(array)]
             for name, array in sorted(index.items())
         }
     )
+
+
+def _digest(array: npt.NDArray[np.generic]) -> str:
+    # Of the bytes where they lie: a listing of a million names has forty megabytes of them.
+    return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def _save(place: Path, header: str, index: Index) -> None:

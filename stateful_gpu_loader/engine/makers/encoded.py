@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.source import Source, read_ahead
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
@@ -103,6 +103,7 @@ class EncodedMaker:
         decoded: list[torch.Tensor] = []
         keys = request.keys()
         with stage("read"):
+            read_ahead(self._source, [key.index for key in keys])
             for key in keys:
                 check()
                 start = arena.end

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.datasets.source import Source, image_header, read_into
+from stateful_gpu_loader.datasets.source import Source, image_header, read_ahead, read_into
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
@@ -78,7 +78,9 @@ class ImageMaker:
         replacer = BadSampleReplacer(
             self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
+        keys = request.keys()
         with stage("read"):
+            read_ahead(self._source, [key.index for key in keys])
             replacer.settle(self._open)
         try:
             images, targets = self._filled(replacer, check)

@@ -82,6 +82,23 @@ def test_the_remedy_ends_it(path: str, window: int) -> None:
         assert not list(warnings_of(source, order[700:] if epoch == 1 else order))
 
 
+def test_a_resume_late_in_a_large_window_does_not_warn(tmp_path: Path) -> None:
+    """A few rows are left in each of its row groups, which then make room for the next window."""
+    window, rows = IN_TURN + 16, 200
+    count = 2 * window * rows
+    columns = {"image": [_IMAGE[:20]] * count, "label": list(range(count))}
+    path = write_table(tmp_path / "a.parquet", columns, row_group_size=rows)
+    probe = ParquetSource(path)
+    window_bytes = window * probe._read_group(0).num_bytes
+    order = shuffled(probe, window)
+    at = window * rows * 94 // 100
+    fits = ParquetSource(path, cache_bytes=window_bytes)
+    assert not list(warnings_of(fits, order[at:]))
+    # A window that does not fit is read group by group for every few rows, and that is said.
+    small = ParquetSource(path, cache_bytes=window_bytes // 4)
+    assert len(list(warnings_of(small, order[at:]))) == 1
+
+
 def test_an_order_that_uses_row_groups_does_not_warn(path: str) -> None:
     order = range(_GROUPS * _ROWS)
     assert not list(warnings_of(source_of(path, groups=0), [*order, *order]))

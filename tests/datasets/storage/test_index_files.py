@@ -68,6 +68,19 @@ def test_another_kind_size_or_time_is_built_anew(file: Path) -> None:
     assert build.times == 4
 
 
+def test_an_index_that_does_not_fit_is_neither_taken_nor_kept(file: Path) -> None:
+    build, fits = Builder(), [True]
+    for _ in range(2):
+        cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
+    assert build.times == 1
+    fits[0] = False
+    cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
+    assert build.times == 2
+    fits[0] = True
+    index = cached_index(str(file), kind="k-1", build=build, fits=lambda index: fits[0])
+    assert index["numbers"].tolist() == [0]
+
+
 def test_a_cache_directory_is_the_only_place_if_given(file: Path, tmp_path: Path) -> None:
     build = Builder()
     for _ in range(2):

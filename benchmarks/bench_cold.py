@@ -1,0 +1,241 @@
+"""A million files: the first batch of a process that has just begun, beside torch's DataLoader.
+
+A folder of a million small photographs in 1,000 classes is written for it, links to a few thousand
+files, and removed at the end. Each process imports what it needs, lists the folder (ours takes the
+listing that an earlier process kept, or has none yet), and delivers one batch; another imports the
+same and ends. Files and folders come from the system's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from PIL import Image
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.cold_process import (
+    BATCH_SIZE,
+    FIRST_BATCH,
+    IMPORTS,
+    NUM_WORKERS,
+    OURS,
+    SIZE,
+    TORCH,
+)
+from benchmarks.harness import Contestant, alternate
+from benchmarks.photographs import photograph_folder
+from benchmarks.processes import ROOT
+from benchmarks.progress import progress_bar
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.summary import ratio
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader.datasets.folder.listing import KEPT_FROM
+from stateful_gpu_loader.datasets.storage.folder_times import YOUNG
+
+KEPT, FIRST, IMAGE_FOLDER = "kept", "first", "image-folder"
+OUR_IMPORTS, TORCH_IMPORTS = "imports-ours", "imports-torch"
+LABELS = {
+    KEPT: "StatefulGPULoader, FolderSource with a kept listing",
+    FIRST: "StatefulGPULoader, FolderSource for the first time",
+    IMAGE_FOLDER: "torch DataLoader, torchvision's ImageFolder",
+    OUR_IMPORTS: "the imports of the first two alone",
+    TORCH_IMPORTS: "the imports of the third alone",
+}
+IMPORTS_OF = {KEPT: OUR_IMPORTS, FIRST: OUR_IMPORTS, IMAGE_FOLDER: TORCH_IMPORTS}
+SECONDS, CPU, LISTING, MEMORY = "seconds", "cpu", "listing", "memory"
+UNITS = {SECONDS: "s", CPU: "CPU s", LISTING: "CPU s", MEMORY: "MiB"}
+AIM_SECONDS, AIM_LISTING = 1.0, 1.0
+
+_DIFFERENT, _CROP, _QUALITY = 4000, 64, 85
+
+
+@dataclass
+class ColdStarts:
+    """The processes over one folder, and what they reported."""
+
+    folder: Path
+    cache: Path
+    """Where the listing is kept."""
+    found: dict[str, list[float]]
+
+    def measure(self, name: str) -> float:
+        """Seconds from the process's beginning to the first batch, or to its end."""
+        if name == FIRST:
+            for file in self.cache.iterdir():
+                file.unlink()
+        report = self._report(name)
+        for what in (CPU, LISTING, MEMORY):
+            if what in report:
+                self.found.setdefault(measurement_name(what, name), []).append(report[what])
+        if name in (KEPT, FIRST) and not any(self.cache.iterdir()):
+            raise RuntimeError("no listing was kept. Remedy: find out why")
+        return report["at"] - report["began"]
+
+    def _report(self, name: str) -> dict[str, float]:
+        who = TORCH if name in (IMAGE_FOLDER, TORCH_IMPORTS) else OURS
+        what = FIRST_BATCH if name in IMPORTS_OF else IMPORTS
+        with tempfile.TemporaryDirectory() as place:
+            report = Path(place) / "report.json"
+            given = [who, what, str(self.folder), str(self.cache), str(report)]
+            began = time.monotonic()
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "benchmarks.cold_process", *given],
+                # A start without compiled files would measure Python's compiler.
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+                cwd=ROOT,
+                start_new_session=True,
+            )
+            try:
+                if process.wait():
+                    raise RuntimeError(f"{LABELS[name]}: it ended with {process.returncode}")
+            finally:
+                with suppress(ProcessLookupError):  # its workers, which nobody else started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            return {"began": began, **json.loads(report.read_text(encoding="utf-8"))}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``cold.json``."""
+    arguments = parse(__doc__, rounds=9, given=given)
+    before = load_average()
+    num_images, num_classes = (KEPT_FROM, 10) if arguments.quick else (1_000_000, 1_000)
+    arguments.data.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=arguments.data.resolve(), prefix="cold-") as place:
+        folder, cache = Path(place) / "images", Path(place) / "cache"
+        write_folder(folder, num_images, num_classes, arguments.data)
+        time.sleep(YOUNG / 1e9)  # until a listing is kept
+        FolderSource(folder, cache_dir=cache)
+        starts = ColdStarts(folder, cache, {})
+        values = alternate(
+            [
+                Contestant(name=name, label=label, measure=partial(starts.measure, name))
+                for name, label in LABELS.items()
+            ],
+            rounds=arguments.rounds,
+            title="cold starts",
+            warm_up_rounds=arguments.warm_up_rounds,
+        )
+    every = {measurement_name(SECONDS, name): found for name, found in values.items()}
+    # Rounds before the first that counts are reported as well.
+    every |= {name: found[-arguments.rounds :] for name, found in starts.found.items()}
+    results = _results(arguments, every, num_images, num_classes, before)
+    results.write_and_tell(arguments.output)
+
+
+def write_folder(folder: Path, num_images: int, num_classes: int, data: Path) -> None:
+    """Class folders of small photographs, each a link to one of a few thousand files."""
+    pool = folder.with_name("pool")
+    pool.mkdir(parents=True)
+    files = []
+    for number, crop in enumerate(_crops(min(_DIFFERENT, num_images), data)):
+        files.append(pool / f"{number:05d}.jpg")
+        crop.save(files[-1], quality=_QUALITY)
+    with progress_bar("files", num_images, unit="file") as progress:
+        for label in range(num_classes):
+            name = f"n{label:08d}"
+            (folder / name).mkdir(parents=True)
+            numbers = range(label, num_images, num_classes)
+            for number in numbers:
+                os.link(files[number % len(files)], folder / name / f"{name}_{number}.jpg")
+            progress.update(len(numbers))
+
+
+def _crops(count: int, data: Path) -> Iterator[Image.Image]:
+    photographs = photograph_folder(12, data).files
+    for number in range(count):
+        with Image.open(photographs[number % len(photographs)]) as image:
+            place = number // len(photographs)
+            left, top = 7 * place % (image.width - _CROP), 11 * place % (image.height - _CROP)
+            yield image.crop((left, top, left + _CROP, top + _CROP))
+
+
+def measurement_name(what: str, name: str) -> str:
+    """The key of a measurement.
+
+    >>> measurement_name(SECONDS, KEPT)
+    'seconds kept'
+    """
+    return f"{what} {name}"
+
+
+def _results(
+    arguments: Arguments,
+    every: dict[str, list[float]],
+    num_images: int,
+    num_classes: int,
+    before: float,
+) -> Results:
+    def beyond(one: str, other: str) -> float:
+        pairs = (every[measurement_name(SECONDS, name)] for name in (one, other))
+        return median(mine - theirs for mine, theirs in zip(*pairs, strict=True))
+
+    comparisons = [
+        Comparison(of=of, to=to, ratio=ratio(every[of], every[to]))
+        for what in (SECONDS, LISTING, MEMORY)
+        for name in (KEPT, FIRST)
+        for of, to in [(measurement_name(what, name), measurement_name(what, IMAGE_FOLDER))]
+    ]
+    listing = next(each.ratio for each in comparisons if each.of == f"{LISTING} {FIRST}")
+    differences = {
+        "with a kept listing, seconds beyond torch's own first batch": beyond(KEPT, IMAGE_FOLDER),
+        "with a kept listing, seconds beyond what it imports": beyond(KEPT, OUR_IMPORTS),
+    }
+    aims = [
+        Aim(
+            what=what,
+            aim=f"< {AIM_SECONDS:g} s",
+            reached=f"{seconds:.2f} s",
+            met=seconds < AIM_SECONDS,
+        )
+        for what, seconds in differences.items()
+    ]
+    aims.append(
+        Aim(
+            what="listing for the first time, CPU time beside ImageFolder's",
+            aim=f"<= {AIM_LISTING:g} times",
+            reached=f"{listing.median:.2f} [{listing.low:.2f}, {listing.high:.2f}]",
+            met=listing.median <= AIM_LISTING,
+        )
+    )
+    return Results(
+        benchmark="cold",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "num_images": num_images,
+            "num_classes": num_classes,
+            "different_files": min(_DIFFERENT, num_images),
+            "batch_size": BATCH_SIZE,
+            "num_workers": NUM_WORKERS,
+            "size": SIZE,
+        },
+        measurements=[
+            Measurement(
+                name=key,
+                label=f"{LABELS[key.partition(' ')[2]]}, {key.partition(' ')[0]}",
+                unit=UNITS[key.partition(" ")[0]],
+                values=found,
+            )
+            for key, found in every.items()
+        ],
+        comparisons=comparisons,
+        aims=aims,
+        load_average=before,
+    )
+
+
+if __name__ == "__main__":
+    main()

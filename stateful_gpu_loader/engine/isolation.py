@@ -8,40 +8,42 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from stateful_gpu_loader.engine.workers.torch_workers import has_modes
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 
+_T = TypeVar("_T")
+
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators and the number of threads, which belong to the whole process."""
 
 
-@contextmanager
-def isolated(*, draws: bool) -> Iterator[None]:
-    """Use one intra-op thread, no autocast and no default device; restore all of it on exit.
+def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
+    """Call with one intra-op thread, no autocast and no default device; put all of it back after.
 
     Sums over an image differ in their last bits between one thread and two, so a batch made inline
     would differ from one made in a worker. It is for the user's thread only.
 
     Args:
+        call: is called with ``arguments``.
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
     with _ONE_AT_A_TIME:
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            if draws or has_modes():
-                with _without_modes(), caller_generators_restored() if draws else nullcontext():
-                    yield
-            else:
-                yield
+            torch.set_num_threads(1)
+            if not (draws or has_modes()):
+                return call(*arguments)
+            with _without_modes(), caller_generators_restored() if draws else nullcontext():
+                return call(*arguments)
         finally:
             torch.set_num_threads(num_threads)
 

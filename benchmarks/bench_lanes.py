@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,12 @@ NUM_LANES = (64, 10_000)
 PLACES = (0.0, 0.9)
 """Shares of the epoch that lie behind when a state is taken."""
 BYTES_AIM, RATE_AIM, RESUME_AIM = 100, 1.0, 1.2
+TRIVIAL_AIMS = {0: 0.5, 2: 1.0}
+"""Rate of trivial samples beside StatefulDataLoader, by number of workers."""
+STATE_AIM = 1000
+"""Microseconds of a ``state_dict()``."""
+BATCH_AIM = 1.0
+"""Time of a batch with the most lanes, of that with the fewest."""
 
 _TIMES = 8
 """Names of each tar, for an epoch that is long enough."""
@@ -238,7 +245,7 @@ def _results(
     values = {measurement.name: measurement.values for measurement in measurements}
     comparisons = [
         Comparison(of=of, to=to, ratio=ratio(values[of], values[to]))
-        for of, to in _pairs()
+        for of, to in [*_pairs(), _pair_of_batches(lanes)]
         if of in values and to in values
     ]
     return Results(
@@ -255,7 +262,7 @@ def _results(
         },
         measurements=measurements,
         comparisons=comparisons,
-        aims=[*_state_aims(lanes, values), *_ratio_aims(comparisons)],
+        aims=[*_state_aims(lanes, values), *_ratio_aims(comparisons, _pair_of_batches(lanes))],
         load_average=before,
     )
 
@@ -267,6 +274,11 @@ def _pairs() -> Iterator[tuple[str, str]]:
         yield resume_name(who, PLACES[1]), resume_name(who, PLACES[0])
 
 
+def _pair_of_batches(lanes: Sequence[int]) -> tuple[str, str]:
+    """Return the measurements of a batch with the most lanes, and with the fewest."""
+    return state_name("batch", max(lanes)), state_name("batch", min(lanes))
+
+
 def _state_aims(lanes: Sequence[int], values: dict[str, Sequence[float]]) -> Iterator[Aim]:
     for num_lanes in lanes:
         size = values[state_name("bytes a lane", num_lanes)][0]
@@ -276,9 +288,19 @@ def _state_aims(lanes: Sequence[int], values: dict[str, Sequence[float]]) -> Ite
             reached=f"{size:.1f} bytes a lane",
             met=size < BYTES_AIM,
         )
+    taking = statistics.median(values[state_name("state_dict()", max(lanes))])
+    yield Aim(
+        what=f"state_dict() of {max(lanes):,} lanes",
+        aim=f"<= {STATE_AIM:,} us",
+        reached=f"{taking:,.0f} us",
+        met=taking <= STATE_AIM,
+    )
 
 
-def _ratio_aims(comparisons: Sequence[Comparison]) -> Iterator[Aim]:
+def _ratio_aims(
+    comparisons: Sequence[Comparison], pair_of_batches: tuple[str, str]
+) -> Iterator[Aim]:
+    trivial = {rate_name(OURS, TRIVIAL, workers): workers for workers in NUM_WORKERS}
     for found in comparisons:
         reached = f"{found.ratio.median:.2f} [{found.ratio.low:.2f}, {found.ratio.high:.2f}]"
         if found.of == resume_name(OURS, PLACES[1]):
@@ -287,6 +309,21 @@ def _ratio_aims(comparisons: Sequence[Comparison]) -> Iterator[Aim]:
                 aim=f"<= {RESUME_AIM:g} times",
                 reached=reached,
                 met=found.ratio.median <= RESUME_AIM,
+            )
+        elif (found.of, found.to) == pair_of_batches:
+            yield Aim(
+                what="a batch with the most lanes beside one with the fewest",
+                aim=f"<= {BATCH_AIM:g} times",
+                reached=reached,
+                met=found.ratio.median <= BATCH_AIM,
+            )
+        elif found.of in trivial:
+            aim = TRIVIAL_AIMS[trivial[found.of]]
+            yield Aim(
+                what=f"rate beside StatefulDataLoader, {found.of.removeprefix(f'{OURS} ')}",
+                aim=f">= {aim:g} times",
+                reached=reached,
+                met=found.ratio.median >= aim,
             )
         elif found.to.startswith(WEBDATASET) and found.of.startswith(OURS):
             yield Aim(

@@ -164,30 +164,22 @@ def state_section(content: Content) -> str:
 
 
 def overhead_section(content: Content) -> str:
-    """Time a batch and its ratio to torch's DataLoader, one column a setting."""
+    """Time a batch and its ratio to torch's DataLoader, one row a setting."""
     medians = medians_of(content)
-    ratios = {found["of"]: found["ratio"] for found in content["comparisons"]}
-    settings = [
-        (dataset, num_workers)
-        for dataset in (bench_overhead.BUSY, bench_overhead.TRIVIAL)
-        for num_workers in bench_overhead.NUM_WORKERS
-    ]
     rows = []
-    for loader, label in bench_overhead.LABELS.items():
-        row = [label]
-        for dataset, num_workers in settings:
-            name = bench_overhead.measurement_name(loader, dataset, num_workers)
+    for case in bench_overhead.CASES:
+        row = [bench_overhead.case_label(*case)]
+        torchs = bench_overhead.measurement_name(bench_overhead.TORCH, *case)
+        for loader in bench_overhead.LABELS:
+            name = bench_overhead.measurement_name(loader, *case)
+            times = times_of(content, name, torchs)
             cell = f"{short(medians[name])} us" if name in medians else ""
-            if name in ratios:
-                found = ratios[name]
-                cell += f", {found['median']:.2f}x [{found['low']:.2f}, {found['high']:.2f}]"
-            row.append(cell)
-        rows.append(row)
-    costs = {bench_overhead.BUSY: "1 ms a sample", bench_overhead.TRIVIAL: "trivial samples"}
-    head = ["", *(f"{costs[dataset]}, {workers} workers" for dataset, workers in settings)]
+            row.append(f"{cell}, {times}" if times else cell)
+        if any(row[1:]):
+            rows.append(row)
+    head = ["", *bench_overhead.LABELS.values()]
     introduction = (
-        f"**Overhead**: time a batch of {content['settings']['batch_size']}, and its ratio to "
-        "torch's DataLoader with the 95% interval."
+        "**Overhead**: time a batch, and its ratio to torch's DataLoader with the 95% interval."
     )
     return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -51,14 +51,16 @@ class BatchTransform:
             epoch: epoch of the batch.
             position: position of the batch's first sample.
         """
-        with ExitStack() as stack:
-            stack.enter_context(isolated(draws=self._draws))
-            keyed = None
-            if self._draws:
-                (keyed,) = sample_seeds(seed, epoch, [position], Stream.BATCH_TRANSFORM)
-                seed_global_generators(keyed)
-            if device is not None:
-                stack.enter_context(isolated_gpu(device, keyed))
+        return isolated(self._transformed, batch, device, seed, epoch, position, draws=self._draws)
+
+    def _transformed(
+        self, batch: Any, device: torch.device | None, seed: int, epoch: int, position: int
+    ) -> Any:
+        keyed = None
+        if self._draws:
+            (keyed,) = sample_seeds(seed, epoch, [position], Stream.BATCH_TRANSFORM)
+            seed_global_generators(keyed)
+        with nullcontext() if device is None else isolated_gpu(device, keyed):
             used = 0
             for step in self.steps:
                 if isinstance(step, BatchRecipe):

@@ -8,55 +8,55 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from stateful_gpu_loader.engine.workers.torch_workers import has_modes
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+
+_T = TypeVar("_T")
 
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators and the number of threads, which belong to the whole process."""
-_NOTHING = nullcontext()
 
 
-@contextmanager
-def isolated(*, draws: bool) -> Iterator[None]:
-    """Use one intra-op thread, no autocast and no default device; restore all of it on exit.
+def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
+    """Call with one intra-op thread, no autocast and no default device; put all of it back after.
 
     Sums over an image differ in their last bits between one thread and two, so a batch made inline
     would differ from one made in a worker. It is for the user's thread only.
 
     Args:
+        call: is called with ``arguments``.
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
-    restored = caller_generators_restored() if draws else _NOTHING
     with _ONE_AT_A_TIME:
         num_threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
-            with _without_switches(), restored:
-                yield
+            torch.set_num_threads(1)
+            if not (draws or has_modes()):
+                return call(*arguments)
+            with _without_modes(), caller_generators_restored() if draws else nullcontext():
+                return call(*arguments)
         finally:
             torch.set_num_threads(num_threads)
 
 
-def _without_switches() -> AbstractContextManager[Any]:
-    """Return a context without autocast and default device; mostly neither is switched on."""
-    autocasts = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    is_on_cpu = torch.get_default_device().type == "cpu"
-    if is_on_cpu and not autocasts:
-        return _NOTHING
-    stack = ExitStack()
-    for kind in autocasts:
-        stack.enter_context(torch.autocast(kind, enabled=False))
-    if not is_on_cpu:
-        stack.enter_context(torch.device("cpu"))
-    return stack
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def limit_this_thread() -> None:

@@ -94,7 +94,8 @@ class Run:
                     continue
                 batch = self._finished(begun, request, answer, payload, arrival.position)
                 bad = () if answer is None else answer.bad
-                self._note_bad(begun, bad)
+                if bad:
+                    self._note_bad(begun, bad)
                 self._engine.last = arrival.request, bad
                 self._deliver(begun, request, answer)
                 self._engine.tally.deliver(request, answer)

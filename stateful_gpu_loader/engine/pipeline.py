@@ -71,8 +71,8 @@ class Answer:
     """The batch, its :class:`Failure`, or a :class:`NoBatch`."""
     worker: int = 0
     """Number of the worker that made it."""
-    snapshot: bytes | None = None
-    """Serialized state of the worker after this batch."""
+    snapshot: Any = None
+    """State of the worker after this batch: serialized, or the :class:`LaneProgress` of lanes."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
     ended_at: int | None = None

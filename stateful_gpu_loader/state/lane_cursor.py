@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
@@ -58,7 +57,8 @@ class LaneCursor:
         numbers = [int(part) for part in text.split(":")] if _TEXT.fullmatch(text) else []
         if not numbers or max(numbers) >= _END or numbers[4] > numbers[1]:
             raise ValueError(f"{text!r} is no lane's cursor: five numbers with colons between them")
-        return _cursor(*numbers)
+        turns, count, shard, offset, taken = numbers
+        return cls(turns=turns, count=count, shard=shard, offset=offset, taken=taken)
 
 
 def lane_text(epoch: int, cursor: LaneCursor) -> str:
@@ -86,40 +86,13 @@ def epoch_and_cursor(text: str) -> tuple[int, LaneCursor]:
     return int(epoch), LaneCursor.from_text(cursor)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaneProgress:
-    """Positions of a request's lanes after it, as a worker reports them together with a batch.
-
-    >>> news = LaneProgress(cursors={3: LaneCursor(turns=1, count=8)}, rest=None)
-    >>> LaneProgress.from_bytes(news.to_bytes()) == news
-    True
-    """
+    """Positions of a request's lanes after it, as a worker reports them together with a batch."""
 
     cursors: dict[int, LaneCursor] = field(default_factory=dict)
     """Cursor of each lane that has moved."""
     rest: int | None = None
     """Number of samples left in a lane, if these are fewer than the request asked for."""
-
     bad: tuple[FoundBad, ...] = ()
     """Bad samples met while those samples were counted; recorded with the last of them."""
-
-    def to_bytes(self) -> bytes:
-        """Serialize, for the way from a worker."""
-        cursors = {
-            lane: (c.turns, c.count, c.shard, c.offset, c.taken) for lane, c in self.cursors.items()
-        }
-        return pickle.dumps((cursors, self.rest, [*map(astuple, self.bad)]))
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> LaneProgress:
-        """Read back :meth:`to_bytes`."""
-        cursors, rest, bad = pickle.loads(content)
-        return cls(
-            cursors={lane: _cursor(*numbers) for lane, numbers in cursors.items()},
-            rest=rest,
-            bad=tuple(FoundBad(*row) for row in bad),
-        )
-
-
-def _cursor(turns: int, count: int, shard: int, offset: int, taken: int) -> LaneCursor:
-    return LaneCursor(turns=turns, count=count, shard=shard, offset=offset, taken=taken)

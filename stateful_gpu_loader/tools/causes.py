@@ -117,8 +117,7 @@ def likely_cause(
         elsewhere: tells what the order of sets does to the sample; None if nothing.
     """
     try:
-        with isolated(draws=True):
-            return _likely_cause(trial, since, keeps_state, seeds, elsewhere)
+        return isolated(_likely_cause, trial, since, keeps_state, seeds, elsewhere, draws=True)
     except Exception as error:
         return _unknown([f"{trial.subject} raises {type(error).__name__}: {error}"])
 

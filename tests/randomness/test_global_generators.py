@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader.randomness import global_generators
+from stateful_gpu_loader.randomness import generator_memory, global_generators
+from stateful_gpu_loader.randomness.generator_memory import GlobalGenerator
 from stateful_gpu_loader.randomness.global_generators import (
     DrawWatch,
     caller_generators_restored,
@@ -54,8 +55,45 @@ def states_of_global_generators():
 
 @pytest.fixture(autouse=True)
 def _leave_no_trace():
-    with caller_generators_restored():
-        yield
+    states = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def _all_three() -> tuple[GlobalGenerator, ...]:
+    return (
+        generator_memory.python_generator(),
+        generator_memory.numpy_generator(),
+        generator_memory.torch_generator(),
+    )
+
+
+@pytest.fixture(params=["in memory", "by functions"])
+def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the states are read."""
+    if request.param == "by functions":
+        monkeypatch.setattr(generator_memory, "_IS_CPYTHON", False)
+        generators = _all_three()
+        assert [type(each) for each in generators] == [
+            generator_memory.ByFunctions,
+            generator_memory.NumpyGenerator,
+            generator_memory.ByFunctions,
+        ]
+        for name, generator in zip(("_PYTHON", "_NUMPY", "_TORCH"), generators, strict=True):
+            monkeypatch.setattr(global_generators, name, generator)
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="the places are CPython's")
+def test_all_three_states_are_found_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_global_generators()
+    of_python, of_numpy, of_torch = _all_three()
+    assert isinstance(of_python, generator_memory.PythonMemory)
+    assert isinstance(of_torch, generator_memory.TorchMemory)
+    monkeypatch.setattr(of_numpy, "_get_state", None)
+    words, normal = of_numpy.read()[1]
+    assert len(words) > len(normal) > 0
 
 
 def test_seeded_generators_draw_the_same_whatever_came_before():
@@ -97,6 +135,7 @@ def test_impossible_sample_seed_is_refused(seed):
     assert states_of_global_generators() == before
 
 
+@pytest.mark.usefixtures("_place")
 def test_caller_gets_its_generators_back():
     """Also the half of a Box-Muller pair that each may have in hand."""
     spoil_global_generators()
@@ -111,6 +150,7 @@ def test_caller_gets_its_generators_back():
     assert draw_from_global_generators() == expected
 
 
+@pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, GeneratorExit, StopIteration])
 def test_caller_gets_its_generators_back_after_an_exception(error):
     before = states_of_global_generators()
@@ -125,6 +165,7 @@ def test_caller_gets_its_generators_back_after_an_exception(error):
     assert states_of_global_generators() == before
 
 
+@pytest.mark.usefixtures("_place")
 def test_caller_may_have_replaced_the_bit_generator_of_numpy():
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
@@ -167,6 +208,7 @@ USES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize("spoil", [False, True], ids=["seeded", "with normal numbers in hand"])
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) -> None:
@@ -185,6 +227,7 @@ def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) ->
     assert draw_from_global_generators() == expected
 
 
+@pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize("spoil", [False, True])
 def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
     seed_global_generators(12345)
@@ -199,6 +242,7 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
     assert states_of_global_generators() == before
 
 
+@pytest.mark.usefixtures("_place")
 def test_a_watch_inside_another_one_asks_for_nothing() -> None:
     """As of a loader in a dataset, which has seeds of its own."""
     with DrawWatch() as outer, DrawWatch() as inner, caller_generators_restored():
@@ -227,6 +271,7 @@ def test_a_watch_ends_with_an_exception() -> None:
     assert (random.getstate, np.random.get_state, torch.random.default_generator) == names
 
 
+@pytest.mark.usefixtures("_place")
 def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> None:
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
@@ -240,20 +285,3 @@ def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> N
         assert np.random.rand() == inside
     finally:
         np.random.set_bit_generator(own)
-
-
-def test_a_watch_reads_pythons_words_where_they_are_and_asks_for_them_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Their place in memory is CPython's."""
-    spoil_global_generators()
-    assert (sys.implementation.name == "cpython") == (global_generators._python_memory is not None)
-    there = global_generators._python_words()
-    monkeypatch.setattr(global_generators, "_python_memory", None)
-    assert global_generators._python_words() == there
-    before = states_of_global_generators()
-    for use in (random.random, lambda: random.gauss(0, 1), lambda: None):
-        with DrawWatch() as watch:
-            drawn = use()
-        assert watch.was_used == (drawn is not None)
-        assert states_of_global_generators() == before

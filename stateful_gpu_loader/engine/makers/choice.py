@@ -187,8 +187,7 @@ def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Com
     policy = replace(policy_of(plan, known), reads_again=False)
     draws = DrawnMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
-    with isolated(draws=maker.uses_global_generators):
-        found = maker(request, never_stopped)
+    found = isolated(maker, request, never_stopped, draws=maker.uses_global_generators)
     answer = found if isinstance(found, Answer) else Answer(found)
     if isinstance(answer.payload, Failure):
         answer.payload.reraise()

@@ -39,16 +39,17 @@ class ReadyBatches:
     def __call__(self, request: Any, check: Callable[[], None]) -> Answer:
         with stage("read"):
             reading = self._reader(request, check)
-        answer = Answer(SKIPPED)
+        made = Answer(SKIPPED)
         if reading.error is not None:
-            answer = Answer(Failure(reading.error))
+            made = Answer(Failure(reading.error))
         elif reading.samples:
-            answer = self._batch(request, reading, check)
-        return dataclasses.replace(
-            answer,
-            bad=(*reading.bad, *answer.bad),
+            made = self._batch(request, reading, check)
+        return Answer(
+            made.payload,
+            bad=(*reading.bad, *made.bad),
             snapshot=reading.snapshot,
             ended_at=reading.ended_at,
+            num_samples=made.num_samples,
         )
 
     def _batch(self, of: Any, reading: Reading, check: Callable[[], None]) -> Answer:
@@ -76,10 +77,12 @@ class ReadyBatches:
             if isinstance(error, BadSample) and self._policy.mode == "drop":
                 return Answer(SKIPPED, bad=_all_bad(request, error))
             return Answer(Failure(error))
-        if isinstance(made, Answer) and made.num_samples is not None:
+        num_samples = len(request.indices)
+        if not isinstance(made, Answer):
+            return Answer(made, num_samples=num_samples)
+        if made.num_samples is not None:
             return made
-        answer = made if isinstance(made, Answer) else Answer(made)
-        return dataclasses.replace(answer, num_samples=len(request.indices))
+        return dataclasses.replace(made, num_samples=num_samples)
 
 
 class DeviceSteps(Protocol):

@@ -44,7 +44,7 @@ class SampleMaker:
     before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
     ``transform`` are seeded at the same moments.
 
-    Seeding takes 13 us a sample, and most datasets draw nothing. So batches are made without it
+    Seeding takes 8 us a sample, and most datasets draw nothing. So batches are made without it
     until one draws: that one is made again, and it and all behind it are seeded. What must not be
     made twice, because it keeps a state or has generators of its own, is always seeded. An
     attribute ``draws`` of the dataset and the transform, True or False, decides instead.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taken:
+class Taken(NamedTuple):
     """Consecutive samples of a lane."""
 
     samples: list[ReadySample]
@@ -69,9 +68,10 @@ class LaneReader:
         """Shard and offset where the present window begins."""
         self._reading: list[ReadySample] = []
         """Samples of the window that is being read."""
-        self._window: list[ReadySample] = []
-        self._left: list[int] = []
-        """Numbers of the samples of the window that are still to come, the next one last."""
+        self._length = 0
+        """Number of samples in the present window."""
+        self._left: list[ReadySample] = []
+        """Samples of the window that are still to come."""
         self._held: list[ReadySample] = []
         """Samples taken from windows and not yet returned."""
         self._to_skip = cursor.taken
@@ -110,8 +110,8 @@ class LaneReader:
             wanted = n - len(self._held)
             if not self._left and not self._read_window(wanted, check):
                 return None
-            self._held += [self._window[number] for number in self._left[: -wanted - 1 : -1]]
-            del self._left[-wanted:]
+            self._held += self._left[:wanted]
+            del self._left[:wanted]
         samples, self._held = self._held, []
         start = self._cursor.count
         shard, offset = self._begin if self._left else self._shards.place
@@ -120,7 +120,7 @@ class LaneReader:
             count=start + n,
             shard=shard,
             offset=offset,
-            taken=len(self._window) - len(self._left) if self._left else 0,
+            taken=self._length - len(self._left) if self._left else 0,
         )
         self.is_at_cursor = True
         first = self._address.position(start)
@@ -148,20 +148,15 @@ class LaneReader:
         start = self._shards.ordinal - len(self._reading)
         # Damage within a window was reported before its first sample was delivered.
         self._shards.is_told = self._is_second or self._to_skip > 0
-        while len(self._reading) < size:
-            check()
-            sample = self._shards.read()
-            if sample is None:
-                break
-            self._reading.append(sample)
-        self._window, self._reading = self._reading, []
-        n = len(self._window)
-        order = list(range(n))
+        self._shards.read(self._reading, size, check)
+        window, self._reading = self._reading, []
+        n = len(window)
         if self._window_size and n > 1:
             address = self._address
             places = [address.position(start)]
             (seed,) = sample_seeds(address.seed, address.epoch, places, Stream.SHARDS)
             order = Permutation(n, seed=seed, epoch=0)(np.arange(n)).tolist()
-        self._left = order[self._to_skip :][::-1]
+            window = [window[number] for number in order]
+        self._length, self._left = n, window[self._to_skip :]
         self._to_skip = 0
         return n > 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
-from stateful_gpu_loader.engine.pipeline import Stopped, add_note
+from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped
 from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness.global_generators import seed_global_generators
@@ -74,14 +76,25 @@ class LaneShards:
         self.ordinal = ordinal
         """Ordinal of the next sample, in the order of reading."""
         self._generator: Iterator[tuple[Any, int]] | None = None
+        self._given: deque[Any] = deque()
+        """What the generator has yielded ahead of what was read."""
+        self._raised: Exception | None = None
+        """What it has raised behind that."""
         self._num_read: int | None = None if self.place[1] else 0
         """Number of samples read from the present shard; None if not read from its beginning."""
         self._promised: int | None = None
         """Number of samples of the present shard, as the dataset says."""
         self._found: list[FoundBad] = []
 
-    def read(self) -> ReadySample | None:
-        """Return the next sample; None at the lane's end.
+    def read(self, samples: list[ReadySample], size: int, check: Callable[[], None]) -> None:
+        """Append samples until there are ``size`` of them, or the lane ends.
+
+        Those of a shard are taken together where nothing is to be done about any of them.
+
+        Args:
+            samples: keeps what was read before an exception.
+            size: number of samples, including those that are there.
+            check: called between samples.
 
         Raises:
             BadSample: encoded images are damaged from here on; the next call continues with the
@@ -90,6 +103,62 @@ class LaneShards:
             LoaderError: ``num_samples()`` or ``read_shard()`` does not keep its contract.
             Exception: what a user's own ``read_shard`` raised.
         """
+        while len(samples) < size:
+            check()
+            if not (self._given or self._raised or self.is_seeded) and self._generator is not None:
+                self._ask_ahead(self._generator, size - len(samples), check)
+                if sound := self._all_if_sound():
+                    samples += sound
+                    continue
+            sample = self._read_one()
+            if sample is None:
+                return
+            samples.append(sample)
+
+    def _ask_ahead(self, generator: Iterator[Any], n: int, check: Callable[[], None]) -> None:
+        """Let the generator of a shard yield n samples, or as many as it has before it raises."""
+        try:
+            for given in islice(generator, n):
+                self._given.append(given)
+                if check is not never_stopped:
+                    check()
+        except Stopped:
+            raise
+        except Exception as error:
+            self._raised = error
+
+    def _all_if_sound(self) -> list[ReadySample]:
+        """Return all that was given; nothing if something is to be done about one of them.
+
+        The first sample of a shard is read by itself, as its number of samples is asked for then.
+        """
+        given, num_read, promised = self._given, self._num_read, self._promised
+        if not given or num_read == 0:
+            return []
+        if num_read is not None and promised is not None and num_read + len(given) > promised:
+            return []
+        try:
+            samples, cursors = zip(*given, strict=True)
+        except (TypeError, ValueError):
+            return []
+        if set(map(type, cursors)) != {int} or min(cursors) < 0 or max(cursors) >= _MAX_OFFSET:
+            return []
+        kinds = set(map(type, samples))
+        if self._is_encoded and not all(issubclass(kind, EncodedSample) for kind in kinds):
+            return []
+        if any(issubclass(kind, ValueError) for kind in kinds):
+            return []
+        given.clear()
+        number, offset = self.place
+        shard = self._address.shards[number % len(self._address.shards)]
+        self.place = number, cursors[-1]
+        self.ordinal += len(samples)
+        if num_read is not None:
+            self._num_read = num_read + len(samples)
+        return list(map(ReadySample, samples, repeat(shard), (offset, *cursors)))
+
+    def _read_one(self) -> ReadySample | None:
+        """Return the next sample; None at the lane's end."""
         attempts = 0
         shards = self._address.shards
         while self.place[0] < self.end:
@@ -132,11 +201,17 @@ class LaneShards:
     def close(self) -> None:
         """Close the dataset's generator, which may hold a file open; reading opens it again."""
         generator: Any = self._generator
-        self._generator = None
+        self._generator = self._raised = None
+        self._given.clear()
         if callable(getattr(generator, "close", None)):
             generator.close()
 
     def _next(self, shard: str, offset: int) -> tuple[Any, int]:
+        if self._given:
+            return self._checked(self._given.popleft())
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
         if self.is_seeded:
             address = self._address
             place = address.position(self.ordinal)

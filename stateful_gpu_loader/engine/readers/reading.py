@@ -11,6 +11,7 @@ import numpy as np
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.records import EncodedSample, IndexArray
 from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.lane_cursor import LaneProgress
 
 
 class ReadySample:
@@ -59,7 +60,7 @@ class ReadyImages(Source):
         raise TypeError("what is handed over one by one has no fingerprint")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """Everything that was read for one request."""
 
@@ -71,8 +72,8 @@ class Reading:
     """Why no batch can be made of the samples, or None."""
     bad: tuple[FoundBad, ...] = ()
     """Samples that could not be used."""
-    snapshot: bytes | None = None
-    """State of the reader after this request, serialized."""
+    snapshot: LaneProgress | None = None
+    """State of the reader after this request, if it has one."""
     ended_at: int | None = None
     """Position at which the epoch was found to end."""
 

@@ -69,17 +69,15 @@ class ShardedReader:
             if taken is None:
                 if reader.num_left:
                     news = LaneProgress(rest=reader.num_left, bad=found)
-                    return Reading(snapshot=news.to_bytes())
+                    return Reading(snapshot=news)
                 news = LaneProgress(cursors={request.lane: reader.end()}, rest=0)
-                return Reading(snapshot=news.to_bytes(), bad=found)
+                return Reading(snapshot=news, bad=found)
         finally:
             with self._turns:
                 served.turn += 1
                 self._turns.notify_all()
         news = LaneProgress(cursors={request.lane: taken.cursor})
-        return Reading(
-            samples=taken.samples, positions=taken.positions, bad=found, snapshot=news.to_bytes()
-        )
+        return Reading(samples=taken.samples, positions=taken.positions, bad=found, snapshot=news)
 
     def _taken(
         self, served: _ServedLane, request: LaneTurn, check: Callable[[], None]
@@ -132,9 +130,7 @@ class ShardedReader:
         positions = np.concatenate([rest.positions for rest in taken])
         pairs = zip(request.parts, taken, strict=True)
         news = LaneProgress(cursors={part.lane: rest.cursor for part, rest in pairs})
-        return Reading(
-            samples=samples, positions=positions, bad=request.bad, snapshot=news.to_bytes()
-        )
+        return Reading(samples=samples, positions=positions, bad=request.bad, snapshot=news)
 
     def _rest(self, request: RestTurn, part: LanePart, check: Callable[[], None]) -> Taken:
         """Read the rest of a lane again, which was found to hold no whole batch."""

@@ -96,6 +96,6 @@ class LaneSchedule:
         return Address(self._service.epoch + 1, 0)
 
     def _note(self, request: LaneTurn | RestTurn, answer: Answer | None, *, is_batch: bool) -> None:
-        snapshot = None if answer is None else answer.snapshot
-        news = LaneProgress() if snapshot is None else LaneProgress.from_bytes(snapshot)
+        news: LaneProgress | None = None if answer is None else answer.snapshot
+        news = news or LaneProgress()
         self._pending |= self._requests.note(request, news, is_batch=is_batch)

@@ -355,8 +355,13 @@ class MapSchedule:
             ahead = (*self._done_ahead.items(), *sorted(self._ahead.items()))
             steps = 0
         user = None
-        marks = self._mark, self._permutation, self._feed.batches
-        if self._has_states or steps or any(mark is not None for mark in marks):
+        if (
+            self._has_states
+            or steps
+            or self._mark is not None
+            or self._permutation is not None
+            or self._feed.batches is not None
+        ):
             user = self._user(steps)
         return Address(self._epoch, self._position, ahead, self._digest, user)
 

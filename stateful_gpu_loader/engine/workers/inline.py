@@ -52,8 +52,8 @@ class InlinePipeline:
         self._interrupted = request
         before, PRESENT.work = PRESENT.work, self._times.own
         try:
-            with isolated(draws=self._maker.uses_global_generators):
-                answer = self._answer(request)
+            draws = self._maker.uses_global_generators
+            answer = isolated(self._answer, request, draws=draws)
         finally:
             PRESENT.work = before
         self._interrupted = None

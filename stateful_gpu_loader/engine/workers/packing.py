@@ -32,7 +32,7 @@ class Packed(NamedTuple):
     content: bytes
     large: list[Any]
     """Objects that torch and NumPy transfer in their own ways."""
-    snapshot: bytes | None
+    snapshot: Any
     seconds: Mapping[str, float] = {}
     """Seconds that the worker has spent in each stage since its last answer."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 from tests.datasets.shards import DamagedShards, Numbers
 
@@ -83,3 +86,68 @@ def test_whoever_is_stopped_takes_nothing() -> None:
     with pytest.raises(Stopped):
         reader.take(9, check, turns=1)
     assert reader.cursor == LaneCursor()
+
+
+class OddShards(Numbers):
+    """Where a sample has an entry in ``odd``, that is yielded, or raised if it is an OSError."""
+
+    def __init__(self, odd: dict[int, Any], *, counted: bool = False) -> None:
+        super().__init__(SIZES, counted=counted)
+        self.odd = odd
+
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        for sample, following in super().read_shard(shard, cursor):
+            odd = self.odd.get(sample, (sample, following))
+            if isinstance(odd, OSError):
+                raise odd
+            yield odd
+
+
+ODD: dict[str, dict[int, Any]] = {
+    "nothing": {},
+    "a malformed sample": {2: (ValueError("malformed"), 3)},
+    "the last sample malformed": {2002: (UnicodeError("malformed"), 3)},
+    "all samples of a shard malformed": {
+        2000 + i: (ValueError("malformed"), i + 1) for i in (1, 2)
+    },
+    "a cursor of another type": {i: (i, np.int64(i + 1)) for i in range(5)},
+    "a cursor below zero": {3: (3, -1)},
+    "a cursor too large": {3: (3, 1 << 63)},
+    "no cursor": {2001: 2001},
+    "three parts": {3002: (1, 2, 3)},
+    "a boolean for a cursor": {0: (0, True)},
+    "storage that fails": {3: OSError("out of reach")},
+    "storage that is not there": {3: FileNotFoundError("no such shard")},
+}
+
+
+@pytest.mark.parametrize("drops_bad", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_samples_that_are_taken_together_are_those_taken_one_by_one(
+    size: int, odd: dict[int, Any], counted: bool, drops_bad: bool
+) -> None:
+    """With seeds each is read by itself."""
+
+    def seen(is_seeded: bool) -> list[Any]:
+        dataset = OddShards(odd, counted=counted)
+        address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards())
+        reader = LaneReader(dataset, address, LaneCursor(), window=0, drops_bad=drops_bad)
+        events: list[Any] = []
+        for turn in range(60):
+            try:
+                taken = reader.take(size, never_stopped, turns=turn, is_seeded=is_seeded)
+            except Exception as error:
+                events.append((type(error), str(error), getattr(error, "__notes__", None)))
+                error.__dict__.pop("__notes__", None)
+            else:
+                if taken is None:
+                    return [*events, reader.num_left, reader.found(), reader.end()]
+                named = [(repr(sample), sample.sample) for sample in taken.samples]
+                events.append((named, taken.positions.tolist(), taken.cursor, reader.found()))
+        return events
+
+    with caller_generators_restored():
+        one_by_one = seen(is_seeded=True)
+    assert seen(is_seeded=False) == one_by_one

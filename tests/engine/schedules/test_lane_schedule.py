@@ -58,13 +58,13 @@ class Worker:
                 before = LaneCursor.from_text(part.cursor)
                 count = before.count + part.skip + part.num_samples
                 cursors[part.lane] = LaneCursor(turns=before.turns, count=count, shard=part.lap)
-            return Answer("rest", snapshot=LaneProgress(cursors=cursors).to_bytes())
+            return Answer("rest", snapshot=LaneProgress(cursors=cursors))
         lane = request.lane
         if request.cursor is not None:
             self.cursors[lane] = LaneCursor.from_text(request.cursor)
             self.left[lane] = self.sizes[lane] - self.cursors[lane].offset
         if self.left[lane] < 2:
-            return Answer(SKIPPED, snapshot=LaneProgress(rest=self.left[lane]).to_bytes())
+            return Answer(SKIPPED, snapshot=LaneProgress(rest=self.left[lane]))
         self.left[lane] -= 2
         before = self.cursors[lane]
         self.cursors[lane] = LaneCursor(
@@ -74,7 +74,7 @@ class Worker:
             offset=before.offset + 2,
         )
         news = LaneProgress(cursors={lane: self.cursors[lane]})
-        return Answer("batch", snapshot=news.to_bytes())
+        return Answer("batch", snapshot=news)
 
 
 def run(

@@ -15,8 +15,8 @@ from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
-from stateful_gpu_loader.engine.workers.packing import empty_shared
 from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
+from stateful_gpu_loader.engine.workers.segments import WorkerSegments
 from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
 from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
@@ -105,8 +105,9 @@ def _workers_pipeline(
         )
     place = np.array([start.position])
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
+    segments = WorkerSegments(prefetch_factor + _BATCHES_WITH_THE_USER)
     loader = InnerLoader(
-        maker_of(plan, policy, empty_shared),
+        maker_of(plan, policy, segments.empty),
         dataset=config.dataset,
         base_seed=base_seed,
         num_workers=config.num_workers,
@@ -116,6 +117,7 @@ def _workers_pipeline(
         multiprocessing_context=config.multiprocessing_context,
         persistent_workers=config.persistent_workers,
         in_order=config.keeps_order,
+        segments=segments,
         times=times,
     )
     return ProcessPipeline(loader)

@@ -21,6 +21,7 @@ from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_st
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
+from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
 from stateful_gpu_loader.records import WorkerStart
 
 
@@ -31,6 +32,8 @@ class WorkerMessage(NamedTuple):
     """A request, or the :class:`RemoteFailure` of one that could not be sent."""
     start: WorkerStart | None
     """State to begin a pass with before the request, or None."""
+    returned: tuple[Returned, ...] = ()
+    """Segments of the worker that the main process no longer refers to."""
 
 
 class WorkerAdapter(Dataset[Any]):
@@ -38,15 +41,21 @@ class WorkerAdapter(Dataset[Any]):
 
     Args:
         maker: answers requests.
+        segments: where the maker allocates its batches.
         dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
         initialise: called with the worker's number before anything else. If it fails, every request
             of the worker fails with its exception.
     """
 
     def __init__(
-        self, maker: Maker, dataset: Any, initialise: Callable[[int], None] | None
+        self,
+        maker: Maker,
+        segments: WorkerSegments,
+        dataset: Any,
+        initialise: Callable[[int], None] | None,
     ) -> None:
         self._maker = maker
+        self._segments = segments
         self._dataset = dataset
         self._initialise = initialise
         self._worker = 0
@@ -61,7 +70,7 @@ class WorkerAdapter(Dataset[Any]):
 
     def start(self, worker: int) -> None:
         """Initialise the worker process; the ``worker_init_fn`` of the inner loader."""
-        self._worker = worker
+        self._worker = self._segments.worker = worker
         PRESENT.work = self._times.own
         main = parent_process()
         if main is not None and main.pid != os.getppid():
@@ -78,10 +87,11 @@ class WorkerAdapter(Dataset[Any]):
 
     def __getitem__(self, message: WorkerMessage) -> Packed:
         self._note_idle(message)
+        self._segments.take_back(message.returned)
         answer = self._answer(message)
         started = perf_counter()
         try:
-            packed = pack(answer)
+            packed = pack(answer, self._segments)
         except Exception as error:
             packed = pack(_unsent(answer, error))
         self._idle_since = perf_counter()
@@ -96,7 +106,7 @@ class WorkerAdapter(Dataset[Any]):
         self._epoch = epoch
 
     def _answer(self, message: WorkerMessage) -> Any:
-        request, start = message
+        request, start, _ = message
         if start is not None:
             self._start = start
         if isinstance(request, RemoteFailure):
@@ -116,7 +126,7 @@ class WorkerAdapter(Dataset[Any]):
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self._maker, self._dataset, self._initialise
+        parts = self._maker, self._segments, self._dataset, self._initialise
         if get_spawning_popen() is None:
             return WorkerAdapter, parts
         # Sent in a file rather than in the message that starts the worker: multiprocessing writes
@@ -154,7 +164,9 @@ def in_place_of(content: Any, error: Exception) -> Any:
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
-    return pack(_unsent(unpack(content), error))
+    packed = pack(_unsent(unpack(content), error))
+    # The main process returns the segments of the batch that it does not get.
+    return packed._replace(segments=content.segments, given_up=content.given_up)
 
 
 def _unsent(answer: Any, error: Exception) -> Any:

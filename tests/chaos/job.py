@@ -149,11 +149,12 @@ def full_disk(left: int) -> Iterator[None]:
 def used() -> dict[str, int]:
     """What this process holds, between two epochs."""
     me = psutil.Process()
+    maps = Path("/proc/self/maps").read_text()
     return {
         "file descriptors": me.num_fds(),
         "threads": me.num_threads(),
         "processes": len(me.children(recursive=True)),
-        "shared memory segments": Path("/proc/self/maps").read_text().count("/dev/shm/"),
+        "shared memory segments": maps.count("/dev/shm/") + maps.count("/memfd:"),
         "resident MiB": me.memory_info().rss >> 20,
     }
 

@@ -67,6 +67,36 @@ GRID = tuple(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_large_batches_of_worker_processes_are_right_whether_kept_or_dropped(
+    photos: Path, method: str
+) -> None:
+    """Their memory is filled again, but for that of batches that are kept."""
+    large = {"transform": [T.RandomResizedCrop(224), T.Normalize(MEAN, STD)], "batch_size": 3}
+    expected = [copy_of(batch) for batch in make_images(photos, **large)]
+    loader = make_images(
+        photos,
+        **large,
+        num_workers=2,
+        worker_type="process",
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+    kept = list(loader)
+    places = set()
+    for _ in range(3):
+        loader.set_epoch(0)
+        for batch, right in zip(loader, expected, strict=True):
+            assert same(batch, right)
+            assert not batch[0].is_shared(), "another process must get a copy"
+            places.add(batch[0].data_ptr())
+            batch[0].zero_()
+    assert same(kept, expected)
+    assert len(places) < 2 * len(expected)
+    assert not places & {images.data_ptr() for images, _ in kept}
+
+
+@pytest.mark.processes
 def test_images_resume_exactly_on_any_number_and_kind_of_workers(photos: Path) -> None:
     """From each of {0, 1, 2, 3} x {thread, process} to each other, state at every batch."""
     assert_exact_on_all(partial(make_images, photos), GRID)

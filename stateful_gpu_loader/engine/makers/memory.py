@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,6 @@ class BatchMemory:
     def __init__(self, keep: int) -> None:
         self._keep = keep
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
-        self._lent: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}
         # Re-entrant: a buffer may die, and return here, while another one is taken.
         self._lock = threading.RLock()
 
@@ -61,17 +60,26 @@ class BatchMemory:
         with self._lock:
             waiting = self._free.get(num_bytes)
             base = waiting.pop() if waiting else np.empty(num_bytes, dtype=np.uint8)
-        lease = base[:]
-        self._lent[id(lease)] = weakref.ref(lease, partial(self._take_back, id(lease), base))
-        return torch.from_numpy(lease).view(dtype).view(shape)
+        return lend(base, lambda: self._take_back(base)).view(dtype).view(shape)
 
-    def _take_back(
-        self, lease: int, base: npt.NDArray[np.uint8], _: weakref.ref[npt.NDArray[np.uint8]]
-    ) -> None:
-        del self._lent[lease]
+    def _take_back(self, base: npt.NDArray[np.uint8]) -> None:
         with self._lock:
             waiting = self._free.setdefault(base.nbytes, [])
             if len(waiting) < self._keep:
                 waiting.append(base)
             if len(self._free) > _SIZES:
                 del self._free[next(iter(self._free))]
+
+
+def lend(base: npt.NDArray[np.uint8], take_back: Callable[[], None]) -> torch.Tensor:
+    """Return a tensor on memory that is used again once nothing refers to the tensor's storage.
+
+    Args:
+        base: the memory, uint8 [n].
+        take_back: called when the last reference is gone, in whatever thread drops it.
+
+    Returns: uint8 [n]. All views and exports of it keep the memory lent.
+    """
+    lease = base[:]
+    weakref.finalize(lease, take_back).atexit = False
+    return torch.from_numpy(lease)

@@ -21,9 +21,9 @@ from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
-from stateful_gpu_loader.engine.workers.packing import empty_shared
 from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
 from stateful_gpu_loader.engine.workers.remote import RemotePipeline
+from stateful_gpu_loader.engine.workers.segments import WorkerSegments
 from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
 from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, with_sharding
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
@@ -122,8 +122,9 @@ def _workers_pipeline(
     (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
     if config.remote is not None:
         return _remote_pipeline(plan, config.remote, policy, base_seed, allocate, times)
+    segments = WorkerSegments(prefetch_factor + _BATCHES_WITH_THE_USER)
     loader = InnerLoader(
-        maker_of(plan, policy, empty_shared),
+        maker_of(plan, policy, segments.empty),
         dataset=config.dataset,
         base_seed=base_seed,
         num_workers=config.num_workers,
@@ -133,6 +134,7 @@ def _workers_pipeline(
         multiprocessing_context=config.multiprocessing_context,
         persistent_workers=config.persistent_workers,
         in_order=config.keeps_order,
+        segments=segments,
         times=times,
     )
     return ProcessPipeline(loader)

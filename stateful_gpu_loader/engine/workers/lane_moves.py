@@ -51,14 +51,14 @@ class LaneMoves:
         lap, rest = self._rests.get(turn.lane, (-1, 0))
         if lap != turn.lap:
             return None
-        return Answer(SKIPPED, snapshot=LaneProgress(rest=rest).to_bytes())
+        return Answer(SKIPPED, snapshot=LaneProgress(rest=rest))
 
     def answer(self, turn: LaneTurn, answer: Any) -> None:
         """Note where a lane stands after a turn."""
         self._under_way[turn.lane] -= 1
-        if not isinstance(answer, Answer) or answer.snapshot is None:
+        progress = answer.snapshot if isinstance(answer, Answer) else None
+        if progress is None:
             return
-        progress = LaneProgress.from_bytes(answer.snapshot)
         for lane, cursor in progress.cursors.items():
             self._cursors[lane] = cursor.to_text()
         if progress.rest is not None:

@@ -1,16 +1,16 @@
 """Sends answers between processes: small tensors in the message, large ones in shared memory.
 
 torch shares the memory of every tensor: the receiver connects to a socket of the worker to get its
-descriptor, and maps it, which takes longer than copying a quarter of a megabyte.
+descriptor, and maps it, which takes longer than copying a quarter of a megabyte. So torch sends
+only what is larger and does not lie in one of the worker's segments.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import io
-import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -20,10 +20,13 @@ import numpy as np
 import torch
 
 from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.workers.segments import (
+    LARGEST_COPY,
+    SegmentId,
+    SentSegment,
+    WorkerSegments,
+)
 from stateful_gpu_loader.state.snapshot import is_plain
-
-LARGEST_COPY = 1 << 18
-"""Largest size in bytes of memory that is copied into the message."""
 
 
 class Packed(NamedTuple):
@@ -33,12 +36,19 @@ class Packed(NamedTuple):
     large: list[Any]
     """Objects that torch and NumPy transfer in their own ways."""
     snapshot: Any
+    segments: tuple[SentSegment, ...] = ()
+    """Shared memory that tensors of the answer lie in."""
+    given_up: tuple[SegmentId, ...] = ()
+    """Segments that the worker will not use again."""
     seconds: Mapping[str, float] = {}
     """Seconds that the worker has spent in each stage since its last answer."""
 
 
-def pack(answer: Any) -> Packed:
+def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     """Serialize an answer for another process.
+
+    Args:
+        segments: the worker's segments; the main process must return those that are sent.
 
     Raises:
         Exception: something in it cannot be pickled.
@@ -50,24 +60,38 @@ def pack(answer: Any) -> Packed:
     if isinstance(answer, Answer):
         answer, snapshot = dataclasses.replace(answer, snapshot=None), answer.snapshot
     file = io.BytesIO()
-    packer = _Packer(file)
+    packer = _Packer(file, segments)
     packer.dump(answer)
-    return Packed(file.getvalue(), packer.large, snapshot)
+    packed = Packed(file.getvalue(), packer.large, snapshot)
+    if segments is None:
+        return packed
+    sent = tuple(segments.send(number) for number in packer.segments)
+    return packed._replace(segments=sent, given_up=segments.given_up())
 
 
-def unpack(packed: Packed) -> Any:
-    """Return the answer, in memory of its own."""
-    answer = _Unpacker(packed).load()
+def unpack(
+    packed: Packed, lend: Callable[[SentSegment], torch.UntypedStorage] | None = None
+) -> Any:
+    """Return the answer, in memory of its own or in that which is lent to it.
+
+    Args:
+        lend: returns the memory of a segment; None gives memory of the same size and other content.
+    """
+    storages = [(lend or _any_storage)(segment) for segment in packed.segments]
+    answer = _Unpacker(packed, storages).load()
     if packed.snapshot is None:
         return answer
     return dataclasses.replace(answer, snapshot=packed.snapshot)
 
 
 class _Packer(ForkingPickler):
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, segments: WorkerSegments | None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.large: list[Any] = []
-        self._memory: dict[int, _Memory] = {}
+        self.segments: list[int] = []
+        """Numbers of the segments that tensors of the answer lie in."""
+        self._all_segments = segments
+        self._memory: dict[int, _Memory | _InSegment] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
@@ -77,12 +101,22 @@ class _Packer(ForkingPickler):
         if type(thing) is not torch.Tensor or not is_plain(thing):
             return self._left_alone(thing)
         storage = thing.untyped_storage()
-        if storage.nbytes() > LARGEST_COPY:
-            return self._left_alone(thing)
         # Tensors that share memory share it after unpacking, too.
-        memory = self._memory.setdefault(storage.data_ptr(), _Memory(storage))
+        memory = self._memory.get(storage.data_ptr()) or self._memory_of(storage)
+        if memory is None:
+            return self._left_alone(thing)
+        self._memory[storage.data_ptr()] = memory
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return _tensor, (memory, thing.dtype, *place)
+
+    def _memory_of(self, storage: torch.UntypedStorage) -> _Memory | _InSegment | None:
+        if storage.nbytes() <= LARGEST_COPY:
+            return _Memory(storage)
+        number = None if self._all_segments is None else self._all_segments.number_of(storage)
+        if number is None:
+            return None
+        self.segments.append(number)
+        return _InSegment(len(self.segments) - 1)
 
     def _left_alone(self, thing: Any) -> tuple[Any, ...]:
         self.large.append(thing)
@@ -90,19 +124,38 @@ class _Packer(ForkingPickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, storages: list[torch.UntypedStorage]) -> None:
         super().__init__(io.BytesIO(packed.content))
-        self._large = packed.large
+        self._beside = {_large.__name__: packed.large, _lent.__name__: storages}
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _large.__name__:
-            return self._large.__getitem__
+        if module == __name__ and name in self._beside:
+            return self._beside[name].__getitem__
         return super().find_class(module, name)
 
 
 def _large(number: int) -> Any:
     """Placeholder for an object that is sent beside the message."""
     raise pickle.UnpicklingError("an answer is read with unpack()")
+
+
+def _lent(number: int) -> Any:
+    """Placeholder for the memory of a segment."""
+    raise pickle.UnpicklingError("an answer is read with unpack()")
+
+
+class _InSegment:
+    """The storage in the segment of this number among those that are sent."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _lent, (self._number,)
+
+
+def _any_storage(segment: SentSegment) -> torch.UntypedStorage:
+    return torch.empty(segment.num_bytes, dtype=torch.uint8).untyped_storage()
 
 
 class _Memory:
@@ -137,13 +190,6 @@ def _tensor(
 
 
 _FILES = Path("/dev/shm")
-
-
-def empty_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor in shared memory, which a worker sends without a copy."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(num_bytes, device="cpu")
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def remove_what_was_left_by(pid: int) -> None:

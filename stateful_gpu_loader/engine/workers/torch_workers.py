@@ -42,8 +42,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _shardin
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
 from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
-from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
+from stateful_gpu_loader.engine.workers.packing import pack, remove_what_was_left_by, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
+from stateful_gpu_loader.engine.workers.segments import MappedSegments, WorkerSegments
 from stateful_gpu_loader.engine.workers.start_method import (
     FORK_AVOIDED,
     NOT_FORKED,
@@ -75,6 +76,7 @@ class InnerLoader(DataLoader[Any]):
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
         num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
             persistent_workers, in_order: as in DataLoader.
+        segments: where the maker allocates its batches; None if it allocates none.
         times: where the workers' seconds are noted.
     """
 
@@ -91,11 +93,19 @@ class InnerLoader(DataLoader[Any]):
         multiprocessing_context: Any,
         persistent_workers: bool,
         in_order: bool = True,
+        segments: WorkerSegments | None = None,
         times: StageTimes | None = None,
     ) -> None:
         self.times = times or StageTimes()
         self.context = _Context(multiprocessing_context)
-        self.side = WorkerAdapter(maker, dataset, with_sharding(dataset, worker_init_fn))
+        segments = segments or WorkerSegments(keep=prefetch_factor)
+        self.side = WorkerAdapter(
+            maker,
+            dataset,
+            with_sharding(dataset, worker_init_fn),
+            pack=functools.partial(pack, segments=segments),
+            segments=segments,
+        )
         generator = torch.Generator()
         generator.manual_seed(base_seed)
         super().__init__(
@@ -157,6 +167,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         self._watch: WorkerMonitor | None = None
         self._ended = False
         self._times: StageTimes = loader.times
+        self._segments = MappedSegments()
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -195,6 +206,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
 
     def send(self, worker: int, number: int, message: WorkerMessage) -> None:
         """Send a message to a worker, to be answered with this number."""
+        message = message._replace(returned=self._segments.to_return(worker))
         self._index_queues[worker].put((number, message))
 
     def has_answer(self) -> bool:
@@ -220,7 +232,8 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         started = perf_counter()
         try:
             number, packed = pickle.loads(message)
-            answer = unpack(packed)
+            self._segments.unmap(packed.given_up)
+            answer = unpack(packed, self._segments.lend)
             self._times.own.add(packed.seconds)
             self._times.own.seconds["transfer"] += perf_counter() - started
             return number, answer

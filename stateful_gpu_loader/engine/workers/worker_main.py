@@ -21,6 +21,7 @@ from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_st
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
+from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
 from stateful_gpu_loader.records import WorkerStart
 
 
@@ -31,6 +32,8 @@ class WorkerMessage(NamedTuple):
     """A request, or the :class:`RemoteFailure` of one that could not be sent."""
     start: WorkerStart | None
     """State to begin a pass with before the request, or None."""
+    returned: tuple[Returned, ...] = ()
+    """Segments of the worker that the main process no longer refers to."""
 
 
 class WorkerAdapter(Dataset[Any]):
@@ -42,6 +45,7 @@ class WorkerAdapter(Dataset[Any]):
         initialise: called with the worker's number before anything else. If it fails, every request
             of the worker fails with its exception.
         pack: serializes the answers.
+        segments: where the maker allocates its batches, if they are sent in shared memory.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class WorkerAdapter(Dataset[Any]):
         dataset: Any,
         initialise: Callable[[int], None] | None,
         pack: Callable[[Any], Any] = pack,
+        segments: WorkerSegments | None = None,
     ) -> None:
         self._maker = maker
+        self._segments = segments
         self._dataset = dataset
         self._initialise = initialise
         self._pack = pack
@@ -68,6 +74,8 @@ class WorkerAdapter(Dataset[Any]):
     def start(self, worker: int) -> None:
         """Initialise the worker process; the ``worker_init_fn`` of the inner loader."""
         self._worker = worker
+        if self._segments is not None:
+            self._segments.worker = worker
         PRESENT.work = self._times.own
         main = parent_process()
         if main is not None and main.pid != os.getppid():
@@ -84,7 +92,7 @@ class WorkerAdapter(Dataset[Any]):
 
     def for_this_thread(self) -> WorkerAdapter:
         """Return an adapter to the same maker, for another thread of a worker that has started."""
-        other = WorkerAdapter(self._maker, self._dataset, None, self._pack)
+        other = WorkerAdapter(self._maker, self._dataset, None, pack=self._pack)
         other._worker, other._unusable = self._worker, self._unusable
         PRESENT.work = other._times.own
         return other
@@ -99,6 +107,8 @@ class WorkerAdapter(Dataset[Any]):
             check: called between samples; may raise :class:`Stopped`.
         """
         self._note_idle(message)
+        if self._segments is not None:
+            self._segments.take_back(message.returned)
         answer = self._answer(message, check)
         started = perf_counter()
         try:
@@ -117,7 +127,7 @@ class WorkerAdapter(Dataset[Any]):
         self._epoch = epoch
 
     def _answer(self, message: WorkerMessage, check: Callable[[], None]) -> Any:
-        request, start = message
+        request, start, _ = message
         if start is not None:
             self._start = start
         if isinstance(request, RemoteFailure):
@@ -137,7 +147,7 @@ class WorkerAdapter(Dataset[Any]):
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self._maker, self._dataset, self._initialise, self._pack
+        parts = self._maker, self._dataset, self._initialise, self._pack, self._segments
         if get_spawning_popen() is None:
             return WorkerAdapter, parts
         # Sent in a file rather than in the message that starts the worker: multiprocessing writes
@@ -175,7 +185,9 @@ def in_place_of(content: Any, error: Exception) -> Any:
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
-    return pack(_unsent(unpack(content), error))
+    packed = pack(_unsent(unpack(content), error))
+    # The main process returns the segments of the batch that it does not get.
+    return packed._replace(segments=content.segments, given_up=content.given_up)
 
 
 def _unsent(answer: Any, error: Exception) -> Any:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from stateful_gpu_loader.engine.pipeline import Answer
-from stateful_gpu_loader.engine.workers.packing import LARGEST_COPY, Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.segments import LARGEST_COPY
 from stateful_gpu_loader.engine.workers.worker_main import in_place_of
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from tests.conformance import same

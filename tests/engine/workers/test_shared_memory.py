@@ -9,19 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.workers.packing import (
-    empty_shared,
-    remove_what_was_left_by,
-)
+from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Gate, requests
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (), (0,)])
-def test_an_empty_tensor_is_shared(shape: tuple[int, ...]) -> None:
-    tensor = empty_shared(shape, torch.int16)
-    assert tensor.is_shared()
-    assert (tensor.shape, tensor.dtype) == (torch.Size(shape), torch.int16)
 
 
 def left_by(pid: int | None) -> Path:

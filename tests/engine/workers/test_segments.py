@@ -1,0 +1,282 @@
+"""Shared memory is filled again once nothing refers to it, and never before."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import resource_sharer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader.engine.workers import segments as segments_module
+from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
+from stateful_gpu_loader.engine.workers.segments import (
+    LARGEST_COPY,
+    MappedSegments,
+    WorkerSegments,
+)
+from stateful_gpu_loader.engine.workers.worker_main import in_place_of
+from stateful_gpu_loader.records import Request
+from tests.engine.workers import fakes
+from tests.engine.workers.fakes import Gate, request
+from tests.patience import seconds
+
+SIZE = LARGEST_COPY
+"""Number of float32 in a batch, which is large enough to be shared."""
+
+NAME_OF_SEGMENTS = "/memfd:stateful_gpu_loader"
+"""As the system shows them."""
+
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda tensor: tensor,
+    "view": lambda tensor: tensor[1:],
+    "numpy": lambda tensor: tensor.numpy(),
+    "detached": lambda tensor: tensor.detach(),
+    "storage": lambda tensor: tensor.untyped_storage(),
+    "dlpack": lambda tensor: np.from_dlpack(tensor),
+    "graph": lambda tensor: tensor * torch.ones((), requires_grad=True),
+}
+
+
+class Pair:
+    """A worker and its main process, both of them here."""
+
+    def __init__(self, keep: int = 4) -> None:
+        self.worker = WorkerSegments(keep)
+        self.main = MappedSegments()
+
+    def batch(self, value: float, size: int = SIZE) -> torch.Tensor:
+        """One batch, made and received."""
+        self.worker.take_back(self.main.to_return(0))
+        return self.received(pack(self.made(value, size), self.worker))
+
+    def made(self, value: float, size: int = SIZE) -> torch.Tensor:
+        return self.worker.empty((size,), torch.float32).fill_(value)
+
+    def received(self, packed: Packed) -> Any:
+        self.main.unmap(packed.given_up)
+        return unpack(packed, self.main.lend)
+
+
+def test_memory_that_nothing_refers_to_is_filled_again() -> None:
+    pair = Pair()
+    places = set()
+    for value in range(20):
+        batch = pair.batch(value)
+        assert (batch == value).all()
+        places.add(batch.data_ptr())
+        del batch
+    assert len(places) == 1
+    assert len(pair.worker._segments) == 1
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_memory_is_not_filled_while_anything_refers_to_it(name: str) -> None:
+    pair = Pair()
+    batch = pair.batch(7)
+    place = batch.data_ptr()
+    held = HOLDERS[name](batch)
+    del batch
+    for value in range(6):
+        assert pair.batch(value).data_ptr() != place
+    del held
+    assert place in {pair.batch(value).data_ptr() for value in range(2)}
+
+
+def test_batches_that_are_kept_for_ever_keep_what_is_in_them() -> None:
+    pair = Pair(keep=1)
+    kept = [pair.batch(value) for value in range(12)]
+    assert [batch.unique().tolist() for batch in kept] == [[value] for value in range(12)]
+
+
+def test_memory_of_the_worker_is_not_filled_while_the_worker_refers_to_it() -> None:
+    """As code of the user's own might, which the worker runs."""
+    pair = Pair()
+    made = pair.made(1)
+    batch = pair.received(pack(made, pair.worker))
+    del batch
+    other = pair.batch(2)
+    assert (made == 1).all()
+    assert (other == 2).all()
+
+
+def test_a_process_that_was_forked_keeps_what_it_has() -> None:
+    """It has the parent's tensor, and the parent does not know how long it looks at it."""
+    pair = Pair()
+    batch = pair.batch(7)
+    begin, end = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(begin[0], 1)
+        os.write(end[1], b"same" if (batch.numpy() == 7).all() else b"else")
+        os._exit(0)
+    try:
+        del batch
+        for value in range(3):
+            pair.batch(value)
+        os.write(begin[1], b".")
+        assert os.read(end[0], 4) == b"same"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for file in (*begin, *end):
+            os.close(file)
+    assert len(pair.worker._segments) == len(pair.main._mapped) == 1, "the other one is unmapped"
+
+
+def test_only_so_many_free_segments_are_kept() -> None:
+    pair = Pair(keep=2)
+    many = [pair.batch(value) for value in range(9)]
+    assert len(pair.main._mapped) == 9
+    del many
+    pair.batch(0)
+    assert len(pair.worker._segments) == len(pair.main._mapped) == 3
+
+
+def test_a_smaller_batch_takes_a_larger_segment_and_a_larger_one_does_not_fit() -> None:
+    pair = Pair()
+    place = pair.batch(1, 2 * SIZE).data_ptr()
+    smaller = pair.batch(2, SIZE)
+    assert smaller.data_ptr() == place
+    assert smaller.untyped_storage().nbytes() == 4 * SIZE
+    del smaller
+    larger = pair.batch(3, 3 * SIZE)
+    assert larger.data_ptr() != place
+    assert (larger == 3).all()
+    assert larger.shape == (3 * SIZE,)
+
+
+def test_encoded_batches_of_about_the_same_size_share_a_segment() -> None:
+    pair = Pair()
+    assert len({pair.batch(0, SIZE * 100 // (100 + i)).data_ptr() for i in range(8)}) == 1
+
+
+def test_a_batch_that_is_not_sent_frees_its_segment() -> None:
+    pair = Pair()
+    with pytest.raises((AttributeError, TypeError)):
+        pack([pair.made(1), lambda: None], pair.worker)
+    pair.batch(2)
+    assert len(pair.worker._segments) == 1
+
+
+def test_a_batch_that_fails_on_its_way_frees_its_segment() -> None:
+    pair = Pair()
+    packed = pack(pair.made(1), pair.worker)
+    failure = pair.received(in_place_of(packed, OSError("broken")))
+    assert "when a batch of type Tensor was sent" in str(failure.rebuild())
+    pair.batch(2)
+    assert len(pair.worker._segments) == 1
+
+
+def test_tensors_that_share_memory_share_it_again() -> None:
+    pair = Pair()
+    made = pair.made(0)
+    whole, part, same_object = pair.received(pack([made, made[2:].view(2, -1), made], pair.worker))
+    whole[3] = 7
+    assert part[0, 1] == 7
+    assert part.shape == (2, SIZE // 2 - 1)
+    assert same_object is whole
+
+
+def open_segments() -> int:
+    """Number of this process's open files that are segments; what is mapped is not open."""
+    found = 0
+    for file in fakes.fds():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            found += os.readlink(f"/proc/self/fd/{file}").startswith(NAME_OF_SEGMENTS)
+    return found
+
+
+def test_no_descriptor_stays_open() -> None:
+    """A user may keep more batches than a process may have open files."""
+    pair = Pair()
+    kept = [pair.batch(value) for value in range(5)]
+    resource_sharer.stop(seconds(10))  # the thread that closes what was sent
+    assert open_segments() == 0
+    kept.append(pair.made(0))
+    assert open_segments() == 1
+    del kept, pair
+    assert open_segments() == 0
+
+
+def test_small_batches_need_no_segment() -> None:
+    pair = Pair()
+    for shape in [(3, 2), (), (0,), (LARGEST_COPY,)]:
+        tensor = pair.worker.empty(shape, torch.uint8)
+        assert (tensor.shape, tensor.dtype) == (torch.Size(shape), torch.uint8)
+    assert not pair.worker._segments
+
+
+def test_a_system_without_segments_leaves_it_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments_module, "_has_segments", lambda: False)
+    pair = Pair()
+    packed = pack(pair.made(3), pair.worker)
+    assert (len(packed.large), packed.segments) == (1, ())
+    assert (pair.received(packed) == 3).all()
+
+
+class Filling:
+    """Makes batches in segments; each holds its request's ordinal, or what its action gives."""
+
+    uses_global_generators = False
+
+    def __init__(self, segments: WorkerSegments) -> None:
+        self._segments = segments
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        (action,) = request.indices
+        action()
+        return self._segments.empty((SIZE,), torch.float32).fill_(request.ordinal)
+
+
+def filling(make: Callable[..., Any], **changes: Any) -> Any:
+    segments = WorkerSegments(keep=4)
+    return make(Filling(segments), segments=segments, **changes)
+
+
+def numbered(count: int, action: Callable[[], Any] = fakes.nothing) -> Any:
+    return iter([request(ordinal, action) for ordinal in range(count)])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_worker_processes_fill_their_segments_again(make: Any, method: str) -> None:
+    pipeline = filling(make, multiprocessing_context=method, persistent_workers=True)
+    places = set()
+    for _ in range(3):
+        pipeline.start(numbered(30))
+        for ordinal in range(30):
+            batch = next(pipeline)[1]
+            assert (batch == ordinal).all()
+            places.add(batch.data_ptr())
+            batch.fill_(-1)  # a batch is the user's own to change
+    # Two requests and an answer for each worker, and what the user has.
+    assert len(places) <= 10
+
+
+def test_worker_processes_do_not_touch_what_the_user_keeps(make: Any) -> None:
+    pipeline = filling(make)
+    pipeline.start(numbered(40))
+    kept = fakes.answers(pipeline)
+    assert [batch.unique().tolist() for batch in kept] == [[ordinal] for ordinal in range(40)]
+
+
+def test_a_killed_worker_leaves_its_batches_and_nothing_else(make: Any, gate: Gate) -> None:
+    pipeline = filling(make)
+    pipeline.start(iter([request(0, fakes.nothing), *numbered(8, gate.action)]))
+    batch = next(pipeline)[1]
+    gate.reached()
+    fakes.kill(pipeline, 0, 1)
+    fakes.until_death(pipeline)
+    pipeline.close()
+    assert (batch == 0).all()
+    batch.fill_(5)
+    pids = {str(worker.pid) for worker in pipeline.workers}
+    assert not [name for name in os.listdir("/dev/shm") if pids & set(name.split("_"))]
+    del batch
+    assert NAME_OF_SEGMENTS not in Path("/proc/self/maps").read_text()

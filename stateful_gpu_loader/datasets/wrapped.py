@@ -12,7 +12,14 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.datasets.source import Size, Source, read_into
+from stateful_gpu_loader.datasets.source import (
+    OwnImage,
+    Size,
+    Source,
+    open_image,
+    read_into,
+    target_of,
+)
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.records import EncodedSample
 
@@ -62,6 +69,12 @@ class SubsetSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
 
+    def _open_image(self, index: int) -> EncodedSample | OwnImage:
+        return open_image(self._source, int(self._indices[index]))
+
+    def _target(self, index: int) -> Any:
+        return target_of(self._source, int(self._indices[index]))
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -91,6 +104,14 @@ class ConcatSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)
         return read_into(source, own, memory)
+
+    def _open_image(self, index: int) -> EncodedSample | OwnImage:
+        source, own = self._part(index)
+        return open_image(source, own)
+
+    def _target(self, index: int) -> Any:
+        source, own = self._part(index)
+        return target_of(source, own)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from stateful_gpu_loader.state import typed_json
 HEAD_BYTES = 32
 """Bytes before the pixels."""
 _PAGE = 4096
+_SMALLEST_MASKS = 4096
+"""Bytes of a tensor that is kept as bits, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Record:
 
     >>> record = Record.of(torch.zeros(3, 2, 4, dtype=torch.uint8), 7)
     >>> record.head, record.num_bytes, record.json
-    (b'P6\\n4 2                     \\n255\\n', 57, b'7')
+    (b'P6\\n4 2                     \\n255\\n', 63, b'[7, {}]')
     """
 
     head: bytes
@@ -31,7 +34,8 @@ class Record:
     pixels: Bytes
     """uint8 [height * width * 3], the colours of a pixel side by side."""
     json: bytes
-    """The target in typed JSON; empty if it has none, or one larger than the pixels."""
+    """The target in typed JSON, masks as bits; empty if it has no form, or a larger one than the
+    pixels."""
 
     @classmethod
     def of(cls, image: torch.Tensor, target: Any) -> Record:
@@ -42,7 +46,7 @@ class Record:
             target: of the image, as its source gives it.
         """
         try:
-            json = typed_json.write(typed_json.encode(target)).encode()
+            json = typed_json.write(typed_json.encode(_with_bits(target))).encode()
         except TypeError:
             json = b""
         if len(json) > image.numel():
@@ -73,7 +77,12 @@ class Record:
 
     def target(self) -> Any:
         """The target, made anew at each call; :attr:`json` is not empty."""
-        return typed_json.decode(typed_json.parse(self.json))
+        target, bits = typed_json.decode(typed_json.parse(self.json))
+        for name, (shape, data) in bits.items():
+            packed = np.frombuffer(zlib.decompress(data), dtype=np.uint8)
+            masks = np.unpackbits(packed, count=math.prod(shape))
+            target[name] = torch.from_numpy(masks).view(shape)
+        return target
 
     def checksum(self) -> int:
         """A checksum of 32 bits: a CRC of the sums of each 4 KiB of pixels, and of all the rest.
@@ -90,3 +99,29 @@ class Record:
         sums = pixels[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1)
         found = zlib.crc32(sums.astype("<u8").data, zlib.crc32(self.head))
         return zlib.crc32(self.json, zlib.crc32(pixels[whole:].data, found))
+
+
+def _with_bits(target: Any) -> list[Any]:
+    """A target, and its masks: name, shape and compressed bits of each.
+
+    Masks are mostly larger than the pixels. As compressed bits they are some kilobytes, and are
+    there again in an eighth of the time in which they are drawn from their outlines.
+    """
+    if type(target) is not dict:
+        return [target, {}]
+    masks = {name: value.cpu() for name, value in target.items() if _are_masks(value)}
+    bits = {
+        name: (list(value.shape), zlib.compress(np.packbits(value.numpy()).tobytes(), 1))
+        for name, value in masks.items()
+    }
+    return [{**target, **dict.fromkeys(masks)}, bits]
+
+
+def _are_masks(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.dtype is torch.uint8
+        and value.layout is torch.strided
+        and value.numel() >= _SMALLEST_MASKS
+        and int(value.max()) <= 1
+    )

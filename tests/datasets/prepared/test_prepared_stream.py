@@ -207,15 +207,22 @@ class Labelled(Redirected):
         return replace(super().read(index), target=self._target(index))
 
 
+def masks_of(index: int) -> torch.Tensor:
+    """uint8 [10, 70, 90] of 0 and 1."""
+    return (torch.arange(10 * 70 * 90) // 100 % 7 == index).to(torch.uint8).view(10, 70, 90)
+
+
 @pytest.mark.parametrize(
     ("target", "reads"),
     [
         (lambda index: f"photo {index}", 1),
         (lambda index: {"a": (index, torch.arange(index)), "b": np.float32(index)}, 1),
+        (lambda index: {"masks": masks_of(index), 7: masks_of(1)[0], "n": None}, 1),
         (lambda index: Fraction(1, index + 1), 2),  # it has no form in JSON
         (lambda index: torch.arange(10_000) + index, 2),  # larger than the pixels
+        (lambda index: {"masks": masks_of(index) * 2}, 2),  # no masks, and larger than the pixels
     ],
-    ids=["a text", "a dict", "an object", "a large one"],
+    ids=["a text", "a dict", "masks", "an object", "a large one", "no masks"],
 )
 def test_targets_are_kept_as_far_as_they_can_be(
     tmp_path: Path, target: Callable[[int], Any], reads: int
@@ -368,12 +375,13 @@ def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
     assert torch.equal(ppm_pixels(data, probe(data)), made)  # type: ignore[arg-type]
 
 
-def test_masks_that_are_not_kept_cost_no_reading_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("height", [8, 60], ids=["not kept", "kept"])
+def test_masks_cost_no_reading_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, height: int
 ) -> None:
-    """They are drawn from the annotations, which are in memory; and moving them reads nothing."""
+    """They are beside the pixels, or drawn from the annotations; and moving them reads nothing."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
-    head, tail = [T.Resize((8, 9))], [T.RandomResizedCrop(7), T.RandomHorizontalFlip()]
+    head, tail = [T.Resize((height, 9))], [T.RandomResizedCrop(7), T.RandomHorizontalFlip()]
     changes: dict[str, Any] = {"collate_fn": ragged_collate}
     expected = uninterrupted(make(source, [*head, *tail], **changes), 1)[0]
     prepared = PreparedSource(source, tmp_path / "kept", head)

@@ -137,6 +137,8 @@ class PreparedSource(Source):
             ),
             index_bytes=index_bytes,
         )
+        # Sizes of images that were opened and are not made yet, for targets that move before that.
+        self._originals: dict[int, Size] = {}
         self._store = RecordStore(
             folder,
             key=description.key(),
@@ -188,7 +190,10 @@ class PreparedSource(Source):
             return OwnImage(header, target, self._name(index), pixels.clone)
         sample = self.source.read(index)
         before = _header(sample)
-        height, width = _drawn(self.recipes, (before.height, before.width)).sizes[0].tolist()
+        original = before.height, before.width
+        height, width = _drawn(self.recipes, original).sizes[0].tolist()
+        if self.has_spatial_targets:
+            self._originals[index] = original
         return OwnImage(
             ImageHeader("ppm", height=height, width=width, orientation=1),
             sample.target,
@@ -202,12 +207,12 @@ class PreparedSource(Source):
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
-        entry = self._store.entry(index)
-        if entry is None:
+        original = self._originals.get(index)
+        if original is None and (entry := self._store.entry(index)) is not None:
+            original = entry.height, entry.width
+        if original is None:
             header = _header(self.source.read(index))
             original = header.height, header.width
-        else:
-            original = entry.height, entry.width
         before = self.recipes.motion(_drawn(self.recipes, original), np.array([original]))
         return self.source.move_target(
             index, target, one_after_the_other(before, motion[None])[0], size
@@ -262,6 +267,7 @@ class PreparedSource(Source):
         image = self.recipes.apply(image, _drawn(self.recipes, size).sample(0))
         record = Record.of(image, sample.target)
         self._store.put(index, record, size)
+        self._originals.pop(index, None)
         return image, record
 
     def __repr__(self) -> str:

@@ -95,6 +95,16 @@ def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> Non
     assert_source_conforms(lambda: prepared("given"), changed=lambda: prepared("other"))
 
 
+def test_the_epoch_that_fills_reads_each_image_once(tmp_path: Path) -> None:
+    """Although its target moves before its pixels are made."""
+    source = Redirected(CocoSource(*write_coco(tmp_path)))
+    source.has_spatial_targets = True
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    uninterrupted(make(prepared, TAIL[:2], collate_fn=ragged_collate), 1)
+    assert set(source.reads.values()) == {1}
+    assert all(map(prepared.is_kept, range(len(prepared))))
+
+
 def test_boxes_and_masks_move_with_the_pixels(tmp_path: Path) -> None:
     source = CocoSource(*write_coco(tmp_path), masks=True)
     tail = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.RandomVerticalFlip()]

@@ -7,7 +7,7 @@ normalised; and int64 [batch_size], the classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,26 +134,29 @@ def dali_iterator(pipeline: Any) -> Any:
 
 def ours(work: Pass, *, decoder: str, worker_type: str = "auto") -> Iterator[Any]:
     """This package's loader."""
-    return _ours(_source(work), work, decoder=decoder, worker_type=worker_type)
+    return ours_of(source_of(work), work, decoder=decoder, worker_type=worker_type)
 
 
 def ours_prepared(work: Pass, folder: Path) -> Iterator[Any]:
     """The same over images that are kept in a folder, which the first pass fills."""
-    return _ours(PreparedSource(_source(work), folder), work)
+    return ours_of(PreparedSource(source_of(work), folder), work)
 
 
-def _source(work: Pass) -> FolderSource:
+def source_of(work: Pass) -> FolderSource:
+    """The files, for this package's loader."""
     return FolderSource.from_paths(work.files, work.targets, work.folder.root)
 
 
-def _ours(source: Source, work: Pass, **more: Any) -> Iterator[Any]:
+def ours_of(source: Source, work: Pass, *, head: Sequence[Any] = (), **more: Any) -> Iterator[Any]:
+    """This package's loader over a source of the images, with the recipes ``head`` before all."""
+    tail = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
     loader: StatefulGPULoader[Any] = StatefulGPULoader(
         source,
         batch_size=work.batch_size,
         shuffle=True,
         num_workers=work.num_workers,
         seed=42,
-        transform=[T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)],
+        transform=[*head, *tail],
         **more,
     )
     return iter(loader)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -99,19 +100,28 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         return sample.data, sample.target
 
 
-def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
-    """As ``source.read(index)``; the image's bytes may lie in ``memory``, which is asked for once.
+@dataclass(frozen=True, slots=True)
+class OwnImage:
+    """An image whose pixels its source makes itself, when they are asked for."""
 
-    They do where a source of this package has ``_read_into``, unless a subclass, a mixin or the
-    object itself reads in another way: then that is asked alone.
+    header: ImageHeader
+    """Of the pixels, as if they were a file."""
+    target: Any
+    """As of an :class:`EncodedSample`."""
+    name: str
+    """As of an :class:`EncodedSample`."""
+    make: Callable[[], torch.Tensor]
+    """Makes uint8 [3, height, width] on the CPU; raises as ``read`` and a decoder do."""
+
+
+def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
+    """As ``source.read(index)``; the image's bytes may lie in ``memory``.
+
+    They do if that is asked for: at the beginning of what it gave last.
     """
-    for kind in type(source).__mro__:
-        if "_read_into" in vars(kind) and "read" not in vars(source):
-            sample: EncodedSample = source._read_into(index, memory)  # type: ignore[attr-defined]
-            return sample
-        if "read" in vars(kind):
-            break
-    return source.read(index)
+    way = _way_of(source, "_read_into")
+    sample: EncodedSample = source.read(index) if way is None else way(index, memory)
+    return sample
 
 
 def read_ahead(source: Source, indices: Sequence[int]) -> None:
@@ -125,7 +135,36 @@ def read_ahead(source: Source, indices: Sequence[int]) -> None:
             ahead(indices)
 
 
-def image_header(sample: EncodedSample, view: memoryview | None = None) -> ImageHeader:
+def open_image(source: Source, index: int) -> EncodedSample | OwnImage:
+    """As ``source.read(index)``, or the image for its source to decode."""
+    way = _way_of(source, "_open_image")
+    opened: EncodedSample | OwnImage = source.read(index) if way is None else way(index)
+    return opened
+
+
+def target_of(source: Source, index: int) -> Any:
+    """The target of ``source.read(index)``, without the image where the source can do that."""
+    way = _way_of(source, "_target")
+    return source.read(index).target if way is None else way(index)
+
+
+def _way_of(source: Source, name: str) -> Callable[..., Any] | None:
+    """How a source of this package does a part of ``read``.
+
+    None where it has no such method, or a subclass, a mixin or the object itself reads in another
+    way: then ``read`` is asked alone.
+    """
+    if "read" not in vars(source):
+        for kind in type(source).__mro__:
+            if name in vars(kind):
+                way: Callable[..., Any] = getattr(source, name)
+                return way
+            if "read" in vars(kind):
+                break
+    return None
+
+
+def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = None) -> ImageHeader:
     """Parse the header of an encoded image.
 
     Args:
@@ -134,6 +173,8 @@ def image_header(sample: EncodedSample, view: memoryview | None = None) -> Image
     Raises:
         ValueError: the bytes are no image, or of another size than the target refers to.
     """
+    if isinstance(sample, OwnImage):
+        return sample.header
     header = probe(sample.data) if view is None else probe_bytes(view)
     _check_size(sample, header)
     return header

@@ -12,7 +12,15 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.datasets.source import Size, Source, read_ahead, read_into
+from stateful_gpu_loader.datasets.source import (
+    OwnImage,
+    Size,
+    Source,
+    open_image,
+    read_ahead,
+    read_into,
+    target_of,
+)
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.records import EncodedSample
 
@@ -65,6 +73,12 @@ class SubsetSource(Source):
     def _read_ahead(self, indices: Sequence[int]) -> None:
         read_ahead(self._source, self._indices[list(indices)].tolist())
 
+    def _open_image(self, index: int) -> EncodedSample | OwnImage:
+        return open_image(self._source, int(self._indices[index]))
+
+    def _target(self, index: int) -> Any:
+        return target_of(self._source, int(self._indices[index]))
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -102,6 +116,14 @@ class ConcatSource(Source):
             parts.setdefault(number, []).append(self._part(index)[1])
         for number, own in parts.items():
             read_ahead(self._sources[number], own)
+
+    def _open_image(self, index: int) -> EncodedSample | OwnImage:
+        source, own = self._part(index)
+        return open_image(source, own)
+
+    def _target(self, index: int) -> Any:
+        source, own = self._part(index)
+        return target_of(source, own)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

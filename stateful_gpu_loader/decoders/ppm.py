@@ -41,22 +41,17 @@ def read_ppm_header(view: memoryview) -> PpmHeader:
     return PpmHeader(format="ppm", height=height, width=width, orientation=1, start=start)
 
 
-def ppm_text(height: int, width: int) -> bytes:
-    """What precedes the pixels of a PPM.
-
-    >>> ppm_text(height=2, width=3)
-    b'P6\\n3 2\\n255\\n'
-    """
-    return b"P6\n%d %d\n255\n" % (width, height)
-
-
 def ppm_pixels(data: torch.Tensor, header: PpmHeader) -> torch.Tensor:
-    """The pixels of a PPM, uint8 [3, height, width], in memory of their own.
+    """The pixels of a PPM, a view of its bytes: uint8 [3, height, width].
 
-    >>> data = torch.tensor(list(ppm_text(1, 1) + bytes([1, 2, 3])), dtype=torch.uint8)
+    Args:
+        data: uint8 [num_bytes], on any device.
+        header: what :func:`read_ppm_header` says of them.
+
+    >>> data = torch.tensor(list(b"P6 1 1 255 " + bytes([1, 2, 3])), dtype=torch.uint8)
     >>> ppm_pixels(data, read_ppm_header(data.numpy().data)).flatten()
     tensor([1, 2, 3], dtype=torch.uint8)
     """
     shape = header.height, header.width, 3
     pixels = data[header.start : header.start + header.height * header.width * 3]
-    return pixels.clone().view(shape).permute(2, 0, 1)
+    return pixels.view(shape).permute(2, 0, 1)

@@ -71,7 +71,7 @@ def decode_by_rule(
         LoaderError: the operator failed for a reason that it does not say.
     """
     if isinstance(header, PpmHeader):
-        return ppm_pixels(data, header)
+        return ppm_pixels(data, header).clone()
     if isinstance(header, PngHeader):
         data = plain_png(data, header)
     elif isinstance(header, WebpHeader):

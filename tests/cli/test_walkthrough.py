@@ -22,7 +22,7 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @pytest.mark.processes
 def test_every_line_of_the_walkthrough_does_what_it_shows(tmp_path: Path) -> None:
-    assert _run_page(WALKTHROUGH, tmp_path) >= 11
+    assert _run_page(WALKTHROUGH, tmp_path) >= 14
     assert (tmp_path / "sheet.png").stat().st_size
     assert (tmp_path / "bench.png").stat().st_size
 

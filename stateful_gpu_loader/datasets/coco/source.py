@@ -192,6 +192,9 @@ class CocoSource(Source):
                 self._segments.draw(number, mask)
         return target
 
+    def _target(self, index: int) -> dict[str, Any]:
+        return self.target(index)
+
     def move_target(
         self,
         index: int,

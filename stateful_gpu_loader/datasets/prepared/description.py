@@ -13,7 +13,7 @@ from pathlib import Path
 from stateful_gpu_loader.datasets.prepared.store import INDEX_FILE
 
 _FILE = "prepared.json"
-_LAYOUT = 1
+_LAYOUT = 2
 """Version of the files in the folder."""
 
 
@@ -43,7 +43,7 @@ class Description:
         texts = (self.source, self.recipes, self.decoder, *self.versions)
         numbers = (self.segment_bytes, self.layout)
         if not all(type(text) is str for text in texts) or not all(
-            type(number) is int and 0 < number < 1 << 62 for number in numbers
+            type(number) is int and 0 < number < 1 << 32 for number in numbers
         ):
             raise ValueError(f"its fields are {asdict(self)}")
 

@@ -8,8 +8,9 @@ import threading
 import weakref
 from pathlib import Path
 
+from stateful_gpu_loader.datasets.prepared.record import Record
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
-from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.open_files import unfilled
 
 _TRIES_APART = 100
 """Appends that are passed over where there was no segment with room, before it is tried again."""
@@ -41,7 +42,7 @@ class Segments:
         """Where a segment lies."""
         return f"{self._folder}/pixels-{number:06d}.bin"
 
-    def append(self, record: Bytes) -> tuple[int, int] | None:
+    def append(self, record: Record) -> tuple[int, int] | None:
         """Write a record behind those of this process's segment.
 
         Returns: the segment's number and the offset in bytes; None where no segment has room.
@@ -50,7 +51,7 @@ class Segments:
             OSError: the disk is full, the folder cannot be written, or it has no locks. Nothing
                 refers to what was written then.
         """
-        size = len(record)
+        size = record.num_bytes
         with self._lock:
             if self._held is None or self._end + size > self._segment_bytes:
                 self._held = self._next(size)
@@ -58,9 +59,11 @@ class Segments:
                 return None
             segment, offset = self._held, self._end
             self._end += size
+        parts = [memoryview(record.head), record.pixels.data, memoryview(record.json)]
         done = 0
         while done < size:
-            done += os.pwrite(segment.file.number, record[done:].data, offset + done)
+            left = unfilled(parts, done) if done else parts
+            done += os.pwritev(segment.file.number, left, offset + done)
         return segment.number, offset
 
     def _next(self, size: int) -> _Held | None:

@@ -17,13 +17,14 @@ from stateful_gpu_loader.datasets.prepared.description import (
     begin,
     read_description,
 )
-from stateful_gpu_loader.datasets.prepared.record import PreparedImage, record_of
+from stateful_gpu_loader.datasets.prepared.record import Record
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, RecordStore
-from stateful_gpu_loader.datasets.source import Size, Source, image_header
-from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, image_header, target_of
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
-from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders import ImageHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.machine import package_versions
+from stateful_gpu_loader.decoders.ppm import ppm_pixels, read_ppm_header
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
@@ -136,6 +137,8 @@ class PreparedSource(Source):
             ),
             index_bytes=index_bytes,
         )
+        # Sizes of images that were opened and are not made yet, for targets that move before that.
+        self._originals: dict[int, Size] = {}
         self._store = RecordStore(
             folder,
             key=description.key(),
@@ -148,7 +151,7 @@ class PreparedSource(Source):
 
     def is_kept(self, index: int) -> bool:
         """Whether the image at ``0 <= index < len(self)`` is in the directory."""
-        return self._store.has(index)
+        return self._store.entry(index) is not None
 
     def read(self, index: int) -> EncodedSample:
         """The image as a binary PPM, and its target.
@@ -161,9 +164,45 @@ class PreparedSource(Source):
             ValueError: as of the source, or the image cannot be decoded.
             LoaderError: the recipes refuse an image of this size.
         """
-        image, target = self._image(index)
-        name = f"{type(self.source).__name__}[{index}] in {self.directory!r}"
-        return EncodedSample(torch.from_numpy(image.data), target, name)
+        return self._read_into(index, new_memory)
+
+    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        kept = self._kept(index, memory)
+        if kept is None:
+            sample = self.source.read(index)
+            _, record = self._made(index, sample, _header(sample))
+            kept = record.ppm(memory), sample.target
+        ppm, target = kept
+        return EncodedSample(torch.from_numpy(ppm), target, self._name(index))
+
+    def _open_image(self, index: int) -> OwnImage:
+        """The image for a loader, which asks for the pixels when it crops them.
+
+        What is not kept yet is then decoded and cropped while it is in the processor's cache, as
+        without a directory, and no PPM is taken apart again.
+        """
+        kept = self._kept(index, new_memory)
+        if kept is not None:
+            ppm, target = kept
+            header = read_ppm_header(ppm.data)
+            # A copy: cutting out of it is faster than out of bytes that lie nowhere near a cache.
+            pixels = ppm_pixels(torch.from_numpy(ppm), header)
+            return OwnImage(header, target, self._name(index), pixels.clone)
+        sample = self.source.read(index)
+        before = _header(sample)
+        original = before.height, before.width
+        height, width = _drawn(self.recipes, original).sizes[0].tolist()
+        if self.has_spatial_targets:
+            self._originals[index] = original
+        return OwnImage(
+            ImageHeader("ppm", height=height, width=width, orientation=1),
+            sample.target,
+            self._name(index),
+            lambda: self._made(index, sample, before)[0],
+        )
+
+    def _target(self, index: int) -> Any:
+        return target_of(self.source, index)
 
     def _read_ahead(self, indices: Sequence[int]) -> None:
         self._store.fetch_ahead(indices)
@@ -171,7 +210,12 @@ class PreparedSource(Source):
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
-        original = self._image(index)[0].original
+        original = self._originals.get(index)
+        if original is None and (entry := self._store.entry(index)) is not None:
+            original = entry.height, entry.width
+        if original is None:
+            header = _header(self.source.read(index))
+            original = header.height, header.width
         before = self.recipes.motion(_drawn(self.recipes, original), np.array([original]))
         return self.source.move_target(
             index, target, one_after_the_other(before, motion[None])[0], size
@@ -192,30 +236,53 @@ class PreparedSource(Source):
             target = self.move_target(int(index) % len(self), target, at_rest(1)[0], size)
         return data, target
 
-    def _image(self, index: int) -> tuple[PreparedImage, Any]:
-        """The image and its target, made and kept if they are not yet."""
-        kept = self._store.get(index)
-        if kept is not None:
-            image = PreparedImage.of(kept)
-            return image, image.target() if image.json else self.source.read(index).target
-        sample = self.source.read(index)
-        record = self._made(sample)
-        self._store.put(index, record)
-        return PreparedImage.of(record), sample.target
+    def _name(self, index: int) -> str:
+        return f"{type(self.source).__name__}[{index}] in {self.directory!r}"
 
-    def _made(self, sample: EncodedSample) -> Bytes:
-        """The record of an image, uint8 [num_bytes]."""
+    def _kept(self, index: int, memory: Memory) -> tuple[Bytes, Any] | None:
+        """The PPM in ``memory`` and the target of an image that is kept; None if it is not."""
+        found = self._store.get(index, memory)
+        if found is None:
+            return None
+        joined, record = found
+        # A target that is not kept, as its JSON would be larger than the pixels, is the source's.
+        target = record.target() if len(record.json) else target_of(self.source, index)
+        return joined[: len(joined) - len(record.json)], target
+
+    def _made(
+        self, index: int, sample: EncodedSample, header: ImageHeader
+    ) -> tuple[torch.Tensor, Record]:
+        """Make and keep an image: uint8 [3, height, width], and its record.
+
+        Args:
+            index: of the sample.
+            sample: as it is in the source.
+            header: of the sample.
+
+        Raises:
+            ValueError: it cannot be decoded.
+        """
         try:
-            header = image_header(sample)
             image = self._decoder.decode(sample.data, header)
         except ValueError as error:
             raise ValueError(f"{sample.name}: {error}") from error
         size = header.height, header.width
         image = self.recipes.apply(image, _drawn(self.recipes, size).sample(0))
-        return record_of(image, size, sample.target)
+        record = Record.of(image, sample.target)
+        self._store.put(index, record, size)
+        self._originals.pop(index, None)
+        return image, record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, {self.directory!r}, {self.recipes!r})"
+
+
+def _header(sample: EncodedSample) -> ImageHeader:
+    """Of an image of the source; a ValueError says of which."""
+    try:
+        return image_header(sample)
+    except ValueError as error:
+        raise ValueError(f"{sample.name}: {error}") from error
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""RecordStore: bytes by index, in a folder that many processes fill and read at the same time."""
+"""RecordStore: records by index, in a folder that many processes fill and read at the same time."""
 
 from __future__ import annotations
 
@@ -8,52 +8,54 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-
+from stateful_gpu_loader.datasets.prepared.record import Record
 from stateful_gpu_loader.datasets.prepared.segments import Segments
+from stateful_gpu_loader.datasets.source import Size
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
-from stateful_gpu_loader.datasets.storage.memory import Bytes
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 
 logger = logging.getLogger(__name__)
 
-_ENTRY = struct.Struct("<IIQQ4x")
-"""Segment, checksum of the record, its offset and size in bytes; a checksum of these follows."""
+_ENTRY = struct.Struct("<7I")
+"""The fields of an :class:`Entry`; a checksum of these follows."""
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _OPEN_FILES = 256
-_PAGE = 4096
 INDEX_FILE = "index.bin"
 """An entry for each index; zeros where none was written."""
 
 
-def checksum_of(record: Bytes) -> int:
-    """A checksum of 32 bits: a CRC of the sums of each 4 KiB, a tenth of the time of a CRC of all.
+class Entry(NamedTuple):
+    """What the index says of a record; each number is below 2**32."""
 
-    It tells a page that is missing, of another record or in another place, and any change within
-    8 bytes.
-
-    Args:
-        record: uint8 [num_bytes], contiguous.
-
-    >>> checksum_of(np.zeros(5000, dtype=np.uint8)) == checksum_of(np.zeros(5001, dtype=np.uint8))
-    False
-    """
-    whole = len(record) - len(record) % _PAGE
-    sums = record[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1)
-    return zlib.crc32(record[whole:].data, zlib.crc32(sums.astype("<u8").data))
+    segment: int
+    checksum: int
+    """Of the record."""
+    offset: int
+    """Of the record in its segment, in bytes."""
+    num_bytes: int
+    """Of the record."""
+    json_bytes: int
+    """Of the target at its end."""
+    height: int
+    """Pixels of the image that the record was made from."""
+    width: int
+    """Pixels of the image that the record was made from."""
 
 
 class RecordStore:
-    """Records of bytes, each stored once under an index, and found again or not at all.
+    """Records, each stored once under an index, and found again or not at all.
 
     An index file has an entry of 32 bytes for each index, which is written when the record lies in
     its segment. An entry has a checksum, so that one that was half written is none, and the record
     has another: whatever a crash, a full disk or a damaged file leaves, a record comes back as it
     was put or is missing. Both are compared at each reading.
 
-    Nothing here waits for the disk, and no process waits for another one.
+    Nothing here waits until the disk has something, and no process waits for another one. (The
+    system makes a writer wait whose disk has fallen behind by all of its cache.)
 
     Args:
         folder: of the files; it exists.
@@ -78,22 +80,22 @@ class RecordStore:
         self._is_closed = False
         self._index: Descriptor | None = None
 
-    def has(self, index: int) -> bool:
-        """Whether a record is stored, as its entry says; the record itself is not read."""
-        return self._entry(index) is not None
+    def get(self, index: int, memory: Memory) -> tuple[Bytes, Record] | None:
+        """The bytes of a record, in ``memory``, and the record, which shares them.
 
-    def get(self, index: int) -> Bytes | None:
-        """The record, uint8 [num_bytes], or None where none is stored, or a damaged one."""
-        entry = self._entry(index)
+        None where no record is stored, or a damaged one.
+        """
+        entry = self.entry(index)
         if entry is None:
             return None
-        segment, checksum, offset, size = entry
-        path = self._segments.path(segment)
+        path = self._segments.path(entry.segment)
         try:
-            record = self._files.read(path, offset, size)
-            if checksum_of(record) == checksum:
-                return record
-            what = f"{size} bytes at byte {offset} fail their checksum"
+            joined = memory(entry.num_bytes)
+            self._files.fill(path, entry.offset, [joined.data])
+            record = Record.taken_apart(joined, entry.json_bytes)
+            if record.checksum() == entry.checksum:
+                return joined, record
+            what = f"{entry.num_bytes} bytes at byte {entry.offset} fail their checksum"
         except (OSError, ValueError) as error:
             what = str(error)
         logger.warning(
@@ -103,13 +105,13 @@ class RecordStore:
 
     def fetch_ahead(self, indices: Sequence[int]) -> None:
         """Say that the records of these, where they are stored, are read next."""
-        entries = [entry for index in indices if (entry := self._entry(index)) is not None]
+        entries = [entry for index in indices if (entry := self.entry(index)) is not None]
         self._files.fetch_ahead(
-            (self._segments.path(segment), offset, size) for segment, _, offset, size in entries
+            (self._segments.path(each.segment), each.offset, each.num_bytes) for each in entries
         )
 
-    def put(self, index: int, record: Bytes) -> bool:
-        """Store a record; return whether it is stored.
+    def put(self, index: int, record: Record, original: Size) -> bool:
+        """Store a record, and the size of the image it was made from; return whether it is stored.
 
         It is not where no segment has room, or the folder cannot be written. The latter is warned
         of once, and then nothing is stored any more by this process.
@@ -121,7 +123,8 @@ class RecordStore:
             if place is None:
                 return False
             segment, offset = place
-            fields = _ENTRY.pack(segment, checksum_of(record), offset, len(record))
+            sizes = record.num_bytes, len(record.json), *original
+            fields = _ENTRY.pack(segment, record.checksum(), offset, *sizes)
             entry = fields + self._checksum(index, fields)
             os.pwrite(self._index_file(), entry, ENTRY_BYTES * index)
         except OSError as error:
@@ -135,8 +138,8 @@ class RecordStore:
             return False
         return True
 
-    def _entry(self, index: int) -> tuple[int, int, int, int] | None:
-        """Segment, checksum, offset and size of a record that is stored."""
+    def entry(self, index: int) -> Entry | None:
+        """What the index says of a record, which is not read; None where none is stored."""
         try:
             entry = os.pread(self._index_file(), ENTRY_BYTES, ENTRY_BYTES * index)
         except OSError:
@@ -144,8 +147,7 @@ class RecordStore:
         fields = entry[: _ENTRY.size]
         if entry[_ENTRY.size :] != self._checksum(index, fields):
             return None
-        segment, checksum, offset, size = _ENTRY.unpack(fields)
-        return segment, checksum, offset, size
+        return Entry(*_ENTRY.unpack(fields))
 
     def _checksum(self, index: int, fields: bytes) -> bytes:
         return _CHECKSUM.pack(zlib.crc32(b"%s %d %s" % (self._key, index, fields)))

@@ -40,6 +40,11 @@ class Arena:
         self.end = 0
         """Bytes that were taken so far."""
 
+    def take_from(self, start: int, num_bytes: int) -> Bytes:
+        """As :meth:`take`, after :meth:`cut`: what was taken behind ``start`` is given up."""
+        self.cut(start)
+        return self.take(num_bytes)
+
     def take(self, num_bytes: int) -> Bytes:
         """The next bytes, to be filled before others are taken: a :data:`Memory`."""
         start, end = self.end, self.end + num_bytes

@@ -96,7 +96,7 @@ class OpenFiles:
             # One read gives at most 2 GiB, and less on some network file systems.
             while done < size and (
                 got := os.preadv(
-                    file.number, _unfilled(parts, done) if done else parts, offset + done
+                    file.number, unfilled(parts, done) if done else parts, offset + done
                 )
             ):
                 done += got
@@ -156,10 +156,10 @@ def read_whole(path: str) -> Bytes:
     return OpenFiles(limit=1).read(path, 0, identity_of(path)[0])
 
 
-def _unfilled(parts: Sequence[memoryview], done: int) -> list[memoryview]:
-    """What is left of the parts, the first ``done`` bytes aside.
+def unfilled(parts: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of the parts of one read or write, the first ``done`` bytes aside.
 
-    >>> [bytes(part) for part in _unfilled([memoryview(b"ab"), memoryview(b"cd")], 3)]
+    >>> [bytes(part) for part in unfilled([memoryview(b"ab"), memoryview(b"cd")], 3)]
     [b'd']
     """
     left = []

@@ -6,9 +6,9 @@ on the CPU; if that fails too it is bad, whatever batch it is in.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -126,23 +126,23 @@ class DeviceImages:
         self, batch: EncodedBatch, keys: list[SampleKey]
     ) -> list[torch.Tensor | BadSample | None]:
         """Return the pixels of each image, or why there are none; None for images not opened."""
-        encoded = batch.arena.split(batch.lengths)
         pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
-        of_gpu: list[tuple[int, OpenedImage]] = []
-        copied = self._place.copy_in(batch.pixels) if batch.pixels.numel() else batch.pixels
-        for i, image in enumerate(batch.images):
-            if image is None:
+        of_gpu: list[tuple[int, OpenedImage, torch.Tensor]] = []
+        for is_decoded, run in groupby(_placed(batch), key=lambda placed: placed[1].is_decoded):
+            images = list(run)
+            if not is_decoded:
+                of_gpu += images
                 continue
-            if not image.is_decoded:
-                of_gpu.append((i, image))
-                continue
-            shape = image.header.height, image.header.width, 3
-            first, copied = copied.tensor_split([math.prod(shape)])
-            pixels[i] = first.view(shape).permute(2, 0, 1)
+            # One copy for all that lie one behind the other: of prepared images, for the batch.
+            lengths = [len(data) for _, _, data in images]
+            start = images[0][2].storage_offset() - batch.arena.storage_offset()
+            copied = self._place.copy_in(batch.arena[start : start + sum(lengths)])
+            for (i, image, _), data in zip(images, copied.split(lengths), strict=True):
+                pixels[i] = image.pixels_in(data)
         decoded = self._decode(
-            [encoded[i] for i, _ in of_gpu], [image.header for _, image in of_gpu]
+            [data for _, _, data in of_gpu], [image.header for _, image, _ in of_gpu]
         )
-        for (i, image), found in zip(of_gpu, decoded, strict=True):
+        for (i, image, _), found in zip(of_gpu, decoded, strict=True):
             if isinstance(found, ValueError):
                 pixels[i] = bad_image(image.name, keys[i], found)
             else:
@@ -205,3 +205,11 @@ class DeviceImages:
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
         slot.sample = _Decoded(header, sample.target, pixels)
+
+
+def _placed(batch: EncodedBatch) -> Iterator[tuple[int, OpenedImage, torch.Tensor]]:
+    """Yield the number of each image that was opened, the image, and its bytes in the arena."""
+    parts = batch.arena.split(batch.lengths)
+    for i, (image, data) in enumerate(zip(batch.images, parts, strict=True)):
+        if image is not None:
+            yield i, image, data

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.source import OwnImage, Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.images import draw, header_of, read
+from stateful_gpu_loader.engine.makers.images import draw, header_of, open_for
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -21,8 +21,8 @@ class DrawnBatch:
     """The n samples that a batch was made from, and what the recipes drew for them."""
 
     keys: list[SampleKey]
-    samples: list[EncodedSample]
-    """The samples as the source gives them."""
+    samples: list[EncodedSample | OwnImage]
+    """The samples as the source gives them, for :func:`~.images.decode`."""
     headers: list[ImageHeader]
     drawn: PipelineDraw
 
@@ -58,5 +58,5 @@ class DrawnMaker:
         return replacer.answer(DrawnBatch(keys, samples, headers, drawn))
 
     def _open(self, slot: Slot) -> None:
-        sample = read(self._source, slot.key)
+        sample = open_for(self._source, slot.key)
         slot.sample = sample, header_of(sample, slot.key)

@@ -1,13 +1,14 @@
 """Batches of encoded images: read here, decoded and augmented by the device stage.
 
 Images that the GPU does not take are decoded here, in the workers; the image's header alone decides
-which.
+which. A PPM is pixels already, and stays where it was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from stateful_gpu_loader.datasets.source import Source, read_ahead
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
+from stateful_gpu_loader.decoders.header import PpmHeader
+from stateful_gpu_loader.decoders.ppm import ppm_pixels
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
@@ -33,12 +36,23 @@ class OpenedImage:
     target: Any
     header: ImageHeader
     is_decoded: bool
-    """Whether it was decoded by the worker, because the GPU does not take it."""
+    """Whether its pixels are there, and not the bytes of a file for the GPU to decode."""
+
+    def pixels_in(self, data: torch.Tensor) -> torch.Tensor:
+        """The pixels of an image that is decoded: uint8 [3, height, width], a view.
+
+        Args:
+            data: its bytes, uint8 [num_bytes] on any device: a PPM, or [height, width, 3].
+        """
+        header = self.header
+        if isinstance(header, PpmHeader):
+            return ppm_pixels(data, header)
+        return data.view(header.height, header.width, 3).permute(2, 0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBatch:
-    """The encoded images of one request, their bytes in one tensor."""
+    """The images of one request, encoded or decoded, their bytes in one tensor."""
 
     request: Request
     images: tuple[OpenedImage | None, ...]
@@ -47,11 +61,9 @@ class EncodedBatch:
     The device stage replaces or leaves out those that are missing.
     """
     arena: torch.Tensor
-    """Bytes for the GPU to decode, uint8 [num_bytes] on the CPU."""
+    """Bytes of the images, one behind the other, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
-    """Number of bytes of each sample in the arena; 0 for one that is decoded or bad."""
-    pixels: torch.Tensor
-    """Pixels of all images decoded by the worker: uint8 on the CPU, each [height, width, 3]."""
+    """Number of bytes of each sample in the arena; 0 for one that is bad."""
     drawn: PipelineDraw | None
     """What the recipes drew; None if a sample is missing or of a size that they refuse."""
 
@@ -59,7 +71,7 @@ class EncodedBatch:
         """Return the batch's size, for a person."""
         num_bytes = [3 * image.header.height * image.header.width for image in self.images if image]
         return (
-            f"a batch of {len(self.images)} images ({self.arena.numel() / 2**20:.1f} MiB encoded, "
+            f"a batch of {len(self.images)} images ({self.arena.numel() / 2**20:.1f} MiB as read, "
             f"{sum(num_bytes) / 2**20:.1f} MiB decoded)"
         )
 
@@ -100,18 +112,15 @@ class EncodedMaker:
         arena = Arena(lambda num_bytes: self._allocate((num_bytes,), torch.uint8), self._expected)
         opened: list[OpenedImage | None] = []
         lengths: list[int] = []
-        decoded: list[torch.Tensor] = []
         keys = request.keys()
         with stage("read"):
             read_ahead(self._source, [key.index for key in keys])
             for key in keys:
                 check()
                 start = arena.end
-                image, pixels = self._open(key, arena)
-                if image is None or pixels is not None:
+                image = self._open(key, arena)
+                if image is None:
                     arena.cut(start)
-                if pixels is not None:
-                    decoded.append(pixels)
                 opened.append(image)
                 lengths.append(arena.end - start)
         # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
@@ -119,10 +128,7 @@ class EncodedMaker:
         self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
         with stage("augment"):
             drawn = self._draw(keys, [image for image in opened if image is not None])
-        pixels = self._allocate((sum(part.numel() for part in decoded),), torch.uint8)
-        if decoded:
-            torch.cat(decoded, out=pixels)
-        return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), pixels, drawn)
+        return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), drawn)
 
     def _draw(self, keys: list[SampleKey], opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(keys):
@@ -135,28 +141,28 @@ class EncodedMaker:
             # The refused size may come from a damaged header; the device stage finds out first.
             return None
 
-    def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage | None, torch.Tensor | None]:
-        """Return the image, with its bytes in the arena, and its pixels if it is decoded here."""
+    def _open(self, key: SampleKey, arena: Arena) -> OpenedImage | None:
+        """Return the image, with its bytes or its pixels in the arena."""
         if self._policy.known_reason(key.index) is not None:
-            return None, None
+            return None
         try:
             start = arena.end
-            sample = read(self._source, key, arena.take)
+            sample = read(self._source, key, partial(arena.take_from, start))
             data = sample.data
             # Reading the header from the arena saves 1 us over reading it from a tensor.
             view = arena.view(start, data.numel()) if arena.end > start else None
             header = header_of(sample, key, view)
             is_decoded = not self._takes(header, data)
-            image = OpenedImage(sample.name, sample.target, header, is_decoded)
-            if not is_decoded:
-                arena.keep(start, data)
-                return image, None
-            with stage("decode"):
-                pixels = decode(self._decoder, sample, header, key)
-            # Decoders return interleaved colours, so this is a view and not a copy.
-            return image, pixels.permute(1, 2, 0).reshape(-1)
+            if is_decoded and not isinstance(header, PpmHeader):
+                with stage("decode"):
+                    pixels = decode(self._decoder, sample, header, key)
+                arena.cut(start)
+                # Decoders return interleaved colours, so this is a view and not a copy.
+                data = pixels.permute(1, 2, 0).reshape(-1)
+            arena.keep(start, data)
+            return OpenedImage(sample.name, sample.target, header, is_decoded)
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:
                 raise
-            return None, None
+            return None

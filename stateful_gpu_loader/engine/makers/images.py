@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from stateful_gpu_loader.datasets.source import Source, image_header, read_ahead, read_into
-from stateful_gpu_loader.datasets.storage.memory import Memory
+from stateful_gpu_loader.datasets.source import (
+    OwnImage,
+    Source,
+    image_header,
+    open_image,
+    read_ahead,
+    read_into,
+)
+from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
@@ -34,6 +41,7 @@ from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, Samp
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
+T = TypeVar("T")
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """Returns an uninitialised CPU tensor of a shape and dtype."""
 
@@ -159,7 +167,7 @@ class ImageMaker:
 
     def _open(self, slot: Slot) -> None:
         if slot.sample is None:
-            encoded = read(self._source, slot.key)
+            encoded = open_for(self._source, slot.key)
             slot.sample = _Opened(encoded, header_of(encoded, slot.key))
 
     def _decode(self, check: Callable[[], None], slot: Slot) -> None:
@@ -195,7 +203,7 @@ def empty_rows(
 class _Opened:
     """An image that was read and possibly decoded."""
 
-    encoded: EncodedSample
+    encoded: EncodedSample | OwnImage
     header: ImageHeader
     pixels: torch.Tensor | None = None
     """Pixels, uint8 [3, height, width], until they are in the batch."""
@@ -294,7 +302,7 @@ class CallableMaker(SampleMaker):
         self._set_sample_seeds = list(seed_setters(source, transform))
 
     def fetch(self, key: SampleKey) -> tuple[Any, Any]:
-        sample = read(self._source, key)
+        sample = open_for(self._source, key)
         header = header_of(sample, key)
         with stage("decode"):
             image = decode(self._decoder, sample, header, key)
@@ -302,21 +310,32 @@ class CallableMaker(SampleMaker):
             return self._image_transform(image), sample.target
 
 
-def read(source: Source, key: SampleKey, memory: Memory | None = None) -> EncodedSample:
+def read(source: Source, key: SampleKey, memory: Memory = new_memory) -> EncodedSample:
     """Read one sample, into ``memory`` if the source can.
 
     A malformed record is raised as a BadSample, an OSError as it is.
     """
+    return _named(source, key, lambda: read_into(source, key.index, memory))
+
+
+def open_for(source: Source, key: SampleKey) -> EncodedSample | OwnImage:
+    """Read one sample, or open it for its source to decode; errors as of :func:`read`."""
+    return _named(source, key, lambda: open_image(source, key.index))
+
+
+def _named(source: Source, key: SampleKey, act: Callable[[], T]) -> T:
     try:
-        return source.read(key.index) if memory is None else read_into(source, key.index, memory)
+        return act()
     except BadSample:
         raise
     except ValueError as error:
         raise bad_image(f"{type(source).__name__}[{key.index}]", key, error) from error
 
 
-def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = None) -> ImageHeader:
-    """Parse the header of an encoded image; ``view`` shows the same bytes."""
+def header_of(
+    sample: EncodedSample | OwnImage, key: SampleKey, view: memoryview | None = None
+) -> ImageHeader:
+    """The header of an image, parsed from its bytes; ``view`` shows the same ones."""
     try:
         return image_header(sample, view)
     except ValueError as error:
@@ -324,10 +343,12 @@ def header_of(sample: EncodedSample, key: SampleKey, view: memoryview | None = N
 
 
 def decode(
-    decoder: Decoder, sample: EncodedSample, header: ImageHeader, key: SampleKey
+    decoder: Decoder, sample: EncodedSample | OwnImage, header: ImageHeader, key: SampleKey
 ) -> torch.Tensor:
     """Decode an image to RGB, uint8 [3, H, W]."""
     try:
+        if isinstance(sample, OwnImage):
+            return sample.make()
         return decoder.decode(sample.data, header)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error

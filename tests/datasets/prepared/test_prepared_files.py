@@ -17,13 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.prepared.record import PreparedImage
 from stateful_gpu_loader.datasets.prepared.source import SMALLEST_SEGMENT
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, INDEX_FILE
 from stateful_gpu_loader.decoders import available
@@ -315,6 +313,16 @@ def test_another_source_recipe_or_decoder_is_refused(tmp_path: Path, source: Fol
     assert kept(again) == set(range(N))
 
 
+def test_another_layout_is_refused(tmp_path: Path, source: FolderSource) -> None:
+    """As an earlier version of this package wrote it."""
+    folder = tmp_path / "kept"
+    PreparedSource(source, folder, HEAD)
+    path = folder / "prepared.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layout": 1}))
+    with pytest.raises(ValueError, match=r"another layout: 1 instead of 2.*Remedy: give another"):
+        PreparedSource(source, folder, HEAD)
+
+
 def test_other_versions_are_warned_of(tmp_path: Path, source: FolderSource) -> None:
     folder = tmp_path / "kept"
     PreparedSource(source, folder, HEAD)
@@ -379,9 +387,3 @@ def test_nothing_is_warned_of_otherwise(tmp_path: Path, source: FolderSource) ->
         warnings.simplefilter("error")
         for _ in range(2):
             stream(PreparedSource(source, tmp_path / "kept", HEAD))
-
-
-def test_an_image_of_another_form_is_no_damaged_sample() -> None:
-    """Its checksum is right: every image of the directory would be like it."""
-    with pytest.raises(LoaderError, match=r"begins with b'P6.*prepare the images anew"):
-        PreparedImage.of(np.frombuffer(b"P6\n1 1\n255\nrgb", dtype=np.uint8))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
 from stateful_gpu_loader import (
     CocoSource,
@@ -25,14 +25,23 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
-from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.datasets.source import OwnImage, open_image
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.wrapped import as_source
+from stateful_gpu_loader.decoders import probe
+from stateful_gpu_loader.decoders.ppm import ppm_pixels
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.pipeline import never_stopped
+from stateful_gpu_loader.records import EncodedSample, Request
 from tests.conformance import assert_same_rest, same, through_json, uninterrupted
 from tests.damaged import Redirected, write_photos
 from tests.datasets.coco.coco_files import write_coco
 from tests.datasets.image_loaders import EXECUTIONS
 from tests.datasets.source_conformance import assert_source_conforms
 from tests.datasets.test_every_source import SOURCES
-from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.images import write_photo_folder
 
 __all__ = ["fake_gpu"]
@@ -84,6 +93,16 @@ def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> Non
         return PreparedSource(FolderSource(tmp_path / name), tmp_path / f"{name} kept", HEAD)
 
     assert_source_conforms(lambda: prepared("given"), changed=lambda: prepared("other"))
+
+
+def test_the_epoch_that_fills_reads_each_image_once(tmp_path: Path) -> None:
+    """Although its target moves before its pixels are made."""
+    source = Redirected(CocoSource(*write_coco(tmp_path)))
+    source.has_spatial_targets = True
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    uninterrupted(make(prepared, TAIL[:2], collate_fn=ragged_collate), 1)
+    assert set(source.reads.values()) == {1}
+    assert all(map(prepared.is_kept, range(len(prepared))))
 
 
 def test_boxes_and_masks_move_with_the_pixels(tmp_path: Path) -> None:
@@ -198,15 +217,22 @@ class Labelled(Redirected):
         return replace(super().read(index), target=self._target(index))
 
 
+def masks_of(index: int) -> torch.Tensor:
+    """uint8 [10, 70, 90] of 0 and 1."""
+    return (torch.arange(10 * 70 * 90) // 100 % 7 == index).to(torch.uint8).view(10, 70, 90)
+
+
 @pytest.mark.parametrize(
     ("target", "reads"),
     [
         (lambda index: f"photo {index}", 1),
         (lambda index: {"a": (index, torch.arange(index)), "b": np.float32(index)}, 1),
+        (lambda index: {"masks": masks_of(index), 7: masks_of(1)[0], "n": None}, 1),
         (lambda index: Fraction(1, index + 1), 2),  # it has no form in JSON
         (lambda index: torch.arange(10_000) + index, 2),  # larger than the pixels
+        (lambda index: {"masks": masks_of(index) * 2}, 2),  # no masks, and larger than the pixels
     ],
-    ids=["a text", "a dict", "an object", "a large one"],
+    ids=["a text", "a dict", "masks", "an object", "a large one", "no masks"],
 )
 def test_targets_are_kept_as_far_as_they_can_be(
     tmp_path: Path, target: Callable[[int], Any], reads: int
@@ -266,3 +292,139 @@ def test_a_device_gets_the_pixels_from_the_workers(tmp_path: Path, fake_gpu: Fak
     for workers in (0, 2):
         loader = make(prepared, tail, device="cuda", num_workers=workers, **changes)
         assert same(epochs_of(loader), expected)
+
+
+def encoded_maker(source: Source, allocate: Callable[..., torch.Tensor]) -> EncodedMaker:
+    """Of batches for a device that decodes nothing, and without a decoder."""
+    return EncodedMaker(
+        source,
+        takes=lambda header, data: False,
+        decoder=None,  # type: ignore[arg-type]
+        recipes=T.Compose([T.CenterCrop(32)]),
+        allocate=allocate,
+        policy=BadSamplePolicy(mode="raise"),
+    )
+
+
+def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the files straight into the memory that the device copies from, and that in one go."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=3)
+    prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
+    alone = [prepared.read(index) for index in range(6)]
+    place = FakePlace()
+    make_batch = encoded_maker(prepared, place.empty_host)
+    request = Request(0, 42, 0, 0, 1, np.arange(6), 6)
+    make_batch(request, never_stopped)  # so that it knows how much memory a batch takes
+    filled: list[int] = []
+    fill = OpenFiles.fill
+
+    def noted(files: OpenFiles, path: str, offset: int, parts: Any) -> None:
+        filled.extend(np.frombuffer(part, dtype=np.uint8).ctypes.data for part in parts)
+        fill(files, path, offset, parts)
+
+    monkeypatch.setattr(OpenFiles, "fill", noted)
+    batch = make_batch(request, never_stopped)
+    starts = np.cumsum((0, *batch.lengths))
+    assert filled == [batch.arena.data_ptr() + start for start in starts[:-1].tolist()]
+    found = batch.arena.split(batch.lengths)
+    assert [data.tolist() for data in found] == [sample.data.tolist() for sample in alone]
+    copied: list[int] = []
+    monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given.data_ptr()) or given)
+    steps = DeviceImages(
+        prepared,
+        decoder=FakeDecoder(place),
+        recipes=T.Compose([T.CenterCrop(32)]),
+        collate_fn=default_collate,
+        policy=BadSamplePolicy(mode="raise"),
+        place=place,
+    )
+    decoded = steps.decode(batch)
+    assert copied == [batch.arena.data_ptr()]
+    for image, sample in zip(decoded.images, alone, strict=True):
+        assert torch.equal(image.pixels, ppm_pixels(sample.data, probe(sample.data)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_device_gets_what_is_damaged_made_anew(
+    tmp_path: Path, fake_gpu: FakeGpu, workers: int
+) -> None:
+    """It takes the place of what was read for it, and the images behind it are found."""
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=6)
+    source = FolderSource(tmp_path / "photos")
+    tail = [T.CenterCrop(32)]
+    expected = uninterrupted(make(source, HEAD + tail), 1)[0]
+    prepared = PreparedSource(source, tmp_path / "kept", HEAD)
+    for index in range(12):
+        prepared.read(index)
+    pixels = tmp_path / "kept" / "pixels-000000.bin"
+    content = bytearray(pixels.read_bytes())
+    for place in range(1000, len(content), 30_000):
+        content[place] ^= 0xFF
+    pixels.write_bytes(content)
+    loader = make(prepared, tail, device="cuda", num_workers=workers)
+    assert same(uninterrupted(loader, 1)[0], expected)
+
+
+def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
+    """What looks at sizes alone decodes nothing."""
+    write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
+    prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
+    for dataset in (Subset(prepared, [0]), ConcatDataset([prepared])):
+        image = open_image(as_source(dataset), 0)  # type: ignore[arg-type]
+        assert isinstance(image, OwnImage)
+        assert (image.header.height, image.header.width, image.target) == (60, 72, 0)
+        assert not prepared.is_kept(0)
+    made = image.make()
+    assert prepared.is_kept(0)
+    again = open_image(prepared, 0)
+    assert isinstance(again, OwnImage)
+    assert torch.equal(again.make(), made)
+    data = prepared.read(0).data
+    assert torch.equal(ppm_pixels(data, probe(data)), made)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("height", [8, 60], ids=["not kept", "kept"])
+def test_masks_cost_no_reading_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, height: int
+) -> None:
+    """They are beside the pixels, or drawn from the annotations; and moving them reads nothing."""
+    source = CocoSource(*write_coco(tmp_path), masks=True)
+    head, tail = [T.Resize((height, 9))], [T.RandomResizedCrop(7), T.RandomHorizontalFlip()]
+    changes: dict[str, Any] = {"collate_fn": ragged_collate}
+    expected = uninterrupted(make(source, [*head, *tail], **changes), 1)[0]
+    prepared = PreparedSource(source, tmp_path / "kept", head)
+    for index in range(len(prepared)):
+        prepared.read(index)
+
+    def refuse(path: str) -> None:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("stateful_gpu_loader.datasets.coco.source._read", refuse)
+    reads: list[str] = []
+    fill = OpenFiles.fill
+
+    def noted(files: OpenFiles, path: str, offset: int, parts: Any) -> None:
+        reads.append(path)
+        fill(files, path, offset, parts)
+
+    monkeypatch.setattr(OpenFiles, "fill", noted)
+    assert same(uninterrupted(make(prepared, tail, **changes), 1)[0], expected)
+    assert len(reads) == len(prepared)
+
+
+class Counting(CocoSource):
+    """Says of each target how many objects it has."""
+
+    def read(self, index: int) -> EncodedSample:
+        sample = super().read(index)
+        return replace(sample, target={**sample.target, "count": len(sample.target["labels"])})
+
+
+def test_a_target_is_that_of_the_source_that_reads_otherwise(tmp_path: Path) -> None:
+    source = Counting(*write_coco(tmp_path), masks=True)
+    prepared = PreparedSource(source, tmp_path / "kept", [T.Resize((8, 9))])
+    for _ in range(2):
+        for index in range(len(source)):
+            assert same(prepared.read(index).target, source.read(index).target)

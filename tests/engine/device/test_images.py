@@ -55,5 +55,5 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_finished(tmp_path: Path) -
 def test_a_batch_describes_itself() -> None:
     request = Request(0, 1, 0, 0, 1, np.arange(2), 2)
     arena = torch.zeros(1 << 20, dtype=torch.uint8)
-    batch = EncodedBatch(request, (None, None), arena, (0, 0), arena[:0], None)
-    assert batch.describe() == "a batch of 2 images (1.0 MiB encoded, 0.0 MiB decoded)"
+    batch = EncodedBatch(request, (None, None), arena, (0, 0), None)
+    assert batch.describe() == "a batch of 2 images (1.0 MiB as read, 0.0 MiB decoded)"

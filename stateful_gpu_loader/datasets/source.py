@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -122,17 +121,6 @@ def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
     way = _way_of(source, "_read_into")
     sample: EncodedSample = source.read(index) if way is None else way(index, memory)
     return sample
-
-
-def read_ahead(source: Source, indices: Sequence[int]) -> None:
-    """Say that these samples are read next, if the source is one that can make use of it.
-
-    It fails silently: what is wrong shows when they are read.
-    """
-    ahead = getattr(source, "_read_ahead", None)
-    if ahead is not None and len(indices) > 1:
-        with suppress(IndexError):
-            ahead(indices)
 
 
 def open_image(source: Source, index: int) -> EncodedSample | OwnImage:

@@ -17,7 +17,6 @@ from stateful_gpu_loader.datasets.source import (
     Size,
     Source,
     open_image,
-    read_ahead,
     read_into,
     target_of,
 )
@@ -70,9 +69,6 @@ class SubsetSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
 
-    def _read_ahead(self, indices: Sequence[int]) -> None:
-        read_ahead(self._source, self._indices[list(indices)].tolist())
-
     def _open_image(self, index: int) -> EncodedSample | OwnImage:
         return open_image(self._source, int(self._indices[index]))
 
@@ -108,14 +104,6 @@ class ConcatSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)
         return read_into(source, own, memory)
-
-    def _read_ahead(self, indices: Sequence[int]) -> None:
-        parts: dict[int, list[int]] = {}
-        for index in indices:
-            number = bisect.bisect_right(self._ends, index)
-            parts.setdefault(number, []).append(self._part(index)[1])
-        for number, own in parts.items():
-            read_ahead(self._sources[number], own)
 
     def _open_image(self, index: int) -> EncodedSample | OwnImage:
         source, own = self._part(index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -126,24 +126,16 @@ class FramedSource(Source):
             self._fingerprint = f"{len(self)} records, {digest.text()}, {self._images}"
         return self._fingerprint
 
-    def _read_ahead(self, indices: Sequence[int]) -> None:
-        places = map(self._place, indices)
-        self._files.fetch_ahead((place.path, place.offset, size) for place, size in places)
-
-    def _place(self, index: int) -> tuple[Place, int]:
-        """Where a record lies, and the bytes that it has there."""
+    def _payload(self, index: int) -> tuple[Bytes, Place]:
+        """uint8 [n], this record's own memory; and where it lies."""
         if not 0 <= index < len(self):
             raise IndexError(f"{index = } is outside of 0 to {len(self) - 1}. Remedy: keep within")
         file = bisect_right(self._starts, index) - 1
         number = index - self._starts[file]
         start, end = self._offsets[file][number : number + 2].tolist()
-        return Place(self.paths[file], number, start), end - start
-
-    def _payload(self, index: int) -> tuple[Bytes, Place]:
-        """uint8 [n], this record's own memory; and where it lies."""
-        place, size = self._place(index)
+        place = Place(self.paths[file], number, start)
         try:
-            framed = self._files.read(place.path, place.offset, size)
+            framed = self._files.read(place.path, start, end - start)
         except ValueError as error:
             raise place.damaged(f"the file has become shorter ({error})") from error
         except OSError as error:

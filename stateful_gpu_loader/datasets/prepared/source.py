@@ -204,9 +204,6 @@ class PreparedSource(Source):
     def _target(self, index: int) -> Any:
         return target_of(self.source, index)
 
-    def _read_ahead(self, indices: Sequence[int]) -> None:
-        self._store.fetch_ahead(indices)
-
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:

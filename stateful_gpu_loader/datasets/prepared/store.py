@@ -6,7 +6,6 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,13 +101,6 @@ class RecordStore:
             "prepared record %d of %r is damaged and is made anew: %s", index, path, what
         )
         return None
-
-    def fetch_ahead(self, indices: Sequence[int]) -> None:
-        """Say that the records of these, where they are stored, are read next."""
-        entries = [entry for index in indices if (entry := self.entry(index)) is not None]
-        self._files.fetch_ahead(
-            (self._segments.path(each.segment), each.offset, each.num_bytes) for each in entries
-        )
 
     def put(self, index: int, record: Record, original: Size) -> bool:
         """Store a record, and the size of the image it was made from; return whether it is stored.

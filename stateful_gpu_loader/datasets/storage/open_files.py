@@ -7,8 +7,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
@@ -19,11 +18,6 @@ from stateful_gpu_loader.datasets.storage.remote import read_remote
 
 FileNumber = tuple[int, int]
 """Device and inode."""
-Range = tuple[str, int, int]
-"""The path of a file, and the offset and the number of bytes in it."""
-
-_APART = 64 << 10
-"""Bytes between two ranges from which a system that reads ahead does not come upon the second."""
 
 
 def file_number(path: str) -> FileNumber | None:
@@ -105,25 +99,6 @@ class OpenFiles:
                 f"{path!r} ends at byte {offset + done}, in the middle of the {size} bytes from "
                 f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
             )
-
-    def fetch_ahead(self, ranges: Iterable[Range]) -> None:
-        """Have the system fetch all these ranges while the first of them is read.
-
-        A disk or a server is then asked for many at a time, and not for one after the other. This
-        is said of ranges of local files that lie apart: those that follow each other the system
-        comes upon by itself. It changes nothing but the time that reads take, and fails silently.
-        """
-        given = [each for each in sorted(ranges) if not is_url(each[0])]
-        apart, before = [], ("", 0)
-        for path, offset, size in given:
-            if path != before[0] or offset > before[1] + _APART:
-                apart.append((path, offset, size))
-            before = path, offset + size
-        if 2 * len(apart) <= len(given) or not hasattr(os, "posix_fadvise"):
-            return
-        with suppress(OSError):
-            for path, offset, size in given:
-                os.posix_fadvise(self._open(path).number, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _open(self, path: str) -> _Opened:
         with self._lock:

@@ -136,13 +136,6 @@ class TarSource(Source):
         name = f"{self.paths[self._tar(index)]}/{key}.{image}"
         return EncodedSample(torch.from_numpy(np.asarray(data)), target, name)
 
-    def _read_ahead(self, indices: Sequence[int]) -> None:
-        places = self._members.members[self._chosen[list(indices)]]
-        begins = (places[:, :, 0] - BLOCK).min(axis=1)
-        sizes = (places[:, :, 0] + places[:, :, 1]).max(axis=1) - begins
-        paths = (self.paths[self._tar(index)] for index in indices)
-        self._files.fetch_ahead(zip(paths, begins.tolist(), sizes.tolist(), strict=True))
-
     def key(self, index: int) -> str:
         """The names, up to the dot, of the members of the sample at ``0 <= index < len(self)``."""
         return self._members.key(self._samples[index])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.datasets.source import Source, read_ahead
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import PpmHeader
@@ -114,7 +114,6 @@ class EncodedMaker:
         lengths: list[int] = []
         keys = request.keys()
         with stage("read"):
-            read_ahead(self._source, [key.index for key in keys])
             for key in keys:
                 check()
                 start = arena.end

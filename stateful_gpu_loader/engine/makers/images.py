@@ -18,7 +18,6 @@ from stateful_gpu_loader.datasets.source import (
     Source,
     image_header,
     open_image,
-    read_ahead,
     read_into,
 )
 from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
@@ -86,9 +85,7 @@ class ImageMaker:
         replacer = BadSampleReplacer(
             self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
-        keys = request.keys()
         with stage("read"):
-            read_ahead(self._source, [key.index for key in keys])
             replacer.settle(self._open)
         try:
             images, targets = self._filled(replacer, check)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted, unpermuted
+from stateful_gpu_loader.samplers.draws import distinct_of, permuted, unpermuted
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     Identity,
@@ -198,9 +198,15 @@ class _BlockEpoch:
             )
         layout = self.layout
         windows = layout.turns(places) // self.window
-        starts, ends = self._extents(windows)
-        mixed = starts + permuted(
-            places - starts, ends - starts, seed=self.seed, epoch=self.epoch, numbers=windows
+        distinct, which = distinct_of(windows)
+        starts, ends = self._extents(distinct)
+        first = starts[which]
+        mixed = first + permuted(
+            places - first,
+            (ends - starts)[which],
+            seed=self.seed,
+            epoch=self.epoch,
+            numbers=windows,
         )
         turns = layout.turns(mixed)
         indices = layout.first_indices(turns) + mixed - layout.starts(turns)

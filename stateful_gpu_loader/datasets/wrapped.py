@@ -62,6 +62,13 @@ class SubsetSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         return read_into(self._source, int(self._indices[index]), memory)
 
+    @property
+    def is_remote(self) -> bool:
+        return self._source.is_remote
+
+    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+        self._source.expect(self._indices[indices])
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -91,6 +98,18 @@ class ConcatSource(Source):
     def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         source, own = self._part(index)
         return read_into(source, own, memory)
+
+    @property
+    def is_remote(self) -> bool:
+        return any(source.is_remote for source in self._sources)
+
+    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+        starts = np.array([0, *self._ends], dtype=np.int64)
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            source = self._sources[number]
+            if source.is_remote:
+                source.expect(indices[numbers == number] - starts[number])
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -180,7 +180,7 @@ class _UnevenLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class _BlockEpoch:
+class BlockEpoch:
     """One epoch's order over a layout of blocks."""
 
     n: int
@@ -211,6 +211,24 @@ class _BlockEpoch:
         turns = layout.turns(mixed)
         indices = layout.first_indices(turns) + mixed - layout.starts(turns)
         return indices.reshape(positions.shape)
+
+    def window_of(self, position: int) -> int:
+        """Return the number of the window that a position lies in."""
+        return int(self.layout.turns(np.array([position]))[0]) // self.window
+
+    def indices_of(self, window: int) -> IndexArray:
+        """Return the indices of a window, block by block; int64 [0] behind the last one."""
+        first = window * self.window
+        turns = np.arange(first, min(first + self.window, self.layout.num_blocks), dtype=np.int64)
+        starts, firsts = self.layout.starts(turns), self.layout.first_indices(turns)
+        ends = starts + np.diff(self.layout.starts(np.append(turns, turns[-1:] + 1)))
+        blocks = [
+            np.arange(index, index + end - start, dtype=np.int64)
+            for index, start, end in zip(
+                firsts.tolist(), starts.tolist(), ends.tolist(), strict=True
+            )
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *blocks])
 
     def positions_of(self, index: int) -> IndexArray:
         """Return the position of an index, int64 [1], or [0] for one outside the dataset."""
@@ -273,7 +291,7 @@ class BlockOrder(LastEpoch):
         else:
             layout = _EvenLayout(n, min(even, n), seed=seed, epoch=epoch)
         window = min(self._blocks.window, layout.num_blocks)
-        return _BlockEpoch(n, window, layout, seed, epoch)
+        return BlockEpoch(n, window, layout, seed, epoch)
 
     def _check(self) -> None:
         n = self.num_positions

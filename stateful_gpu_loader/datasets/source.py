@@ -50,7 +50,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         """Whether samples are read by URL, so that it pays to be told of them by :meth:`expect`."""
         return False
 
-    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         """Begin to fetch samples that will be read soon; asked only of a source that is remote.
 
         It changes nothing but time: a sample that was expected may never be read, and one that was
@@ -58,6 +58,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
 
         Args:
             indices: int64 [n], each in ``range(len(self))``.
+            anew: whether a pass begins, so that what was expected before need not be kept.
         """
 
     def move_target(

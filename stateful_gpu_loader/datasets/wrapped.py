@@ -66,8 +66,8 @@ class SubsetSource(Source):
     def is_remote(self) -> bool:
         return self._source.is_remote
 
-    def expect(self, indices: npt.NDArray[np.int64]) -> None:
-        self._source.expect(self._indices[indices])
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        self._source.expect(self._indices[indices], anew=anew)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
@@ -103,13 +103,13 @@ class ConcatSource(Source):
     def is_remote(self) -> bool:
         return any(source.is_remote for source in self._sources)
 
-    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         starts = np.array([0, *self._ends], dtype=np.int64)
         numbers = np.searchsorted(starts, indices, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            source = self._sources[number]
-            if source.is_remote:
-                source.expect(indices[numbers == number] - starts[number])
+        for number, source in enumerate(self._sources):
+            own = indices[numbers == number] - starts[number]
+            if source.is_remote and (anew or len(own)):
+                source.expect(own, anew=anew)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader import Blocks, ShuffledSampler, StatefulGPULoader, TarShards, TarSource
 from stateful_gpu_loader import transforms as T
@@ -115,10 +116,15 @@ def test_the_next_window_is_asked_for_while_one_is_read(urls: list[str], tmp_pat
     source: Any = loader.dataset
     expected: list[int] = []
     expect = type(source).expect
-    source.expect = lambda indices: (expected.append(len(indices)), expect(source, indices))
+
+    def noted(indices: Any, **options: Any) -> None:
+        expected.append(len(indices))
+        expect(source, indices, **options)
+
+    source.expect = noted
     batches = iter(loader)
     next(batches)
-    assert expected[:2] == [16, 16]
+    assert expected[:3] == [0, 16, 16]
     for _ in itertools.islice(batches, 4):
         pass
     assert expected.count(16) == 2
@@ -144,6 +150,38 @@ def test_several_ranks_read_their_own_samples_alone(urls: list[str], tmp_path: P
         read = sum(end - start for start, end in CountedStorage.requests)
         whole = sum(MemoryFileSystem().size(f"/counted/photos-{i:03d}.tar") for i in range(4))
         assert 0.3 * whole < read < 0.8 * whole
+
+
+def test_what_a_broken_pass_expected_is_forgotten_as_the_next_begins(
+    urls: list[str], tmp_path: Path
+) -> None:
+    loader = make(urls, tmp_path, "blocks", num_workers=2)
+    source: Any = loader.dataset
+    kept: list[int] = []
+    expect = type(source).expect
+
+    def noted(indices: Any, *, anew: bool = False) -> None:
+        expect(source, indices, anew=anew)
+        if anew:
+            kept.append(source._files._ahead.num_bytes)
+
+    source.expect = noted
+    for _ in range(3):
+        for _ in loader:
+            break
+        assert source._files._ahead.num_bytes > 0
+    assert kept == [0, 0, 0]
+
+
+def test_parts_of_several_sources_are_expected_of_each(urls: list[str], tmp_path: Path) -> None:
+    """Of a subset, a concatenation and a mixture as of the sources themselves."""
+    first, second = (TarSource(half, cache_dir=tmp_path / "i") for half in (urls[:2], urls[2:]))
+    whole = ConcatDataset([Subset(first, range(2, 16)), second])
+    loader = StatefulGPULoader(whole, 6, transform=RECIPES, seed=1)
+    CountedStorage.requests.clear()
+    assert len(list(loader)) == 5
+    assert len(CountedStorage.requests) < 15
+    assert first._files._ahead.num_bytes == second._files._ahead.num_bytes == 0
 
 
 @pytest.mark.parametrize("order", ["shuffled", "blocks", "shards"])

@@ -116,7 +116,7 @@ class FramedSource(Source):
     def is_remote(self) -> bool:
         return any(map(is_url, self.paths))
 
-    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         files = np.searchsorted(self._starts, indices, side="right") - 1
         ranges: list[Range] = []
         for file in np.unique(files).tolist():
@@ -124,7 +124,7 @@ class FramedSource(Source):
             begins, ends = self._offsets[file][numbers], self._offsets[file][numbers + 1]
             if is_url(path := self.paths[file]):
                 ranges += zip(itertools.repeat(path), begins.tolist(), ends.tolist(), strict=False)
-        self._files.expect(ranges, sum(end - begin for _, begin, end in ranges))
+        self._files.expect(ranges, sum(end - begin for _, begin, end in ranges), anew=anew)
 
     def record(self, index: int) -> dict[str, Any]:
         """All that the record at ``0 <= index < len(self)`` holds, by name."""

@@ -59,13 +59,16 @@ class OpenFiles:
         self._ahead = ReadAhead()
         _all.add(self)
 
-    def expect(self, ranges: Iterable[Range], num_bytes: int) -> None:
+    def expect(self, ranges: Iterable[Range], num_bytes: int, *, anew: bool = False) -> None:
         """Begin to fetch ranges of URLs that will be read, each once and as it is given here.
 
         Args:
             ranges: URL, first byte and the byte behind the last; made only where there is room.
-            num_bytes: of all of them. Where these are too many to be kept, nothing happens.
+            num_bytes: of all of them. Where these are too many to be kept, nothing is fetched.
+            anew: whether what was expected before will not be read any more.
         """
+        if anew:
+            self._ahead.forget()
         if self._ahead.has_room(num_bytes):
             self._ahead.expect(ranges)
 

@@ -59,6 +59,13 @@ class ReadAhead:
         """Whether so many bytes can be kept beside as many that are being read."""
         return num_bytes <= self._most_bytes // 2
 
+    def forget(self) -> None:
+        """Forget all that was expected; what is under way is not waited for."""
+        with self._lock:
+            for part in list(self._parts.values()):
+                self._forget(part)
+                part.content.cancel()
+
     def expect(self, ranges: Iterable[Range]) -> None:
         """Begin to fetch ranges that will be read, each once; those asked for already are not."""
         with self._lock:

@@ -141,7 +141,7 @@ class TarSource(Source):
     def is_remote(self) -> bool:
         return any(map(is_url, self.paths))
 
-    def expect(self, indices: npt.NDArray[np.int64]) -> None:
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
         members = self._members.members
         sizes = members[self._chosen[indices].reshape(-1), 1] + BLOCK
         ranges = (
@@ -150,7 +150,7 @@ class TarSource(Source):
             if is_url(path := self.paths[self._tar(index)])
             for begin, end in _spans(members[self._chosen[index]].tolist())
         )
-        self._files.expect(ranges, int(sizes.sum()))
+        self._files.expect(ranges, int(sizes.sum()), anew=anew)
 
     def key(self, index: int) -> str:
         """The names, up to the dot, of the members of the sample at ``0 <= index < len(self)``."""

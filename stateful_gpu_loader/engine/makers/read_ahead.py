@@ -95,6 +95,7 @@ class Told:
                 # Requests before this one may have been issued, and not begun.
                 self._position = max(start % request.step, start - request.ordinal * size)
                 self._window = -1
+                source.expect(np.empty(0, dtype=np.int64), anew=True)
             self._begun.add(request.ordinal)
             if isinstance(order, BlockEpoch) and request.step == 1:
                 self._tell_windows(source, order, start)

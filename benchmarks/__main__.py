@@ -23,6 +23,8 @@ BENCHMARKS = (
     "lanes",
     "locality",
     "checkpoint",
+    "scale",
+    "object_storage",
 )
 
 

@@ -24,7 +24,16 @@ pytest.importorskip("tqdm")
 pytest.importorskip("torchcodec")
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ("throughput", "prepared", "state", "overhead", "faults", "executors", "checkpoint")
+BENCHMARKS = (
+    "throughput",
+    "prepared",
+    "state",
+    "overhead",
+    "faults",
+    "executors",
+    "checkpoint",
+    "scale",
+)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ NUMS_DATASETS = (10, 100, DATASETS)
 NUMS_WEIGHTS = (10**5, 10**6, 10**7)
 NUMS_SHARDS = (8192, 32_768, SHARDS)
 LANES_A_RANK = (1, 8)
-AT_ONCE = 1 << 15
+AT_ONCE = 1 << 14
 """Positions of one call of an order, as many as a loader's largest calls have."""
 
 SHUFFLED, DISTRIBUTED, BLOCKS = "shuffled", "distributed", "blocks"
@@ -336,7 +336,7 @@ def _aims(by_name: dict[str, Measurement]) -> Iterator[Aim]:
 
     everything = (*ORDERS, MIXTURE, LANES)
     limits = (
-        ("an index in blocks of 32,768, any order", worst(INDEX, tuple(ORDERS)), 100, "ns"),
+        ("an index in blocks of 16,384, any order", worst(INDEX, tuple(ORDERS)), 100, "ns"),
         ("state of map-style data, any n", worst(SIZE, tuple(ORDERS)), 1024, "bytes"),
         ("state of a mixture of any number of datasets", worst(SIZE, (MIXTURE,)), 1024, "bytes"),
         ("construction, all but weights", worst(CONSTRUCTION, everything), 1000, "ms"),

@@ -57,7 +57,7 @@ def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
 
 
 _Words = npt.NDArray[np.uint64]
-_Step: TypeAlias = Callable[[_Words, _Words, _Words, list[_Words]], _Words]
+_Step: TypeAlias = Callable[[_Words, _Words, _Words, list[_Words], IndexArray], _Words]
 
 
 def permuted(
@@ -152,7 +152,8 @@ def _mapped(
             distinct.astype(np.uint64)[shape],
             shapes[shape, 0],
             shapes[shape, 1],
-            list(keys.T[:, place if len(names) > 1 else 0]),
+            list(np.ascontiguousarray(keys.T)),
+            place if len(names) > 1 else np.array(0),
         )
     return result
 
@@ -172,10 +173,16 @@ def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
     """
     rows, columns, num_rounds = network_over(n)
     halves = words_of_seeds(seeds, 0, n, Stream.ORDER, 2 * num_rounds).astype(np.uint64)
-    keys = np.repeat(halves[:, 0::2] << _HALF | halves[:, 1::2], n, axis=0)
+    keys = halves[:, 0::2] << _HALF | halves[:, 1::2]
     values = np.tile(np.arange(n, dtype=np.uint64), len(seeds))
     mapped = _walked(
-        _encrypted, values, np.uint64(n), np.uint64(rows), np.uint64(columns), list(keys.T)
+        _encrypted,
+        values,
+        np.uint64(n),
+        np.uint64(rows),
+        np.uint64(columns),
+        list(np.ascontiguousarray(keys.T)),
+        np.repeat(np.arange(len(seeds)), n),
     )
     return mapped.astype(np.int64).reshape(len(seeds), n)
 
@@ -194,40 +201,57 @@ def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
 
 
 def _walked(
-    step: _Step, values: _Words, ends: _Words, rows: _Words, columns: _Words, keys: list[_Words]
+    step: _Step,
+    values: _Words,
+    ends: _Words,
+    rows: _Words,
+    columns: _Words,
+    keys: list[_Words],
+    place: IndexArray,
 ) -> _Words:
-    """Walk each value until it is below its end; the other arguments are of each, or of all."""
-    values = step(values, rows, columns, keys)
+    """Walk each value until it is below its end.
+
+    Args:
+        ends, rows, columns: of each value, or one for all.
+        keys: of each round those of all permutations.
+        place: which permutation is that of each value, or of all.
+    """
+    values = step(values, rows, columns, keys, place)
     outside = np.flatnonzero(values >= ends)
     while outside.size:
-        own_ends, own_rows, own_columns, *own_keys = (
-            each[outside] if each.ndim else each for each in (ends, rows, columns, *keys)
+        own_ends, own_rows, own_columns = (
+            each[outside] if each.ndim else each for each in (ends, rows, columns)
         )
-        walked = step(values[outside], own_rows, own_columns, own_keys)
+        own_place = place[outside] if place.ndim else place
+        walked = step(values[outside], own_rows, own_columns, keys, own_place)
         values[outside] = walked
         outside = outside[walked >= own_ends]
     return values
 
 
-def _encrypted(values: _Words, rows: _Words, columns: _Words, keys: list[_Words]) -> _Words:
+def _encrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: list[_Words], place: IndexArray
+) -> _Words:
     row = values // columns
     column = values - row * columns
     for row_key, column_key in zip(keys[0::2], keys[1::2], strict=True):
-        row += hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row += hash_below(column, row_key[place], rows)  # type: ignore[arg-type]
         row = np.minimum(row, row - rows)
-        column += hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column += hash_below(row, column_key[place], columns)  # type: ignore[arg-type]
         column = np.minimum(column, column - columns)
     joined: _Words = row * columns + column
     return joined
 
 
-def _decrypted(values: _Words, rows: _Words, columns: _Words, keys: list[_Words]) -> _Words:
+def _decrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: list[_Words], place: IndexArray
+) -> _Words:
     row = values // columns
     column = values - row * columns
     for row_key, column_key in zip(keys[-2::-2], keys[::-2], strict=True):
-        column -= hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column -= hash_below(row, column_key[place], columns)  # type: ignore[arg-type]
         column = np.minimum(column, column + columns)
-        row -= hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row -= hash_below(column, row_key[place], rows)  # type: ignore[arg-type]
         row = np.minimum(row, row + rows)
     joined: _Words = row * columns + column
     return joined

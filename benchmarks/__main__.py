@@ -24,6 +24,8 @@ BENCHMARKS = (
     "lanes",
     "locality",
     "checkpoint",
+    "scale",
+    "object_storage",
 )
 
 

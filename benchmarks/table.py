@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md and the README's six rows, drawn from the JSON files alone:
+"""The tables of docs/benchmarks.md, of docs/scale.md and of the README, from the JSON files alone:
 ``python -m benchmarks.table``.
 """
 
@@ -27,6 +27,8 @@ from benchmarks.peers_picture import draw_peers
 from benchmarks.peers_table import peers_section
 from benchmarks.picture import draw_throughput
 from benchmarks.prepared_table import prepared_section
+from benchmarks.scale_picture import draw_object_storage, draw_scale
+from benchmarks.scale_tables import object_storage_section, scale_section
 from benchmarks.source_tables import lanes_section, locality_section, sources_section
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,18 @@ README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs"
 PEERS_PICTURE, THROUGHPUT_PICTURE = "peers.png", "throughput.png"
+SCALE_DOCUMENT = "scale.md"
+"""Beside the first document."""
+SCALE = (
+    ("scale", "scale.png", "what one rank pays", draw_scale, scale_section),
+    (
+        "object_storage",
+        "object-storage.png",
+        "rates from object storage beside those from local files",
+        draw_object_storage,
+        object_storage_section,
+    ),
+)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -58,6 +72,15 @@ def main(given: Sequence[str] | None = None) -> None:
     ):
         pictures = Path(os.path.relpath(arguments.pictures, file.parent))
         print(put_into(file, name, draw(arguments.results, pictures)))
+    for benchmark, picture, alternative, draw_picture, section in SCALE:
+        content = results.read_results(arguments.results, benchmark)
+        if content is not None:
+            draw_picture(content, arguments.pictures / picture)
+            file = arguments.document.with_name(SCALE_DOCUMENT)
+            link = Path(os.path.relpath(arguments.pictures, file.parent)) / picture
+            last = [_origin(content), _machine_and_versions(content)]
+            text = "\n\n".join([f"![{alternative}]({link})", section(content), *last])
+            print(put_into(file, benchmark, text))
 
 
 def markdown(folder: Path, pictures: Path) -> str:

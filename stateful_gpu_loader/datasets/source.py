@@ -25,7 +25,7 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     """The base of every random-access source of encoded images.
 
     A format is one file with one subclass that defines three methods: ``__len__``,
-    :meth:`read` and :meth:`fingerprint`. The loader asks nothing else of it. A source can be
+    :meth:`read` and :meth:`fingerprint`. The loader needs nothing else of it. A source can be
     pickled (workers may be spawned), and holds what it needs to read any index: nothing is
     listed or indexed again in a worker.
 
@@ -46,6 +46,22 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
     """Whether targets speak of places in the image (boxes, masks), and so move with its pixels."""
     num_recipes_before: int = 0
     """Recipes that the images went through already; a loader's draw as those that follow them."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether samples are read by URL, so that it pays to be told of them by :meth:`expect`."""
+        return False
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        """Begin to fetch samples that will be read soon; asked only of a source that is remote.
+
+        It changes nothing but time: a sample that was expected may never be read, and one that was
+        not may be. A failure shows when the sample is read.
+
+        Args:
+            indices: int64 [n], each in ``range(len(self))``.
+            anew: whether a pass begins, so that what was expected before need not be kept.
+        """
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

@@ -75,6 +75,13 @@ class SubsetSource(Source):
     def _target(self, index: int) -> Any:
         return target_of(self._source, int(self._indices[index]))
 
+    @property
+    def is_remote(self) -> bool:
+        return self._source.is_remote
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        self._source.expect(self._indices[indices], anew=anew)
+
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
     ) -> Any:
@@ -112,6 +119,18 @@ class ConcatSource(Source):
     def _target(self, index: int) -> Any:
         source, own = self._part(index)
         return target_of(source, own)
+
+    @property
+    def is_remote(self) -> bool:
+        return any(source.is_remote for source in self._sources)
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        starts = np.array([0, *self._ends], dtype=np.int64)
+        numbers = np.searchsorted(starts, indices, side="right") - 1
+        for number, source in enumerate(self._sources):
+            own = indices[numbers == number] - starts[number]
+            if source.is_remote and (anew or len(own)):
+                source.expect(own, anew=anew)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size

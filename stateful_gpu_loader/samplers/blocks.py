@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted, unpermuted
+from stateful_gpu_loader.samplers.draws import distinct_of, permuted, unpermuted
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     Identity,
@@ -180,7 +180,7 @@ class _UnevenLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class _BlockEpoch:
+class BlockEpoch:
     """One epoch's order over a layout of blocks."""
 
     n: int
@@ -198,13 +198,37 @@ class _BlockEpoch:
             )
         layout = self.layout
         windows = layout.turns(places) // self.window
-        starts, ends = self._extents(windows)
-        mixed = starts + permuted(
-            places - starts, ends - starts, seed=self.seed, epoch=self.epoch, numbers=windows
+        distinct, which = distinct_of(windows)
+        starts, ends = self._extents(distinct)
+        first = starts[which]
+        mixed = first + permuted(
+            places - first,
+            (ends - starts)[which],
+            seed=self.seed,
+            epoch=self.epoch,
+            numbers=windows,
         )
         turns = layout.turns(mixed)
         indices = layout.first_indices(turns) + mixed - layout.starts(turns)
         return indices.reshape(positions.shape)
+
+    def window_of(self, position: int) -> int:
+        """Return the number of the window that a position lies in."""
+        return int(self.layout.turns(np.array([position]))[0]) // self.window
+
+    def indices_of(self, window: int) -> IndexArray:
+        """Return the indices of a window, block by block; int64 [0] behind the last one."""
+        first = window * self.window
+        turns = np.arange(first, min(first + self.window, self.layout.num_blocks), dtype=np.int64)
+        starts, firsts = self.layout.starts(turns), self.layout.first_indices(turns)
+        ends = starts + np.diff(self.layout.starts(np.append(turns, turns[-1:] + 1)))
+        blocks = [
+            np.arange(index, index + end - start, dtype=np.int64)
+            for index, start, end in zip(
+                firsts.tolist(), starts.tolist(), ends.tolist(), strict=True
+            )
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *blocks])
 
     def positions_of(self, index: int) -> IndexArray:
         """Return the position of an index, int64 [1], or [0] for one outside the dataset."""
@@ -267,7 +291,7 @@ class BlockOrder(LastEpoch):
         else:
             layout = _EvenLayout(n, min(even, n), seed=seed, epoch=epoch)
         window = min(self._blocks.window, layout.num_blocks)
-        return _BlockEpoch(n, window, layout, seed, epoch)
+        return BlockEpoch(n, window, layout, seed, epoch)
 
     def _check(self) -> None:
         n = self.num_positions

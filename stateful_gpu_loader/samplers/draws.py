@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stateful_gpu_loader.randomness.permutation import hash_below, network_over
-from stateful_gpu_loader.randomness.philox import Stream, words
+from stateful_gpu_loader.randomness.philox import Stream, words, words_of_seeds
 from stateful_gpu_loader.records import IndexArray
 
 _HALF = np.uint64(32)
@@ -57,7 +57,7 @@ def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
 
 
 _Words = npt.NDArray[np.uint64]
-_Step: TypeAlias = Callable[[_Words, _Words, _Words, _Words], _Words]
+_Step: TypeAlias = Callable[[_Words, _Words, _Words, list[_Words], IndexArray], _Words]
 
 
 def permuted(
@@ -134,55 +134,124 @@ def _mapped(
             f"value {values[first]} is outside range({all_lengths[first]}). Remedy: count from 0 "
             "within one permutation"
         )
-    distinct, which = np.unique(all_lengths, return_inverse=True)
+    distinct, which = distinct_of(all_lengths)
     shapes = np.array([network_over(n) for n in distinct.tolist()], dtype=np.uint64).reshape(-1, 3)
-    rows, columns, rounds = shapes[which].T
+    rounds = shapes[:, 2]
     result = np.empty(values.shape, dtype=np.int64)
-    for num_rounds in np.unique(rounds).tolist():
-        chosen = np.flatnonzero(rounds == num_rounds)
-        names, place = np.unique(all_numbers[chosen], return_inverse=True)
-        keys = words_of_64(seed, epoch, names, stream, num_rounds)[place]
+    kinds = np.unique(rounds).tolist()
+    for num_rounds in kinds:
+        # Nearly always all have as many rounds, and then nothing is picked out.
+        chosen = np.flatnonzero((rounds == num_rounds)[which]) if len(kinds) > 1 else slice(None)
+        names, place = distinct_of(all_numbers[chosen])
+        keys = words_of_64(seed, epoch, names, stream, num_rounds)
+        # What all values have in common is not repeated for each.
+        shape = which[chosen] if len(distinct) > 1 else 0
         result[chosen] = _walked(
             step,
             values[chosen].astype(np.uint64),
-            all_lengths[chosen].astype(np.uint64),
-            rows[chosen],
-            columns[chosen],
-            keys.T,
+            distinct.astype(np.uint64)[shape],
+            shapes[shape, 0],
+            shapes[shape, 1],
+            list(np.ascontiguousarray(keys.T)),
+            place if len(names) > 1 else np.array(0),
         )
     return result
 
 
+def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
+    """Return the permutations of range(n) under many seeds, which together cost little more.
+
+    Args:
+        n: 1 or more.
+        seeds: each 0 <= seed < 2**64.
+
+    Returns:
+        int64 [number of seeds, n]; row i is ``Permutation(n, seed=seeds[i], epoch=0)`` of all.
+
+    >>> permutations_of_seeds(3, [1, 2]).tolist()
+    [[1, 2, 0], [1, 2, 0]]
+    """
+    rows, columns, num_rounds = network_over(n)
+    halves = words_of_seeds(seeds, 0, n, Stream.ORDER, 2 * num_rounds).astype(np.uint64)
+    keys = halves[:, 0::2] << _HALF | halves[:, 1::2]
+    values = np.tile(np.arange(n, dtype=np.uint64), len(seeds))
+    mapped = _walked(
+        _encrypted,
+        values,
+        np.uint64(n),
+        np.uint64(rows),
+        np.uint64(columns),
+        list(np.ascontiguousarray(keys.T)),
+        np.repeat(np.arange(len(seeds)), n),
+    )
+    return mapped.astype(np.int64).reshape(len(seeds), n)
+
+
+def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """Return the distinct values and which of them each is; values in order need no sorting.
+
+    >>> distinct_of(np.array([5, 5, 7]))
+    (array([5, 7]), array([0, 0, 1]))
+    """
+    steps = np.diff(values)
+    if len(values) == 0 or (steps < 0).any():
+        return np.unique(values, return_inverse=True)
+    is_first = np.concatenate([[True], steps > 0])
+    return values[is_first], np.cumsum(is_first) - 1
+
+
 def _walked(
-    step: _Step, values: _Words, ends: _Words, rows: _Words, columns: _Words, keys: _Words
+    step: _Step,
+    values: _Words,
+    ends: _Words,
+    rows: _Words,
+    columns: _Words,
+    keys: list[_Words],
+    place: IndexArray,
 ) -> _Words:
-    values = step(values, rows, columns, keys)
+    """Walk each value until it is below its end.
+
+    Args:
+        ends, rows, columns: of each value, or one for all.
+        keys: of each round those of all permutations.
+        place: which permutation is that of each value, or of all.
+    """
+    values = step(values, rows, columns, keys, place)
     outside = np.flatnonzero(values >= ends)
     while outside.size:
-        values[outside] = step(values[outside], rows[outside], columns[outside], keys[:, outside])
-        outside = outside[values[outside] >= ends[outside]]
+        own_ends, own_rows, own_columns = (
+            each[outside] if each.ndim else each for each in (ends, rows, columns)
+        )
+        own_place = place[outside] if place.ndim else place
+        walked = step(values[outside], own_rows, own_columns, keys, own_place)
+        values[outside] = walked
+        outside = outside[walked >= own_ends]
     return values
 
 
-def _encrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
+def _encrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: list[_Words], place: IndexArray
+) -> _Words:
     row = values // columns
     column = values - row * columns
     for row_key, column_key in zip(keys[0::2], keys[1::2], strict=True):
-        row += hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row += hash_below(column, row_key[place], rows)  # type: ignore[arg-type]
         row = np.minimum(row, row - rows)
-        column += hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column += hash_below(row, column_key[place], columns)  # type: ignore[arg-type]
         column = np.minimum(column, column - columns)
     joined: _Words = row * columns + column
     return joined
 
 
-def _decrypted(values: _Words, rows: _Words, columns: _Words, keys: _Words) -> _Words:
+def _decrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: list[_Words], place: IndexArray
+) -> _Words:
     row = values // columns
     column = values - row * columns
     for row_key, column_key in zip(keys[-2::-2], keys[::-2], strict=True):
-        column -= hash_below(row, column_key, columns)  # type: ignore[arg-type]
+        column -= hash_below(row, column_key[place], columns)  # type: ignore[arg-type]
         column = np.minimum(column, column + columns)
-        row -= hash_below(column, row_key, rows)  # type: ignore[arg-type]
+        row -= hash_below(column, row_key[place], rows)  # type: ignore[arg-type]
         row = np.minimum(row, row + rows)
     joined: _Words = row * columns + column
     return joined

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 from stateful_gpu_loader.datasets.mixture import MixedDataset, pass_length
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted, words_of_64
+from stateful_gpu_loader.samplers.draws import distinct_of, permuted, words_of_64
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     PositionOrder,
@@ -28,6 +28,7 @@ _NO_EPOCH = (1 << 32) - 1
 _MAX_PASSES = 1 << 61
 """Number of passes over all parts together after which their orders repeat."""
 _PARTS_NAMED = 8
+_BLOCKS_AT_ONCE = 128
 
 
 class MixtureOrder:
@@ -97,10 +98,15 @@ class MixtureEpoch:
     def __call__(self, positions: IndexArray) -> IndexArray:
         """Map positions in ``range(n)`` to indices of the concatenation; both int64 [...]."""
         flat = np.asarray(positions, dtype=np.int64).reshape(-1)
-        blocks, rows = np.unique(flat // self._block_length, return_inverse=True)
-        parts, ordinals = self._blocks(blocks.tolist())
+        blocks, rows = distinct_of(flat // self._block_length)
         offsets = flat - blocks[rows] * self._block_length
-        drawn, counted = parts[rows, offsets], ordinals[rows, offsets]
+        drawn, counted = np.empty_like(flat), np.empty_like(flat)
+        # A rank of many needs a few places of very many blocks: these are not held all at once.
+        for first in range(0, len(blocks), _BLOCKS_AT_ONCE):
+            parts, ordinals = self._blocks(blocks[first : first + _BLOCKS_AT_ONCE].tolist())
+            chosen = np.flatnonzero((rows >= first) & (rows < first + _BLOCKS_AT_ONCE))
+            places = rows[chosen] - first, offsets[chosen]
+            drawn[chosen], counted[chosen] = parts[places], ordinals[places]
         indices: IndexArray = self._starts[drawn] + self._own_indices(drawn, counted)
         return indices.reshape(positions.shape)
 
@@ -141,12 +147,12 @@ class MixtureEpoch:
         Returns:
             Two arrays int64 [len(blocks), block_length]; entries beyond the epoch have no meaning.
         """
-        length, shape = self._block_length, (len(blocks), len(self._lengths))
+        length = self._block_length
         starts = [block * length for block in blocks]
         ends = [min(start + length, self.n) for start in starts]
-        counts = {n: self._apportionment.counts(n) for n in {*starts, *ends}}
-        first = np.array([counts[start] for start in starts], dtype=np.int64).reshape(shape)
-        last = np.array([counts[end] for end in ends], dtype=np.int64).reshape(shape)
+        edges = sorted({*starts, *ends})
+        counts = self._apportionment.counts_of(edges)
+        first, last = (counts[np.searchsorted(edges, places)] for places in (starts, ends))
         # The rest of the epoch's last block is filled with a part that does not exist.
         lacking = length - (last - first).sum(axis=1, keepdims=True)
         quotas = np.concatenate([last - first, lacking], axis=1)
@@ -157,7 +163,9 @@ class MixtureEpoch:
         else:
             parts = np.full((len(blocks), length), num_parts - 1, dtype=np.int64)
             for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
-                parts[row, : end - start] = self._apportionment.between(counts[start], counts[end])
+                parts[row, : end - start] = self._apportionment.between(
+                    first[row].tolist(), last[row].tolist()
+                )
         return parts, _ordinals(parts, np.concatenate([first, np.zeros_like(lacking)], axis=1))
 
     def _shuffled(self, parts: IndexArray, blocks: list[int], filler: int) -> IndexArray:

@@ -33,6 +33,7 @@ BENCHMARKS = (
     "faults",
     "executors",
     "checkpoint",
+    "scale",
 )
 
 

@@ -64,6 +64,37 @@ def test_the_row_is_the_one_defined(weights: list[int]) -> None:
     assert row.between(prefixes[13], prefixes[41]) == wanted[13:41]
 
 
+MANY: dict[str, list[Any]] = {
+    "all alike": [1] * 100,
+    "few kinds": [1 + number % 5 for number in range(100)],
+    "falling": [1 / (number + 1) for number in range(100)],
+    "lengths": [(number * 7919) % 10_007 + 1 for number in range(100)],
+    "one of nearly all": [1] * 99 + [10**8],
+    "beyond float64": [Fraction(1, number + 3) for number in range(100)],
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_many_prefixes_are_counted_as_one_by_one(kind: str) -> None:
+    """Also where samples of different weights are due at times that float64 cannot tell apart."""
+    row = Apportionment(as_integers(MANY[kind]))
+    generator = np.random.default_rng(1)
+    prefixes = [*range(300), *generator.integers(10**12, size=100).tolist(), 1 << 52, 1 << 61]
+    for n, counts in zip(prefixes, row.counts_of(prefixes[:-2]).tolist(), strict=False):
+        assert counts == row.counts(n), n
+    assert row.counts_of(prefixes[-2:]).tolist() == [row.counts(n) for n in prefixes[-2:]]
+
+
+def test_many_prefixes_cost_no_exact_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of thousands needs two of them for each of its samples."""
+    row = Apportionment(as_integers([1 / (number + 1) for number in range(1000)]))
+    exactly: list[int] = []
+    count = row.counts
+    monkeypatch.setattr(row, "counts", lambda n: exactly.append(n) or count(n))
+    row.counts_of([10**11 + 4096 * number for number in range(256)])
+    assert len(exactly) < 16
+
+
 @given(SMALL, st.lists(st.integers(1, 8), min_size=5, max_size=5))
 def test_an_epoch_by_name_ends_where_datasets_are_exhausted(
     weights: list[int], lengths: list[int]

@@ -10,7 +10,13 @@ import pytest
 
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.randomness.philox import Stream, words
-from stateful_gpu_loader.samplers.draws import below, permuted, words_of_64
+from stateful_gpu_loader.samplers.draws import (
+    below,
+    distinct_of,
+    permutations_of_seeds,
+    permuted,
+    words_of_64,
+)
 from stateful_gpu_loader.samplers.orders import digest_of
 from tests.samplers.statistics import assert_uniform
 
@@ -118,3 +124,19 @@ def test_golden_permutations() -> None:
 
 
 GOLDEN = [[2, 0, 1], [0, 1, 2], [0, 3, 1, 2, 4], [6, 5, 0, 8, 2, 3, 7, 1, 4]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 5000])
+def test_permutations_of_many_seeds_are_those_of_each(n: int) -> None:
+    seeds = [0, 1, 2**63, 2**64 - 1, 42]
+    found = permutations_of_seeds(n, seeds)
+    assert found.dtype == np.int64
+    for row, seed in zip(found, seeds, strict=True):
+        assert np.array_equal(row, Permutation(n, seed=seed, epoch=0)(np.arange(n)))
+
+
+@pytest.mark.parametrize("values", [[], [3], [1, 1, 4, 4, 9], [5, 2, 5, 1]])
+def test_distinct_values_are_found_in_order_or_not(values: list[int]) -> None:
+    distinct, which = distinct_of(np.array(values, dtype=np.int64))
+    assert distinct.tolist() == sorted(set(values))
+    assert distinct[which].tolist() == values

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.samplers.mixture import MixtureSampler
+from stateful_gpu_loader.samplers.mixture import MixtureEpoch, MixtureSampler
 from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
@@ -165,6 +165,25 @@ def test_any_positions_are_looked_up_as_in_the_whole_epoch(shuffle: bool) -> Non
         assert found.dtype == np.int64
         assert np.array_equal(found, whole[positions])
     assert order(np.arange(0)).shape == (0,)
+
+
+def test_a_rank_of_many_holds_few_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its samples lies in another block."""
+    mixed = MixedDataset([range(70), range(30)], [0.5, 0.5], num_samples=100_000, block_length=16)
+    order = MixtureSampler(mixed).order.of_epoch(7, 3)
+    whole = order(np.arange(100_000))
+    held: list[int] = []
+    blocks = MixtureEpoch._blocks
+
+    def noted(epoch: MixtureEpoch, numbers: list[int]) -> Any:
+        held.append(len(numbers))
+        return blocks(epoch, numbers)
+
+    monkeypatch.setattr(MixtureEpoch, "_blocks", noted)
+    positions = np.arange(5, 100_000, 64)
+    assert np.array_equal(order(positions), whole[positions])
+    assert sum(held) == len(positions)
+    assert max(held) <= 128
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

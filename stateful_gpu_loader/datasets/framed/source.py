@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from stateful_gpu_loader.datasets.storage.index_files import cached_index, ident
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
 from stateful_gpu_loader.datasets.storage.progress import progress_bar
+from stateful_gpu_loader.datasets.storage.read_ahead import Range
 from stateful_gpu_loader.datasets.storage.streams import is_compressed, open_stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
@@ -108,6 +111,20 @@ class FramedSource(Source):
         payload, place = self._payload(index)
         data, target = self._images.take(payload, place, index)
         return EncodedSample(data, target, f"{place.path}, record {place.record}")
+
+    @cached_property
+    def is_remote(self) -> bool:
+        return any(map(is_url, self.paths))
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        files = np.searchsorted(self._starts, indices, side="right") - 1
+        ranges: list[Range] = []
+        for file in np.unique(files).tolist():
+            numbers = indices[files == file] - self._starts[file]
+            begins, ends = self._offsets[file][numbers], self._offsets[file][numbers + 1]
+            if is_url(path := self.paths[file]):
+                ranges += zip(itertools.repeat(path), begins.tolist(), ends.tolist(), strict=False)
+        self._files.expect(ranges, sum(end - begin for _, begin, end in ranges), anew=anew)
 
     def record(self, index: int) -> dict[str, Any]:
         """All that the record at ``0 <= index < len(self)`` holds, by name."""

@@ -7,13 +7,14 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
 from stateful_gpu_loader.datasets.storage.paths import is_url
+from stateful_gpu_loader.datasets.storage.read_ahead import Range, ReadAhead
 from stateful_gpu_loader.datasets.storage.remote import read_remote
 
 FileNumber = tuple[int, int]
@@ -55,7 +56,21 @@ class OpenFiles:
         self._numbers = numbers or {}
         self._files: OrderedDict[str, _Opened] = OrderedDict()
         self._lock = threading.Lock()
+        self._ahead = ReadAhead()
         _all.add(self)
+
+    def expect(self, ranges: Iterable[Range], num_bytes: int, *, anew: bool = False) -> None:
+        """Begin to fetch ranges of URLs that will be read, each once and as it is given here.
+
+        Args:
+            ranges: URL, first byte and the byte behind the last; made only where there is room.
+            num_bytes: of all of them. Where these are too many to be kept, nothing is fetched.
+            anew: whether what was expected before will not be read any more.
+        """
+        if anew:
+            self._ahead.forget()
+        if self._ahead.has_room(num_bytes):
+            self._ahead.expect(ranges)
 
     def read(self, path: str, offset: int, size: int) -> Bytes:
         """uint8 [size]; the GIL is released while it is read.
@@ -80,7 +95,8 @@ class OpenFiles:
         """
         size = sum(map(len, parts))
         if is_url(path):
-            content = memoryview(read_remote(path, offset, size))
+            expected = self._ahead.take(path, offset, size)
+            content = memoryview(read_remote(path, offset, size)) if expected is None else expected
             done = len(content)
             for part in parts if done == size else ():
                 part[:], content = content[: len(part)], content[len(part) :]
@@ -115,12 +131,13 @@ class OpenFiles:
         return file
 
     def forget(self) -> None:
-        """Forget all descriptors; those that are not being read are closed.
+        """Forget all descriptors, and what was fetched; files that are not being read are closed.
 
         A forked child begins with this, for a thread of the parent may have held the lock.
         """
         self._files = OrderedDict()
         self._lock = threading.Lock()
+        self._ahead = ReadAhead()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpenFiles, (self._limit, self._numbers)

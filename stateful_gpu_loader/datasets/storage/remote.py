@@ -7,12 +7,16 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import IO, Any, cast
 
+from stateful_gpu_loader.datasets.storage.background import in_background
 from stateful_gpu_loader.errors import MissingDependency
 
 _BUFFER = 1 << 20
+_PART = 4 << 20
+"""Bytes of a request by a stream, which holds two of them: a rank reads many lanes at a time."""
 _REMEMBERED = 256
 """URLs; fsspec itself keeps the file systems."""
 
@@ -42,12 +46,75 @@ def read_remote(url: str, offset: int, size: int) -> bytes:
 def open_remote(url: str, offset: int) -> IO[bytes]:
     """A stream of the file from ``offset`` on; errors as :func:`read_remote`, of reading too."""
     system, path = _system_of(url)
+    # Such clients are those of object storage and of web servers, where each request takes long.
+    if getattr(system, "async_impl", False):
+        first = in_background(lambda: read_remote(url, offset, _PART))
+        with _as_oserror(url):
+            known = system.info(path)
+        if known["size"] is not None and known.get("partial", True):
+            ahead = _StreamAhead(url, offset, int(known["size"]), first)
+            return cast("IO[bytes]", io.BufferedReader(ahead, _BUFFER))
     with _as_oserror(url):
         file = system.open(path, "rb")
         stream = _RemoteStream(url, file)
         if offset:
             file.seek(offset)
     return cast("IO[bytes]", io.BufferedReader(stream, _BUFFER))
+
+
+class _StreamAhead(io.RawIOBase):
+    """Reads a file in parts, of which the next one is fetched while one is read.
+
+    A part that failed is asked for again by the next read, as are all that follow a failure.
+
+    Args:
+        url: of a file whose server gives ranges.
+        offset: where to begin.
+        size: of the file.
+        first: the part from the offset on, as far as the file has it.
+    """
+
+    def __init__(self, url: str, offset: int, size: int, first: Future[bytes]) -> None:
+        self._url = url
+        self._size = size
+        self._position = offset
+        self._part = memoryview(b"")
+        """What is left of the present part."""
+        self._next: Future[bytes] | None = first
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._part and self._position < self._size:
+            self._part = memoryview(self._fetched())
+        count = min(len(buffer), len(self._part))
+        buffer[:count], self._part = self._part[:count], self._part[count:]
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        self._next, self._part = None, memoryview(b"")
+        super().close()
+
+    def _fetched(self) -> bytes:
+        coming = self._next or self._begin(self._position)
+        self._next = None
+        content = coming.result()
+        following = self._position + len(content)
+        if len(content) < min(_PART, self._size - self._position):
+            raise OSError(
+                f"{self._url!r} ends at byte {following} of {self._size}: it was cut off while it "
+                "was read. Remedy: leave files unchanged while they are read"
+            )
+        if following < self._size:
+            self._next = self._begin(following)
+        return content
+
+    def _begin(self, start: int) -> Future[bytes]:
+        return in_background(lambda: read_remote(self._url, start, min(_PART, self._size - start)))
 
 
 class _RemoteStream(io.RawIOBase):

@@ -8,6 +8,7 @@ import os
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
-from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url
 from stateful_gpu_loader.datasets.tar.choice import (
     IMAGES,
     MemberChoice,
@@ -136,6 +137,21 @@ class TarSource(Source):
         name = f"{self.paths[self._tar(index)]}/{key}.{image}"
         return EncodedSample(torch.from_numpy(np.asarray(data)), target, name)
 
+    @cached_property
+    def is_remote(self) -> bool:
+        return any(map(is_url, self.paths))
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        members = self._members.members
+        sizes = members[self._chosen[indices].reshape(-1), 1] + BLOCK
+        ranges = (
+            (path, begin, end)
+            for index in indices.tolist()
+            if is_url(path := self.paths[self._tar(index)])
+            for begin, end in _spans(members[self._chosen[index]].tolist())
+        )
+        self._files.expect(ranges, int(sizes.sum()), anew=anew)
+
     def key(self, index: int) -> str:
         """The names, up to the dot, of the members of the sample at ``0 <= index < len(self)``."""
         return self._members.key(self._samples[index])
@@ -194,14 +210,13 @@ class TarSource(Source):
 
         They are read at once where they lie together.
         """
-        begin, end, needed = places[0][0] - BLOCK, 0, 0
-        for offset, size, _ in places:
-            begin, end, needed = min(begin, offset - BLOCK), max(end, offset + size), needed + size
-        if end - begin > needed + _GAP:
+        spans = _spans(places)
+        if len(spans) > 1:
             apart: list[Content] = []
             for place in places:
                 apart += self._contents(index, [place], new_memory if apart else memory)
             return apart
+        ((begin, end),) = spans
         start, size, _ = places[0]
         middle = start + size
         first = memory(size)
@@ -249,3 +264,19 @@ class TarSource(Source):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.paths)} tars, {len(self)} samples)"
+
+
+def _spans(places: list[list[int]]) -> list[tuple[int, int]]:
+    """The bytes to read for members of a sample, with the headers before them.
+
+    Members that lie together are read at once, others one by one.
+
+    >>> _spans([[512, 100, 0], [1536, 1, 0]]), _spans([[512, 100, 0], [1_000_000, 1, 0]])
+    ([(0, 1537)], [(0, 612), (999488, 1000001)])
+    """
+    begin, end, needed = places[0][0] - BLOCK, 0, 0
+    for offset, size, _ in places:
+        begin, end, needed = min(begin, offset - BLOCK), max(end, offset + size), needed + size
+    if end - begin > needed + _GAP and len(places) > 1:
+        return [(offset - BLOCK, offset + size) for offset, size, _ in places]
+    return [(begin, end)]

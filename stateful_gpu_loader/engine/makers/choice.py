@@ -20,6 +20,7 @@ from stateful_gpu_loader.engine.makers.drawn import DrawnBatch, DrawnMaker
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
+from stateful_gpu_loader.engine.makers.read_ahead import ReadsAhead
 from stateful_gpu_loader.engine.makers.ready_batches import DeviceSteps, ReadyBatches, ReadySteps
 from stateful_gpu_loader.engine.makers.samples import DatasetStateMaker, SampleMaker
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, Maker, NoBatch, never_stopped
@@ -82,6 +83,8 @@ def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Ma
         )
         return ReadyBatches(reader, map_maker(ReadySamples()), policy)
     maker = map_maker(config.dataset)
+    if plan.source is not None and plan.source.is_remote:
+        maker = ReadsAhead(plan.source, maker, order=plan.order, num_workers=config.num_workers)
     if plan.has_worker_states:
         return DatasetStateMaker(config.dataset, maker)
     return maker

@@ -10,11 +10,14 @@ import numpy as np
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress, LaneShards
 from stateful_gpu_loader.engine.readers.reading import ReadySample
-from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.samplers.draws import permutations_of_seeds
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
+
+_DRAWN_TOGETHER = 256
+"""Samples, in small windows whose orders are drawn together."""
 
 
 class Taken(NamedTuple):
@@ -74,6 +77,8 @@ class LaneReader:
         """Samples of the window that are still to come."""
         self._held: list[ReadySample] = []
         """Samples taken from windows and not yet returned."""
+        self._orders: dict[int, list[int]] = {}
+        """Orders of this window and of the next ones, by the ordinals of their first samples."""
         self._to_skip = cursor.taken
         self.is_at_cursor = True
         """Whether a reader that begins at the cursor would read the same as this one; not once a
@@ -152,11 +157,24 @@ class LaneReader:
         window, self._reading = self._reading, []
         n = len(window)
         if self._window_size and n > 1:
-            address = self._address
-            places = [address.position(start)]
-            (seed,) = sample_seeds(address.seed, address.epoch, places, Stream.SHARDS)
-            order = Permutation(n, seed=seed, epoch=0)(np.arange(n)).tolist()
-            window = [window[number] for number in order]
+            window = [window[number] for number in self._order_of(start, n)]
         self._length, self._left = n, window[self._to_skip :]
         self._to_skip = 0
         return n > 0
+
+    def _order_of(self, start: int, n: int) -> list[int]:
+        """Return the order of the n samples of a window.
+
+        Those of small windows are drawn together, as each alone would cost more than its samples.
+
+        Args:
+            start: ordinal of its first sample.
+        """
+        if start not in self._orders or len(self._orders[start]) != n:
+            address = self._address
+            starts = range(start, start + max(n, _DRAWN_TOGETHER), n)
+            places = [address.position(ordinal) for ordinal in starts]
+            seeds = sample_seeds(address.seed, address.epoch, places, Stream.SHARDS)
+            orders = permutations_of_seeds(n, seeds).tolist()
+            self._orders = dict(zip(starts, orders, strict=True))
+        return self._orders[start]

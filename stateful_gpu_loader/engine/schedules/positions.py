@@ -10,7 +10,9 @@ from stateful_gpu_loader.records import IndexArray, Request
 from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
 
-_LARGEST_BLOCK = 1 << 15
+_LARGEST_BLOCK = 1 << 14
+"""Indices. The memory of larger arrays goes back to the system after each call, and the page faults
+of the next call then cost an order of blocks as much again as its permutations."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,10 @@ class ClientError(Exception):
     """What a client of remote files raises: no OSError."""
 
 
+requests: list[tuple[Any, Any]] = []
+"""First byte, and the byte behind the last."""
+
+
 class Unreliable(MemoryFileSystem):  # type: ignore[misc]
     """Fails as long as it is told to."""
 
@@ -39,6 +43,7 @@ class Unreliable(MemoryFileSystem):  # type: ignore[misc]
         return str(super()._strip_protocol(path.replace("unreliable://", "memory://")))
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        requests.append((start, end))
         if Unreliable.failing:
             raise Unreliable.failing
         return super().cat_file(path, *((None, None) if self.whole else (start, end)))
@@ -86,6 +91,55 @@ def test_ranges_and_streams(url: str) -> None:
         assert stream.read(4) == b"3456"
         assert len(stream.read()) == 3_000_000 - 17
     assert remote_identity(url)[0] == 3_000_000
+
+
+def test_streams_of_object_storage_fetch_the_next_part_ahead(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And hold two parts, whatever the size of the file."""
+    monkeypatch.setattr(Unreliable, "async_impl", True)
+    monkeypatch.setattr(remote, "_PART", 2_000_000)
+    monkeypatch.setattr(remote, "_BUFFER", 1)
+    whole = b"0123456789" * 300_000
+    for offset in (0, 13, 1_000_000, 2_999_999, 3_000_000):
+        with open_remote(url, offset) as stream:
+            first = stream.read(4)
+            assert first + stream.read() == whole[offset:]
+    with open_remote(url, 13) as stream:
+        stream.read(4)
+        ahead: Any = stream
+        assert ahead.raw._next.result(60) == whole[2_000_013:]
+        requests.clear()
+        assert stream.read() == whole[17:]
+        assert requests == []
+
+
+def test_a_stream_goes_on_behind_a_failure(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unreliable, "async_impl", True)
+    monkeypatch.setattr(remote, "_PART", 100)
+    monkeypatch.setattr(remote, "_BUFFER", 1)
+    with open_remote(url, 0) as stream:
+        ahead: Any = stream
+        assert stream.read(10) == b"0123456789"
+        ahead.raw._next.result(60)
+        with failing(OSError("connection lost")):
+            assert stream.read(150) == b"0123456789" * 15
+            assert stream.read(40) == b"0123456789" * 4
+            with pytest.raises(OSError, match="connection lost"):
+                stream.read(30)
+        assert stream.read(30) == b"0123456789" * 3
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_named(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unreliable, "async_impl", True)
+    monkeypatch.setattr(remote, "_PART", 100)
+    with open_remote(url, 0) as stream:
+        stream.read(1)
+        MemoryFileSystem().pipe("/a", b"0123456789" * 15)
+        with pytest.raises(OSError, match=r"'unreliable://a' ends at byte 150 of 3000000.*Remedy"):
+            stream.read(1000)
 
 
 @pytest.mark.parametrize("error", [ClientError("connection lost"), OSError("connection lost")])

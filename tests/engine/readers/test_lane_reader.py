@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
+from stateful_gpu_loader.engine.readers import lane_reader
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.samplers.draws import permutations_of_seeds
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 from tests.datasets.shards import DamagedShards, Numbers
 
@@ -58,6 +62,31 @@ def test_from_every_cursor_the_rest_is_the_same(window: int, size: int) -> None:
         assert reader.end().shard == (lap + 1) * len(SIZES)
         assert reader.take(size, never_stopped, turns=8) is None, "asked once more"
         assert reader.num_left == TOTAL % size
+
+
+@pytest.mark.parametrize("window", [2, 5, 300])
+def test_each_window_has_the_permutation_of_its_first_key(window: int) -> None:
+    """Whether it is drawn alone or together with the next ones."""
+    reader = reader_of(window=window, dataset=Numbers((700,)))
+    drawn = [sample for sample, _ in rest_of(reader)]
+    for start in range(0, 700, window):
+        n = min(window, 700 - start)
+        (seed,) = sample_seeds(1, 2, [(3 << 40) + start], Stream.SHARDS)
+        order = Permutation(n, seed=seed, epoch=0)(np.arange(n))
+        assert drawn[start : start + n] == (start + order).tolist()
+
+
+def test_small_windows_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where thousands of ranks share a shuffle buffer, windows of two samples are the rule."""
+    calls: list[int] = []
+
+    def noted(n: int, seeds: list[int]) -> Any:
+        calls.append(len(seeds))
+        return permutations_of_seeds(n, seeds)
+
+    monkeypatch.setattr(lane_reader, "permutations_of_seeds", noted)
+    rest_of(reader_of(window=2, dataset=Numbers((1000,))))
+    assert calls == [128] * 4
 
 
 @pytest.mark.parametrize("window", [0, 6])

@@ -1,0 +1,230 @@
+"""Tars in object storage, beside the same tars on the local disk.
+
+A local S3 server answers every request late. Photographs are decoded and cropped in threads, on one
+core; the server has the other. Rates are compared within a round: a request waits for the clock and
+not for the processor, so its latency is hidden if the rate stays. moto and s3fs are in the extra
+``bench``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arguments import Arguments, parse
+from benchmarks.format_writers import TAR, write
+from benchmarks.harness import Contestant, alternate, quieten_peers
+from benchmarks.photograph_loaders import MEAN, SIZE, STD
+from benchmarks.photographs import photograph_folder
+from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
+from benchmarks.s3_server import BUCKET, serving, set_latency
+from benchmarks.summary import ratio
+from stateful_gpu_loader import (
+    Blocks,
+    ShuffledSampler,
+    StatefulGPULoader,
+    TarShards,
+    TarSource,
+)
+from stateful_gpu_loader import transforms as T
+
+BATCH_SIZE, NUM_WORKERS = 64, 4
+LATENCIES = (20, 50, 100)
+"""Milliseconds that a request waits before it is answered."""
+AIMED_AT, AIM = 50, 0.9
+LOCAL = "local"
+SAMPLES, BLOCKS, SHARDS = "samples", "blocks", "shards"
+WAYS = {
+    SAMPLES: "`TarSource`, shuffled",
+    BLOCKS: "`TarSource` with `Blocks(64, window=8)`",
+    SHARDS: "`TarShards`",
+}
+ALONE = "`TarSource`, shuffled, nothing fetched ahead"
+REQUESTS, CPU = "requests", "CPU"
+
+_NUM_TARS, _SAMPLES_A_TAR, _NUM_IMAGES = 8, 256, 256
+_WARM_UP, _TIMED, _TIMED_SLOW = 10, 16, 4
+"""Batches; more of the former than are under way at a time."""
+
+
+def rate_name(way: str, place: int | str) -> str:
+    """Key of a measurement: images a second of a way, at a latency or :data:`LOCAL`."""
+    return f"{way} {place}"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run the benchmark and write ``object_storage.json``."""
+    arguments = parse(__doc__, rounds=3, given=given)
+    missing = [name for name in ("moto", "s3fs") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"not run: {', '.join(missing)} is missing. Remedy: pip install -e '.[bench]'")
+        return
+    quieten_peers()
+    warnings.filterwarnings("ignore", message=".*create 4 worker processes")
+    before = load_average()
+    cores = sorted(os.sched_getaffinity(0))
+    num_tars, samples_a_tar = (2, 128) if arguments.quick else (_NUM_TARS, _SAMPLES_A_TAR)
+    pictures = photograph_folder(12 if arguments.quick else _NUM_IMAGES, arguments.data)
+    with tempfile.TemporaryDirectory() as folder:
+        tars = Path(folder, "tars")
+        contents = [file.read_bytes() for file in pictures.files]
+        count = num_tars * samples_a_tar
+        samples = ((contents[7 * i % len(contents)], i % 10) for i in range(count))
+        write(TAR, tars, samples, count=count, num_files=num_tars, rows=0)
+        with serving(tars, cores[-1] if len(cores) > 1 else None) as port:
+            os.sched_setaffinity(0, cores[:1])
+            _use_server(port)
+            measurements = _measured(tars, Path(folder, "indices"), port, arguments)
+            os.sched_setaffinity(0, cores)
+    values = {found.name: found.values for found in measurements}
+    comparisons = [
+        Comparison(
+            of=rate_name(way, place),
+            to=rate_name(way, LOCAL),
+            ratio=ratio(values[rate_name(way, place)], values[rate_name(way, LOCAL)]),
+        )
+        for way in WAYS
+        for place in LATENCIES
+        if rate_name(way, place) in values
+    ]
+    Results(
+        benchmark="object_storage",
+        rounds=arguments.rounds,
+        quick=arguments.quick,
+        settings={
+            "batch_size": BATCH_SIZE,
+            "num_workers": NUM_WORKERS,
+            "mean_bytes": pictures.mean_bytes,
+            "num_tars": num_tars,
+            "samples_a_tar": samples_a_tar,
+        },
+        measurements=measurements,
+        comparisons=comparisons,
+        aims=[
+            Aim(
+                what=f"{WAYS[way]}, {AIMED_AT} ms, beside local files",
+                aim=f">= {AIM:.0%}",
+                reached=f"{found.ratio.median:.0%} [{found.ratio.low:.0%}, {found.ratio.high:.0%}]",
+                met=found.ratio.median >= AIM,
+            )
+            for way in WAYS
+            for found in comparisons
+            if found.of == rate_name(way, AIMED_AT)
+        ],
+        notes=["The loader and the server have one core each."],
+        load_average=before,
+    ).write_and_tell(arguments.output)
+
+
+def _use_server(port: int) -> None:
+    import fsspec
+
+    os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    fsspec.config.conf["s3"] = {"endpoint_url": f"http://127.0.0.1:{port}"}
+
+
+def _measured(tars: Path, indices: Path, port: int, arguments: Arguments) -> list[Measurement]:
+    local = sorted(map(str, tars.iterdir()))
+    urls = [f"s3://{BUCKET}/{Path(path).name}" for path in local]
+    spent: dict[str, list[float]] = {}
+
+    def rate(name: str, make: Callable[[], Any], latency: int, timed: int) -> float:
+        set_latency(port, 0)
+        batches = iter(make())
+        set_latency(port, latency)
+        warm_up = 1 if arguments.quick else _WARM_UP
+        seconds, processor, number = _timed(batches, warm_up, 1 if arguments.quick else timed)
+        num_requests = set_latency(port, 0)
+        spent.setdefault(f"{CPU} {name}", []).append(processor / number * 1e3)
+        in_all = number + BATCH_SIZE * warm_up
+        spent.setdefault(f"{REQUESTS} {name}", []).append(num_requests / in_all)
+        return number / seconds
+
+    contestants, labels = [], {}
+    latencies = LATENCIES[:1] if arguments.quick else LATENCIES
+    for way, label in WAYS.items():
+        timed = _TIMED_SLOW if way == SAMPLES else _TIMED
+        for place in (LOCAL, *latencies):
+            name = rate_name(way, place)
+            paths = local if place == LOCAL else urls
+            make = functools.partial(_loader, way, paths, indices)
+            waits = 0 if place == LOCAL else int(place)
+            contestants.append(
+                Contestant(
+                    name=name,
+                    label=label,
+                    measure=functools.partial(rate, name, make, waits, timed),
+                )
+            )
+            labels[name] = f"{label}, {place if place == LOCAL else f'{place} ms'}"
+    values = alternate(
+        contestants,
+        rounds=arguments.rounds,
+        title="object storage",
+        warm_up_rounds=0,  # each measurement has a beginning that does not count
+    )
+    spent_then = {name: found[-arguments.rounds :] for name, found in spent.items()}
+    alone = rate_name("alone", AIMED_AT)
+    make = functools.partial(_loader, SAMPLES, urls, indices, source=_AloneSource)
+    values[alone] = [rate(alone, make, AIMED_AT, _TIMED_SLOW)]
+    labels[alone] = f"{ALONE}, {AIMED_AT} ms"
+    spent_then |= {key: found for key, found in spent.items() if key.endswith(alone)}
+    units = {CPU: "ms an image", REQUESTS: "an image"}
+    return [
+        *(
+            Measurement(name=name, label=labels[name], unit="images/s", values=found)
+            for name, found in values.items()
+        ),
+        *(
+            Measurement(
+                name=name,
+                label=f"{labels[name.partition(' ')[2]]}, {name.partition(' ')[0]}",
+                unit=units[name.partition(" ")[0]],
+                values=found,
+            )
+            for name, found in spent_then.items()
+        ),
+    ]
+
+
+def _timed(batches: Iterator[Any], warm_up: int, number: int) -> tuple[float, float, int]:
+    """Seconds of the clock and of the processor, and the number of images."""
+    for _ in range(warm_up):
+        next(batches)
+    started, spent = time.perf_counter(), time.process_time()
+    count = sum(len(next(batches)[0]) for _ in range(number))
+    return time.perf_counter() - started, time.process_time() - spent, count
+
+
+def _loader(
+    way: str, paths: list[str], indices: Path, *, source: type[TarSource] = TarSource
+) -> StatefulGPULoader[Any]:
+    transform = [T.RandomResizedCrop(SIZE), T.RandomHorizontalFlip(), T.Normalize(MEAN, STD)]
+    own: dict[str, Any] = {"batch_size": BATCH_SIZE, "seed": 1, "num_workers": NUM_WORKERS}
+    if way == SHARDS:
+        shards = TarShards(paths)
+        return StatefulGPULoader(shards, shuffle=True, transform=transform, **own)
+    tars = source(paths, cache_dir=indices)
+    if way == BLOCKS:
+        own["sampler"] = ShuffledSampler(tars, locality=Blocks(64, window=8))
+    else:
+        own["shuffle"] = True
+    return StatefulGPULoader(tars, transform=transform, **own)
+
+
+class _AloneSource(TarSource):
+    """Reads each sample when it is needed, as if it were not told of them."""
+
+    is_remote = False
+
+
+if __name__ == "__main__":
+    main()

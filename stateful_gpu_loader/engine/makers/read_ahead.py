@@ -1,0 +1,124 @@
+"""ReadsAhead: tells a source by URL what will be read, so that its requests need not be waited for.
+
+Which samples come next is known from the order alone. So nothing here can change a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.engine.pipeline import Maker
+from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.samplers.blocks import BlockEpoch
+from stateful_gpu_loader.samplers.orders import EpochOrder, PositionOrder, key_offset_of
+
+_MOST_LATE = 1024
+"""Requests that may be begun before one that was issued earlier."""
+_LARGEST_WINDOW = 1 << 20
+"""Samples of a window, on average; a larger one would hardly be kept in memory."""
+
+
+class ReadsAhead:
+    """Lets a source fetch the samples of a batch together, before another maker reads them.
+
+    In threads, which share the source, it is told of the batch that each will make next, too. If
+    the order goes through blocks and there is one rank, it is told of whole windows of them: they
+    are fetched in few large requests, the next window while the present one is read. Of several
+    ranks each would fetch all of a window, to use its share.
+
+    Args:
+        source: a source that is remote.
+        maker: makes the batches.
+        order: the loader's order; None if the user's own sampler decides.
+        num_workers: threads that make batches.
+    """
+
+    def __init__(
+        self, source: Source, maker: Maker, *, order: PositionOrder | None, num_workers: int
+    ) -> None:
+        self._source = source
+        self._maker = maker
+        self._order = order
+        self._told = Told(max(1, num_workers))
+
+    @property
+    def uses_global_generators(self) -> bool:
+        return self._maker.uses_global_generators
+
+    def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+        # In worker processes the next batches are made by others, with sources of their own.
+        if self._order is not None and request.listed is None and get_worker_info() is None:
+            order = self._order.of_epoch(request.seed, request.epoch)
+            self._told.tell(self._source, order, request)
+        elif isinstance(request.indices, np.ndarray):
+            self._source.expect(request.indices)
+        return self._maker(request, check)
+
+
+class Told:
+    """What a source was told of in a pass; threads share it.
+
+    Each sample is told of once, before any thread can have read it: what is told of afterwards
+    would be fetched again, and kept for nobody.
+
+    Args:
+        num_batches: that are told of ahead.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+        self._lock = threading.Lock()
+        self._epoch: tuple[int, int] | None = None
+        self._begun: set[int] = set()
+        """Ordinals of the requests of this pass that were begun lately."""
+        self._position = 0
+        """All before this position of the order, of this rank, is told of."""
+        self._window = -1
+        """The last window of blocks that is told of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Told, (self._num_batches,)
+
+    def tell(self, source: Source, order: EpochOrder, request: Request) -> None:
+        """Tell of the samples of a request and of those behind it, as far as this was not done."""
+        size = request.step * len(request.indices)
+        start = request.start - key_offset_of(order)
+        with self._lock:
+            if self._is_of_another_pass(request):
+                self._epoch, self._begun = (request.seed, request.epoch), set()
+                # Requests before this one may have been issued, and not begun.
+                self._position = max(start % request.step, start - request.ordinal * size)
+                self._window = -1
+                source.expect(np.empty(0, dtype=np.int64), anew=True)
+            self._begun.add(request.ordinal)
+            if isinstance(order, BlockEpoch) and request.step == 1:
+                self._tell_windows(source, order, start)
+            end = min(start + (1 + self._num_batches) * size, order.n)
+            positions = np.arange(self._position, end, request.step, dtype=np.int64)
+            if len(positions):
+                self._position = int(positions[-1]) + request.step
+                source.expect(order(positions))
+
+    def _is_of_another_pass(self, request: Request) -> bool:
+        latest = max(self._begun, default=0)
+        if len(self._begun) > 2 * _MOST_LATE:
+            self._begun = {ordinal for ordinal in self._begun if ordinal > latest - _MOST_LATE}
+        return (
+            self._epoch != (request.seed, request.epoch)
+            or request.ordinal in self._begun
+            or request.ordinal <= latest - _MOST_LATE
+        )
+
+    def _tell_windows(self, source: Source, order: BlockEpoch, start: int) -> None:
+        if order.window * order.n > _LARGEST_WINDOW * order.layout.num_blocks:
+            return
+        window = order.window_of(start)
+        for number in range(max(window, self._window + 1), window + 2):
+            source.expect(order.indices_of(number))
+            self._window = number

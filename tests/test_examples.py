@@ -87,6 +87,14 @@ EXAMPLES = {
         ),
         pictures=("training.png", "validation.png"),
     ),
+    "ray_cluster": Example(
+        prints=(
+            r"a node was lost before step 6, and [1-9]\d* of 2 workers were replaced",
+            r"18 losses the same",
+            r"4 weights the same",
+        ),
+        own_process=True,
+    ),
     "rotation": Example(
         prints=(
             r"Saved checkpoint to checkpoint_0000.json",
@@ -222,7 +230,7 @@ def test_a_script_prints_what_it_promises(
         assert any(re.fullmatch(pattern, line) for line in lines), pattern
     for picture in example.pictures:
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in output.iterdir()} == set(example.pictures)
+    assert {path.name for path in output.glob("*")} == set(example.pictures)
 
 
 @pytest.mark.processes

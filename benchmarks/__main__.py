@@ -25,6 +25,7 @@ BENCHMARKS = (
     "locality",
     "checkpoint",
     "scale",
+    "ray",
     "object_storage",
 )
 

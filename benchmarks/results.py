@@ -35,6 +35,7 @@ _PACKAGES = {
     "MosaicML Streaming": "mosaicml-streaming",
     "LitData": "litdata",
     "Hugging Face datasets": "datasets",
+    "Ray": "ray",
     "lmdb": "lmdb",
     "pyarrow": "pyarrow",
     "fsspec": "fsspec",

@@ -27,6 +27,7 @@ from benchmarks.peers_picture import draw_peers
 from benchmarks.peers_table import peers_section
 from benchmarks.picture import draw_throughput
 from benchmarks.prepared_table import prepared_section
+from benchmarks.ray_table import ray_section
 from benchmarks.scale_picture import draw_object_storage, draw_scale
 from benchmarks.scale_tables import object_storage_section, scale_section
 from benchmarks.source_tables import lanes_section, locality_section, sources_section
@@ -36,7 +37,7 @@ README = ROOT / "README.md"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 PICTURES = ROOT / "docs"
 PEERS_PICTURE, THROUGHPUT_PICTURE = "peers.png", "throughput.png"
-SCALE_DOCUMENT = "scale.md"
+SCALE_DOCUMENT, RAY_DOCUMENT = "scale.md", "cluster.md"
 """Beside the first document."""
 SCALE = (
     ("scale", "scale.png", "what one rank pays", draw_scale, scale_section),
@@ -72,6 +73,10 @@ def main(given: Sequence[str] | None = None) -> None:
     ):
         pictures = Path(os.path.relpath(arguments.pictures, file.parent))
         print(put_into(file, name, draw(arguments.results, pictures)))
+    ray = results.read_results(arguments.results, "ray")
+    if ray is not None:
+        text = "\n\n".join([ray_section(ray), _origin(ray), _machine_and_versions(ray)])
+        print(put_into(arguments.document.with_name(RAY_DOCUMENT), "ray", text))
     for benchmark, picture, alternative, draw_picture, section in SCALE:
         content = results.read_results(arguments.results, benchmark)
         if content is not None:

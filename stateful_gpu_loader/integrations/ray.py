@@ -114,8 +114,8 @@ class RayCluster:
         self._ray: Any = ray
         self._options = options
         if not ray.is_initialized():
-            address = options.address or os.environ.get("RAY_ADDRESS")
-            local = {} if address else {"include_dashboard": False}
+            address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+            local = {"include_dashboard": False} if address == "local" else {}
             ray.init(address=address, log_to_driver=False, **local)
         self._head = _Head(ray.get_runtime_context().gcs_address)
         # As bytes: arrays that actors of one node share would be read-only.

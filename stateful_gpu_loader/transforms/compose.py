@@ -100,9 +100,12 @@ class Compose:
         nothing: Normalize, ToDtype and ToMemoryFormat at the end. It can be applied elsewhere, to
         the whole batch.
 
-        >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize
-        >>> Compose([CenterCrop(224), Normalize([0.5], [0.5])]).divided()
-        (Compose([CenterCrop(size=(224, 224))]), Compose([Normalize(mean=(0.5,), std=(0.5,))]))
+        >>> from stateful_gpu_loader.transforms import CenterCrop, ToDtype
+        >>> first, last = Compose([CenterCrop(224), ToDtype(torch.float16)]).divided()
+        >>> first
+        Compose([CenterCrop(size=(224, 224))])
+        >>> last
+        Compose([ToDtype(dtype=torch.float16, scale=False)])
         """
         end = len(self.recipes)
         while end and isinstance(self.recipes[end - 1], (Normalize, ToDtype, ToMemoryFormat)):

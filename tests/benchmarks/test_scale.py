@@ -38,7 +38,7 @@ def test_the_document_and_its_pictures_are_drawn_again(tmp_path: Path) -> None:
     document = tmp_path / "scale.md"
     markers = "<!-- scale:start -->\n<!-- scale:end -->\n<!-- object_storage:start -->\n"
     document.write_text(f"{markers}<!-- object_storage:end -->\n", encoding="utf-8")
-    others = [f"--{name}={tmp_path / name}" for name in ("document", "readme", "picture")]
+    others = [f"--document={document}", f"--readme={tmp_path / 'readme'}", f"--pictures={tmp_path}"]
     table.main([f"--results={FOLDER}", *others])
     drawn = document.read_text(encoding="utf-8")
     for name in ("scale", "object-storage"):

@@ -62,9 +62,9 @@ def cluster() -> Iterator[Any]:
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of the loaders' workers."""
+    """The processes of the loaders' workers, of this process's cluster."""
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         try:
             if "ray::RayWorker" in " ".join(process.cmdline()):
                 found.append(process)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +132,8 @@ class RayCluster:
             max_restarts=0,
             max_task_retries=0,
         )
-        self._lock = threading.Lock()
+        # Re-entrant: the garbage collector may end the loader's workers within it.
+        self._lock = threading.RLock()
         self._has_more = threading.Event()
         self._actors: dict[int, Any] = {}
         self._expected: dict[Any, tuple[int, int | None]] = {}
@@ -181,7 +183,8 @@ class RayCluster:
         self._has_more.set()
         if self._ray.is_initialized():
             for worker in list(self._actors):
-                self.kill(worker)
+                with suppress(Exception):  # one of them that is gone keeps none of the others
+                    self.kill(worker)
         self._actors.clear()
 
     def _expect(self, reference: Any, worker: int, number: int | None) -> None:

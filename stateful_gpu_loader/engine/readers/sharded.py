@@ -157,6 +157,7 @@ class ShardedReader:
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
         with self._turns:
+            check()  # an abandoned turn must not open the lane behind the one that followed it
             if request.cursor is not None:
                 cursor = LaneCursor.from_text(request.cursor)
                 reader = self._reader(request, request.lane, request.lap, cursor)

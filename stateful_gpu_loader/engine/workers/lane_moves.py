@@ -12,22 +12,21 @@ from stateful_gpu_loader.state.lane_cursor import LaneProgress
 class LaneMoves:
     """Knows, of the lanes of one pass, who reads each of them and where each stands.
 
-    Turns of one lane are read one after the other by the worker that has it open. Another worker
-    can go on with it once no turn is under way, from the cursor after the last answered one.
+    A lane stays with the worker that has it open as long as that lives: its reader may be further
+    than the cursor tells, behind an exception or with what is left of the lane. Another worker goes
+    on from the cursor after the last answered turn, as a resume would.
     """
 
     def __init__(self) -> None:
         self._readers: dict[int, int] = {}
         """Worker that has each lane open."""
-        self._under_way: dict[int, int] = {}
-        """Number of turns of each lane that are under way at its reader."""
         self._cursors: dict[int, str] = {}
         self._rests: dict[int, tuple[int, int]] = {}
         """Lap, and number of samples left, of lanes found to have no whole batch left."""
 
-    def reader(self, turn: LaneTurn) -> int | None:
-        """Return the worker that must read this turn; None if any worker may."""
-        return self._readers[turn.lane] if self._under_way.get(turn.lane) else None
+    def reader(self, turn: LaneTurn) -> int:
+        """Return the worker that has the lane open, or had it; -1 if none has."""
+        return self._readers.get(turn.lane, -1)
 
     def send(self, turn: LaneTurn, worker: int) -> LaneTurn:
         """Note that a worker is to read a turn; return the turn as it is sent to it."""
@@ -37,17 +36,14 @@ class LaneMoves:
         elif self._readers.get(lane) != worker:
             turn = turn._replace(cursor=self._cursors[lane])
         self._readers[lane] = worker
-        self._under_way[lane] = self._under_way.get(lane, 0) + 1
         return turn
 
-    def take_back(self, turn: LaneTurn) -> Answer | None:
-        """Note that a turn was lost with its worker; return its answer if that is known.
+    def known_answer(self, turn: LaneTurn) -> Answer | None:
+        """Return the answer to a turn whose worker was lost, if it is known.
 
         What is left of a lane was counted already, and bad samples reported; nobody need do so
         again.
         """
-        self._under_way[turn.lane] -= 1
-        self._readers.pop(turn.lane, None)
         lap, rest = self._rests.get(turn.lane, (-1, 0))
         if lap != turn.lap:
             return None
@@ -55,7 +51,6 @@ class LaneMoves:
 
     def answer(self, turn: LaneTurn, answer: Any) -> None:
         """Note where a lane stands after a turn."""
-        self._under_way[turn.lane] -= 1
         progress = answer.snapshot if isinstance(answer, Answer) else None
         if progress is None:
             return

@@ -111,7 +111,7 @@ class _Packer:
 
     def __init__(self, file: io.BytesIO) -> None:
         self.large: list[npt.NDArray[np.uint8]] = []
-        self._memory: dict[int, _Memory] = {}
+        self._memory: dict[tuple[int, int], _Memory] = {}
         above: Any = super()
         above.__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=self._goes_into_message)
 
@@ -126,7 +126,8 @@ class _Packer:
             thing = thing.clone(memory_format=torch.contiguous_format)
             storage = thing.untyped_storage()
         # Tensors that share memory share it after unpacking, too.
-        memory = self._memory.setdefault(storage.data_ptr(), _Memory(storage))
+        where = storage.data_ptr(), storage.nbytes()
+        memory = self._memory.setdefault(where, _Memory(storage))
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return _tensor, (memory, thing.dtype, *place)
 

@@ -91,7 +91,7 @@ class _Packer(ForkingPickler):
         self.segments: list[int] = []
         """Numbers of the segments that tensors of the answer lie in."""
         self._all_segments = segments
-        self._memory: dict[int, _Memory | _InSegment] = {}
+        self._memory: dict[tuple[int, int], _Memory | _InSegment] = {}
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
@@ -102,10 +102,11 @@ class _Packer(ForkingPickler):
             return self._left_alone(thing)
         storage = thing.untyped_storage()
         # Tensors that share memory share it after unpacking, too.
-        memory = self._memory.get(storage.data_ptr()) or self._memory_of(storage)
+        where = storage.data_ptr(), storage.nbytes()
+        memory = self._memory.get(where) or self._memory_of(storage)
         if memory is None:
             return self._left_alone(thing)
-        self._memory[storage.data_ptr()] = memory
+        self._memory[where] = memory
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
         return _tensor, (memory, thing.dtype, *place)
 

@@ -108,13 +108,14 @@ class RemotePipeline:
             dispatch.look_for_overdue(began, self._timeout)
             _tell(dispatch)
         _tell(dispatch)
+        # Sent before the answer is taken, so that an exception of the requests does not lose it.
+        dispatch.fill(spare=1)
         try:
             request, answer = dispatch.deliver()
         except StopIteration:
             if not self._persistent:
                 self.close()
             raise
-        dispatch.fill()
         return request, with_failure_rebuilt(answer)
 
     def is_ready(self) -> bool:

@@ -26,7 +26,7 @@ from stateful_gpu_loader.engine.workers.cluster import (
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.lane_moves import LaneMoves
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
-from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
+from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage, in_place_of
 from stateful_gpu_loader.records import LaneTurn
 
 _SECONDS_TO_START = 60.0
@@ -112,16 +112,26 @@ class RemoteDispatch:
             for worker in self._workers.values():
                 worker.requests.clear()
 
-    def fill(self) -> None:
-        """Issue requests until enough batches are in flight."""
+    def fill(self, *, spare: int = 0) -> None:
+        """Issue requests until enough batches are in flight.
+
+        Args:
+            spare: number of places that are about to be free.
+        """
         # Drawn without the lock, as a user's sampler may take its time.
-        while self._fatal is None and (drawn := self._window.draw()) is not None:
-            with self._lock:
-                number = next(self._numbers)
-                place, request, start = self._window.place(number, drawn)
-                self._messages[number] = place, WorkerMessage(request, start)
-                self._unsent.append(number)
-                self._send()
+        while self._fatal is None and (drawn := self._window.draw(spare=spare)) is not None:
+            try:
+                with self._lock:
+                    number = next(self._numbers)
+                    place, request, start = self._window.place(number, drawn)
+                    self._messages[number] = place, WorkerMessage(request, start)
+                    self._unsent.append(number)
+                    self._send()
+            except BaseException:
+                # An interrupt may have left the request half sent; it is asked for again.
+                with self._lock:
+                    self._die(WorkersDied("a request could not be sent", self._window.oldest))
+                raise
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for the next batch; return whether it, or the end, has come."""
@@ -224,6 +234,8 @@ class RemoteDispatch:
     def note(self, event: Event) -> None:
         """Note what happened other than an answer."""
         with self._lock:
+            if self.stopped:
+                return
             if isinstance(event, Started) and event.worker in self._workers:
                 self._workers[event.worker].has_started = True
                 self._failed_starts = 0
@@ -259,19 +271,29 @@ class RemoteDispatch:
 
     def _send(self) -> None:
         """Send requests, oldest first, to workers that have started and have room."""
-        kept = []
-        for number in self._unsent:
+        for number in list(self._unsent):
+            _, message = self._messages[number]
+            turn = message.request
+            if isinstance(turn, LaneTurn) and self._lanes.reader(turn) not in self._workers:
+                known = self._lanes.known_answer(turn)
+                if known is not None:
+                    self._unsent.remove(number)
+                    self._forget(number)
+                    self._window.answer(number, known)
+                    self._answered.notify_all()
+                    continue
             worker = self._worker_for(number)
             if worker is None:
-                kept.append(number)
                 continue
-            _, message = self._messages[number]
-            if isinstance(message.request, LaneTurn):
-                turn = self._lanes.send(message.request, worker.number)
-                message = message._replace(request=turn)
+            self._unsent.remove(number)
+            if isinstance(turn, LaneTurn):
+                message = message._replace(request=self._lanes.send(turn, worker.number))
             worker.requests[number] = time.monotonic()
-            self._cluster.send(worker.number, number, message, first=self._first)
-        self._unsent = kept
+            try:
+                self._cluster.send(worker.number, number, message, first=self._first)
+            except Exception as error:  # it cannot be pickled
+                instead = in_place_of(message, error)
+                self._cluster.send(worker.number, number, instead, first=self._first)
 
     def _worker_for(self, number: int) -> _Worker | None:
         place, message = self._messages[number]
@@ -279,9 +301,9 @@ class RemoteDispatch:
         if self._has_states:
             return own if own.has_started else None
         if isinstance(message.request, LaneTurn):
-            reader = self._lanes.reader(message.request)
+            reader = self._workers.get(self._lanes.reader(message.request))
             if reader is not None:
-                return self._workers[reader]
+                return reader
             if own.has_started:
                 return own
         started = [worker for worker in self._workers.values() if worker.has_started]
@@ -306,28 +328,24 @@ class RemoteDispatch:
             self._die(WorkersDied(what, self._window.oldest))
             return
         self._failed_starts += not worker.has_started
-        if self._failed_starts > self._max_losses:
+        if self._failed_starts <= self._max_losses:
+            self._tally.worker_restarts += 1
+            self._ask_for(worker.place)
+            others = "Another one is started in its place"
+        elif self._workers:
+            others = f"{self._failed_starts} in a row did not start, so none is asked for any more"
+        else:
             remedy = "look for what keeps workers from starting"
             self._die(WorkersDied(what, self._window.oldest, remedy=remedy))
             return
-        self._tally.worker_restarts += 1
         self._notices.append(
-            f"{what}. Another one is started in its place, others make the {len(lost)} batches "
-            "that it had, and the stream goes on"
+            f"{what}. {others}; the {len(lost)} batches that it had are made by those that there "
+            "are, and the stream goes on"
         )
-        self._ask_for(worker.place)
-        for number in lost:
-            request = self._messages[number][1].request
-            known = self._lanes.take_back(request) if isinstance(request, LaneTurn) else None
-            if known is not None:
-                self._forget(number)
-                self._window.answer(number, known)
-                self._answered.notify_all()
-        again = [number for number in lost if number in self._messages]
         # It was working on as many as it has threads, so only these may have ended it.
-        for number in again[: self._threads]:
+        for number in lost[: self._threads]:
             self._count_loss(number, what)
-        self._unsent = sorted([*again, *self._unsent])
+        self._unsent = sorted([*lost, *self._unsent])
         self._send()
 
     def _lose_answer(self, number: int, why: str) -> None:

@@ -15,6 +15,7 @@ from stateful_gpu_loader import StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers.cluster import Event, Severed
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
+from tests.datasets.shards import NoisyShards
 from tests.fake_cluster import FakeCluster, FakeWorkers
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.map_datasets import Noisy
@@ -177,6 +178,95 @@ def test_a_hung_worker_alone_is_replaced() -> None:
         found += [copy_of(batch) for batch in batches]
     assert same(found, [copy_of(batch) for batch in make()])
     assert loader.worker_restarts == 1
+
+
+def test_an_interrupt_while_a_request_is_sent_loses_no_batch() -> None:
+    workers = FakeWorkers()
+    loader = make(num_workers=2, worker_type=workers)
+    batches = iter(loader)
+    found = [copy_of(next(batches))]
+    (cluster,) = workers.clusters
+    send = cluster.send
+
+    def interrupted(*arguments: Any, **given: Any) -> None:
+        cluster.send = send  # type: ignore[method-assign]
+        send(*arguments, **given)
+        raise KeyboardInterrupt
+
+    cluster.send = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found += [copy_of(batch) for batch in batches]
+    assert same(found, [copy_of(batch) for batch in make()])
+
+
+class _Unsendable:
+    """An index that cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+def test_a_request_that_cannot_be_sent_fails_alone() -> None:
+    indices = [[0, 1], [2, 3], [4, _Unsendable()], [5, 6], [7, 8]]
+    loader = StatefulGPULoader(
+        Noisy(9), batch_sampler=indices, num_workers=2, worker_type=FakeWorkers()
+    )
+    batches = iter(loader)
+    found = [next(batches)["index"].tolist() for _ in range(2)]
+    with pytest.raises(TypeError, match="it stays here"):
+        next(batches)
+    found += [batch["index"].tolist() for batch in batches]
+    assert found == [[0, 1], [2, 3], [5, 6], [7, 8]]
+
+
+def test_workers_that_do_not_start_leave_the_others_alone() -> None:
+    def lose_all_but_the_first(cluster: FakeCluster) -> Event | None:
+        starting = [
+            number
+            for number, worker in cluster.workers.items()
+            if worker.place and not worker.has_started
+        ]
+        return cluster.lose(starting[0]) if starting else None
+
+    workers = FakeWorkers(fault=lose_all_but_the_first)
+    loader = make(num_workers=3, worker_type=workers)
+    with pytest.warns(RuntimeWarning, match="was lost") as told:
+        found = [copy_of(batch) for batch in loader]
+    assert any("in a row did not start" in str(each.message) for each in told)
+    assert same(found, [copy_of(batch) for batch in make()])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_lane_stays_where_it_was_damaged(seed: int) -> None:
+    """Its reader is behind the damage, which another one would meet again."""
+
+    def errors(loader: StatefulGPULoader[Any]) -> tuple[list[Any], int]:
+        found, batches, met = [], iter(loader), 0
+        while True:
+            try:
+                found.append(copy_of(next(batches)))
+            except StopIteration:
+                return found, met
+            except OSError:
+                met += 1
+
+    def build(**given: Any) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(Torn((5, 8, 3, 8), lanes=4), batch_size=2, seed=1, **given)
+
+    workers = FakeWorkers(seed=seed)
+    assert same(errors(build(num_workers=3, worker_type=workers)), errors(build()))
+
+
+class Torn(NoisyShards):
+    """One sample of one shard raises."""
+
+    def sample(self, shard: int, number: int) -> Any:
+        if (shard, number) == (1, 5):
+            raise OSError("torn")
+        return super().sample(shard, number)
 
 
 def test_it_works_with_the_workers_that_there_are() -> None:

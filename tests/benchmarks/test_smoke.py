@@ -98,7 +98,7 @@ def test_tables_and_picture_are_drawn_from_the_json(output: Path, tmp_path: Path
     ):
         assert text.startswith(f"before\n<!-- {name}:start -->\n")
         assert text.endswith(f"<!-- {name}:end -->\nafter\n")
-        assert "old" not in text
+        assert "\nold\n" not in text
         assert f"({link})" in text
     for benchmark in ("throughput", "executors"):
         for measurement in _content(output, benchmark)["measurements"]:

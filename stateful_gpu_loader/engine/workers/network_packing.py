@@ -22,6 +22,7 @@ import torch
 from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.workers.packing import copied_storage, tensor_over
 from stateful_gpu_loader.state.snapshot import is_plain
 
 LARGEST_IN_MESSAGE = 1 << 16
@@ -129,7 +130,7 @@ class _Packer:
         where = storage.data_ptr(), storage.nbytes()
         memory = self._memory.setdefault(where, _Memory(storage))
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
-        return _tensor, (memory, thing.dtype, *place)
+        return tensor_over, (memory, thing.dtype, *place)
 
     def _goes_into_message(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -156,26 +157,11 @@ class _Memory:
 
 
 def _storage(content: Any) -> torch.UntypedStorage:
-    """Return a storage of received memory: what is in the message is copied, what is large is it.
-
-    torch aligns memory, on which sums may depend.
-    """
+    """Return a storage of received memory, copied if it came in the message."""
     array = np.frombuffer(content, dtype=np.uint8)
     if array.nbytes > LARGEST_IN_MESSAGE:
         return torch.from_numpy(array).untyped_storage()
-    copied = torch.empty(array.nbytes, dtype=torch.uint8)
-    copied.numpy()[:] = array
-    return copied.untyped_storage()
-
-
-def _tensor(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+    return copied_storage(content)
 
 
 def _as_tensor(images: npt.NDArray[Any]) -> torch.Tensor:

@@ -108,7 +108,7 @@ class _Packer(ForkingPickler):
             return self._left_alone(thing)
         self._memory[where] = memory
         place = thing.storage_offset(), tuple(thing.shape), thing.stride()
-        return _tensor, (memory, thing.dtype, *place)
+        return tensor_over, (memory, thing.dtype, *place)
 
     def _memory_of(self, storage: torch.UntypedStorage) -> _Memory | _InSegment | None:
         if storage.nbytes() <= LARGEST_COPY:
@@ -167,10 +167,10 @@ class _Memory:
 
     def __reduce__(self) -> tuple[Any, ...]:
         content: Any = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return _storage, (pickle.PickleBuffer(content.numpy()),)
+        return copied_storage, (pickle.PickleBuffer(content.numpy()),)
 
 
-def _storage(content: bytearray) -> torch.UntypedStorage:
+def copied_storage(content: Any) -> torch.UntypedStorage:
     """Copy into memory that torch has aligned, as sums may depend on the alignment.
 
     NumPy copies, because torch would use several threads, whose synchronisation takes longer.
@@ -180,13 +180,14 @@ def _storage(content: bytearray) -> torch.UntypedStorage:
     return copied.untyped_storage()
 
 
-def _tensor(
+def tensor_over(
     storage: torch.UntypedStorage,
     dtype: torch.dtype,
     offset: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> torch.Tensor:
+    """Return a tensor that shows a part of a storage."""
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
 

@@ -125,8 +125,9 @@ class OwnImage:
     """As of an :class:`EncodedSample`."""
     name: str
     """As of an :class:`EncodedSample`."""
-    make: Callable[[], torch.Tensor]
-    """Makes uint8 [3, height, width] on the CPU; raises as ``read`` and a decoder do."""
+    make: Callable[[Memory], torch.Tensor]
+    """Makes uint8 [3, height, width] on the CPU, which may lie in the memory that is given; raises
+    as ``read`` and a decoder do."""
 
 
 def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:

@@ -699,7 +699,10 @@ def _outside_strings(text: bytes) -> bytes:
 
 
 def _json_depth(outside: bytes) -> int:
+    """The depth of nesting; at least that, where there are few brackets."""
     brackets = outside.translate(None, _NO_BRACKETS)
+    if len(brackets) <= MAX_JSON_DEPTH:
+        return len(brackets)
     greatest = level = 0
     for first in range(0, len(brackets), _BLOCK):
         found = np.frombuffer(brackets[first : first + _BLOCK], np.uint8)

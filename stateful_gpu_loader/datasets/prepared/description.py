@@ -13,7 +13,7 @@ from pathlib import Path
 from stateful_gpu_loader.datasets.prepared.store import INDEX_FILE
 
 _FILE = "prepared.json"
-_LAYOUT = 2
+_LAYOUT = 3
 """Version of the files in the folder."""
 
 

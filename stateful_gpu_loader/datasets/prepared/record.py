@@ -75,15 +75,6 @@ class Record:
         file[HEAD_BYTES:] = self.pixels
         return file
 
-    def target(self) -> Any:
-        """The target, made anew at each call; :attr:`json` is not empty."""
-        target, bits = typed_json.decode(typed_json.parse(self.json))
-        for name, (shape, data) in bits.items():
-            packed = np.frombuffer(zlib.decompress(data), dtype=np.uint8)
-            masks = np.unpackbits(packed, count=math.prod(shape))
-            target[name] = torch.from_numpy(masks).view(shape)
-        return target
-
     def checksum(self) -> int:
         """A checksum of 32 bits: a CRC of the sums of each 4 KiB of pixels, and of all the rest.
 
@@ -99,6 +90,16 @@ class Record:
         sums = pixels[:whole].view(np.uint64).reshape(-1, _PAGE // 8).sum(axis=1)
         found = zlib.crc32(sums.astype("<u8").data, zlib.crc32(self.head))
         return zlib.crc32(self.json, zlib.crc32(pixels[whole:].data, found))
+
+
+def target_in(json: bytes) -> Any:
+    """The target of a record, made anew at each call; ``json`` is not empty."""
+    target, bits = typed_json.decode(typed_json.parse(json))
+    for name, (shape, data) in bits.items():
+        packed = np.frombuffer(zlib.decompress(data), dtype=np.uint8)
+        masks = np.unpackbits(packed, count=math.prod(shape))
+        target[name] = torch.from_numpy(masks).view(shape)
+    return target
 
 
 def _with_bits(target: Any) -> list[Any]:

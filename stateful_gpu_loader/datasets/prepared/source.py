@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -17,14 +17,13 @@ from stateful_gpu_loader.datasets.prepared.description import (
     begin,
     read_description,
 )
-from stateful_gpu_loader.datasets.prepared.record import Record
-from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, RecordStore
+from stateful_gpu_loader.datasets.prepared.record import Record, target_in
+from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, Entry, RecordStore
 from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, image_header, target_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import ImageHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.machine import package_versions
-from stateful_gpu_loader.decoders.ppm import ppm_pixels, read_ppm_header
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
@@ -178,28 +177,31 @@ class PreparedSource(Source):
     def _open_image(self, index: int) -> OwnImage:
         """The image for a loader, which asks for the pixels when it crops them.
 
-        What is not kept yet is then decoded and cropped while it is in the processor's cache, as
-        without a directory, and no PPM is taken apart again.
+        They are then read, or decoded, and cropped while they are in the processor's cache.
         """
-        kept = self._kept(index, new_memory)
-        if kept is not None:
-            ppm, target = kept
-            header = read_ppm_header(ppm.data)
-            # A copy: cutting out of it is faster than out of bytes that lie nowhere near a cache.
-            pixels = ppm_pixels(torch.from_numpy(ppm), header)
-            return OwnImage(header, target, self._name(index), pixels.clone)
+        entry = self._store.entry(index)
+        json = None if entry is None else self._store.json(index, entry)
+        if entry is not None and json is not None:
+            header = self._header_after((entry.height, entry.width))
+            target = self._target_of(index, json)
+            return OwnImage(
+                header, target, self._name(index), partial(self._kept_pixels, index, entry, header)
+            )
         sample = self.source.read(index)
         before = _header(sample)
-        original = before.height, before.width
-        height, width = _drawn(self.recipes, original).sizes[0].tolist()
         if self.has_spatial_targets:
-            self._originals[index] = original
+            self._originals[index] = before.height, before.width
         return OwnImage(
-            ImageHeader("ppm", height=height, width=width, orientation=1),
+            self._header_after((before.height, before.width)),
             sample.target,
             self._name(index),
-            lambda: self._made(index, sample, before)[0],
+            lambda memory: self._made(index, sample, before)[0],
         )
+
+    def _header_after(self, original: Size) -> ImageHeader:
+        """Of an image that had this size before the recipes."""
+        height, width = _drawn(self.recipes, original).sizes[0].tolist()
+        return ImageHeader("ppm", height=height, width=width, orientation=1)
 
     def _target(self, index: int) -> Any:
         return target_of(self.source, index)
@@ -238,13 +240,28 @@ class PreparedSource(Source):
 
     def _kept(self, index: int, memory: Memory) -> tuple[Bytes, Any] | None:
         """The PPM in ``memory`` and the target of an image that is kept; None if it is not."""
-        found = self._store.get(index, memory)
+        entry = self._store.entry(index)
+        found = None if entry is None else self._store.record(index, entry, memory)
         if found is None:
             return None
         joined, record = found
-        # A target that is not kept, as its JSON would be larger than the pixels, is the source's.
-        target = record.target() if len(record.json) else target_of(self.source, index)
+        target = self._target_of(index, record.json)
         return joined[: len(joined) - len(record.json)], target
+
+    def _target_of(self, index: int, json: bytes) -> Any:
+        """The target of an image that is kept, which the source has if the record has none."""
+        return target_in(json) if json else target_of(self.source, index)
+
+    def _kept_pixels(
+        self, index: int, entry: Entry, header: ImageHeader, memory: Memory
+    ) -> torch.Tensor:
+        """The pixels of an image that is kept, uint8 [3, height, width]; made anew if damaged."""
+        found = self._store.record(index, entry, memory)
+        if found is None:
+            sample = self.source.read(index)
+            return self._made(index, sample, _header(sample))[0]
+        _, record = found
+        return torch.from_numpy(record.pixels).view(header.height, header.width, 3).permute(2, 0, 1)
 
     def _made(
         self, index: int, sample: EncodedSample, header: ImageHeader

@@ -13,12 +13,12 @@ from stateful_gpu_loader.datasets.prepared.record import Record
 from stateful_gpu_loader.datasets.prepared.segments import Segments
 from stateful_gpu_loader.datasets.source import Size
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
-from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 
 logger = logging.getLogger(__name__)
 
-_ENTRY = struct.Struct("<7I")
+_ENTRY = struct.Struct("<8I")
 """The fields of an :class:`Entry`; a checksum of these follows."""
 _CHECKSUM = struct.Struct("<I")
 ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
@@ -39,6 +39,8 @@ class Entry(NamedTuple):
     """Of the record."""
     json_bytes: int
     """Of the target at its end."""
+    json_checksum: int
+    """Of these."""
     height: int
     """Pixels of the image that the record was made from."""
     width: int
@@ -48,7 +50,7 @@ class Entry(NamedTuple):
 class RecordStore:
     """Records, each stored once under an index, and found again or not at all.
 
-    An index file has an entry of 32 bytes for each index, which is written when the record lies in
+    An index file has an entry of 36 bytes for each index, which is written when the record lies in
     its segment. An entry has a checksum, so that one that was half written is none, and the record
     has another: whatever a crash, a full disk or a damaged file leaves, a record comes back as it
     was put or is missing. Both are compared at each reading.
@@ -79,27 +81,32 @@ class RecordStore:
         self._is_closed = False
         self._index: Descriptor | None = None
 
-    def get(self, index: int, memory: Memory) -> tuple[Bytes, Record] | None:
+    def record(self, index: int, entry: Entry, memory: Memory) -> tuple[Bytes, Record] | None:
         """The bytes of a record, in ``memory``, and the record, which shares them.
 
-        None where no record is stored, or a damaged one.
+        None, and a warning, where it is damaged.
         """
-        entry = self.entry(index)
-        if entry is None:
+        joined = self._read(index, entry, memory(entry.num_bytes), entry.offset)
+        if joined is None:
             return None
-        path = self._segments.path(entry.segment)
-        try:
-            joined = memory(entry.num_bytes)
-            self._files.fill(path, entry.offset, [joined.data])
-            record = Record.taken_apart(joined, entry.json_bytes)
-            if record.checksum() == entry.checksum:
-                return joined, record
-            what = f"{entry.num_bytes} bytes at byte {entry.offset} fail their checksum"
-        except (OSError, ValueError) as error:
-            what = str(error)
-        logger.warning(
-            "prepared record %d of %r is damaged and is made anew: %s", index, path, what
-        )
+        record = Record.taken_apart(joined, entry.json_bytes)
+        if record.checksum() == entry.checksum:
+            return joined, record
+        self._tell_of_damage(index, entry, "its checksum is another one")
+        return None
+
+    def json(self, index: int, entry: Entry) -> bytes | None:
+        """A record's target, as :meth:`record`; the pixels are neither read nor checked."""
+        if not entry.json_bytes:
+            return b""
+        offset = entry.offset + entry.num_bytes - entry.json_bytes
+        read = self._read(index, entry, new_memory(entry.json_bytes), offset)
+        if read is None:
+            return None
+        json = read.tobytes()
+        if zlib.crc32(json) == entry.json_checksum:
+            return json
+        self._tell_of_damage(index, entry, "the checksum of its target is another one")
         return None
 
     def put(self, index: int, record: Record, original: Size) -> bool:
@@ -115,8 +122,9 @@ class RecordStore:
             if place is None:
                 return False
             segment, offset = place
-            sizes = record.num_bytes, len(record.json), *original
-            fields = _ENTRY.pack(segment, record.checksum(), offset, *sizes)
+            target = len(record.json), zlib.crc32(record.json)
+            sizes = offset, record.num_bytes, *target, *original
+            fields = _ENTRY.pack(segment, record.checksum(), *sizes)
             entry = fields + self._checksum(index, fields)
             os.pwrite(self._index_file(), entry, ENTRY_BYTES * index)
         except OSError as error:
@@ -140,6 +148,25 @@ class RecordStore:
         if entry[_ENTRY.size :] != self._checksum(index, fields):
             return None
         return Entry(*_ENTRY.unpack(fields))
+
+    def _read(self, index: int, entry: Entry, memory: Bytes, offset: int) -> Bytes | None:
+        """Fill the memory from an offset of a record's segment on; None if that cannot be read."""
+        try:
+            self._files.fill(self._segments.path(entry.segment), offset, [memory.data])
+        except (OSError, ValueError) as error:
+            self._tell_of_damage(index, entry, str(error))
+            return None
+        return memory
+
+    def _tell_of_damage(self, index: int, entry: Entry, what: str) -> None:
+        logger.warning(
+            "prepared record %d, %d bytes at byte %d of %r, is damaged and is made anew: %s",
+            index,
+            entry.num_bytes,
+            entry.offset,
+            self._segments.path(entry.segment),
+            what,
+        )
 
     def _checksum(self, index: int, fields: bytes) -> bytes:
         return _CHECKSUM.pack(zlib.crc32(b"%s %d %s" % (self._key, index, fields)))

@@ -1,4 +1,4 @@
-"""Memory that bytes are read into: NumPy's own, or one arena for all of a batch."""
+"""Memory that bytes are read into: NumPy's own, one arena for a batch, or the same again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ Memory = Callable[[int], Bytes]
 def new_memory(num_bytes: int) -> Bytes:
     """Of NumPy: torch.empty costs more, and obeys torch's default device."""
     return np.empty(num_bytes, dtype=np.uint8)
+
+
+class Scratch:
+    """A :data:`Memory` that gives the same bytes at each call, which stay in a processor's cache.
+
+    >>> scratch = Scratch()
+    >>> first = scratch(2)
+    >>> first[:] = 1
+    >>> scratch(2)
+    array([1, 1], dtype=uint8)
+    """
+
+    def __init__(self) -> None:
+        self._bytes = new_memory(0)
+
+    def __call__(self, num_bytes: int) -> Bytes:
+        if num_bytes > len(self._bytes):
+            self._bytes = new_memory(num_bytes)
+        return self._bytes[:num_bytes]
 
 
 class Arena:

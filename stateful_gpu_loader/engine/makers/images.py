@@ -20,7 +20,7 @@ from stateful_gpu_loader.datasets.source import (
     open_image,
     read_into,
 )
-from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
+from stateful_gpu_loader.datasets.storage.memory import Memory, Scratch, new_memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
@@ -123,7 +123,9 @@ class ImageMaker:
         rows = self._rows(drawn.sizes, keys)
         images: list[torch.Tensor] = []
         targets: list[Any] = []
-        pixels_of = partial(self._decode, check)
+        # An image that is copied into the batch leaves its own memory to the next one.
+        memory = new_memory if rows is None else Scratch()
+        pixels_of = partial(self._decode, check, memory)
         # No tensor made in this mode is delivered: the batch was allocated outside.
         with torch.inference_mode(rows is not None):
             places = [] if rows is None else rows.unbind(0)
@@ -167,15 +169,15 @@ class ImageMaker:
             encoded = open_for(self._source, slot.key)
             slot.sample = _Opened(encoded, header_of(encoded, slot.key))
 
-    def _decode(self, check: Callable[[], None], slot: Slot) -> None:
+    def _decode(self, check: Callable[[], None], memory: Memory, slot: Slot) -> None:
         self._open(slot)
         check()
         opened = slot.sample
         with stage("decode"):
-            opened.pixels = decode(self._decoder, opened.encoded, opened.header, slot.key)
+            opened.pixels = decode(self._decoder, opened.encoded, opened.header, slot.key, memory)
 
     def _judge(self, check: Callable[[], None], slot: Slot) -> None:
-        self._decode(check, slot)
+        self._decode(check, new_memory, slot)
         slot.sample.pixels = None  # keeping a whole batch of decoded images would need much memory
 
 
@@ -340,12 +342,16 @@ def header_of(
 
 
 def decode(
-    decoder: Decoder, sample: EncodedSample | OwnImage, header: ImageHeader, key: SampleKey
+    decoder: Decoder,
+    sample: EncodedSample | OwnImage,
+    header: ImageHeader,
+    key: SampleKey,
+    memory: Memory = new_memory,
 ) -> torch.Tensor:
-    """Decode an image to RGB, uint8 [3, H, W]."""
+    """Decode an image to RGB, uint8 [3, H, W]; it may lie in ``memory``."""
     try:
         if isinstance(sample, OwnImage):
-            return sample.make()
+            return sample.make(memory)
         return decoder.decode(sample.data, header)
     except ValueError as error:
         raise bad_image(sample.name, key, error) from error

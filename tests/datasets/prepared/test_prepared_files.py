@@ -80,15 +80,23 @@ def _cut_pixels(folder: Path) -> None:
     os.truncate(folder / "pixels-000000.bin", 5000)
 
 
+def _put_the_last_record_first(folder: Path) -> None:
+    content = (folder / "pixels-000000.bin").read_bytes()
+    size = len(content) // N
+    (folder / "pixels-000000.bin").write_bytes(content[-size:] + content[size:])
+
+
 @pytest.mark.parametrize(
     ("damage", "num_damaged"),
     [
         (lambda folder: inverted(folder / "pixels-000000.bin", 3000), 1),
         (lambda folder: inverted(folder / "pixels-000000.bin", 1), 1),
+        (lambda folder: inverted(folder / "pixels-000000.bin", 32 + PIXELS + 1), 1),
+        (_put_the_last_record_first, 1),
         (_cut_pixels, N),
         (_remove_pixels, N),
     ],
-    ids=["a pixel", "the header", "cut", "removed"],
+    ids=["a pixel", "the header", "the target", "another record", "cut", "removed"],
 )
 def test_a_damaged_record_is_made_anew(
     tmp_path: Path,
@@ -291,7 +299,7 @@ def test_max_bytes_is_kept(tmp_path: Path) -> None:
     another = PreparedSource(source, folder, head, max_bytes=limit)
     assert same(stream(another), stream(source, head))
     assert kept(another) == kept(prepared)
-    with pytest.raises(ValueError, match=r"max_bytes = 1000 leaves 744 bytes .* at least 1048832"):
+    with pytest.raises(ValueError, match=r"max_bytes = 1000 leaves 712 bytes .* at least 1048864"):
         PreparedSource(source, tmp_path / "small", head, max_bytes=1000)
 
 
@@ -318,8 +326,8 @@ def test_another_layout_is_refused(tmp_path: Path, source: FolderSource) -> None
     folder = tmp_path / "kept"
     PreparedSource(source, folder, HEAD)
     path = folder / "prepared.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "layout": 1}))
-    with pytest.raises(ValueError, match=r"another layout: 1 instead of 2.*Remedy: give another"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "layout": 2}))
+    with pytest.raises(ValueError, match=r"another layout: 2 instead of 3.*Remedy: give another"):
         PreparedSource(source, folder, HEAD)
 
 

@@ -26,6 +26,7 @@ from stateful_gpu_loader import (
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
 from stateful_gpu_loader.datasets.source import OwnImage, open_image
+from stateful_gpu_loader.datasets.storage.memory import new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import probe
@@ -93,6 +94,17 @@ def test_a_prepared_source_keeps_all_promises_of_a_source(tmp_path: Path) -> Non
         return PreparedSource(FolderSource(tmp_path / name), tmp_path / f"{name} kept", HEAD)
 
     assert_source_conforms(lambda: prepared("given"), changed=lambda: prepared("other"))
+
+
+def test_images_that_are_not_stacked_have_memory_of_their_own(tmp_path: Path) -> None:
+    """Also those of one pixel, which are not copied to be contiguous."""
+    write_photo_folder(tmp_path / "given", num_classes=2, per_class=5)
+    source = FolderSource(tmp_path / "given")
+    head = [T.Resize((1, 1))]
+    expected = epochs_of(make(source, head, collate_fn=list))
+    prepared = PreparedSource(source, tmp_path / "kept", head)
+    for _ in range(2):
+        assert same(epochs_of(make(prepared, [], collate_fn=list)), expected)
 
 
 def test_the_epoch_that_fills_reads_each_image_once(tmp_path: Path) -> None:
@@ -376,18 +388,18 @@ def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
         assert isinstance(image, OwnImage)
         assert (image.header.height, image.header.width, image.target) == (60, 72, 0)
         assert not prepared.is_kept(0)
-    made = image.make()
+    made = image.make(new_memory)
     assert prepared.is_kept(0)
     again = open_image(prepared, 0)
     assert isinstance(again, OwnImage)
-    assert torch.equal(again.make(), made)
+    assert torch.equal(again.make(new_memory), made)
     data = prepared.read(0).data
     assert torch.equal(ppm_pixels(data, probe(data)), made)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("height", [8, 60], ids=["not kept", "kept"])
+@pytest.mark.parametrize(("height", "num_reads"), [(8, 1), (60, 2)], ids=["not kept", "kept"])
 def test_masks_cost_no_reading_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, height: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, height: int, num_reads: int
 ) -> None:
     """They are beside the pixels, or drawn from the annotations; and moving them reads nothing."""
     source = CocoSource(*write_coco(tmp_path), masks=True)
@@ -411,7 +423,7 @@ def test_masks_cost_no_reading_of_the_image(
 
     monkeypatch.setattr(OpenFiles, "fill", noted)
     assert same(uninterrupted(make(prepared, tail, **changes), 1)[0], expected)
-    assert len(reads) == len(prepared)
+    assert len(reads) == num_reads * len(prepared)
 
 
 class Counting(CocoSource):

@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 TRAINERS := .venv-trainers
 PEERS := .venv-peers
 # uv takes a quarter of pip's time, but does not know an index of one's own that pip is told of.
-INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || \
-	$(BIN)/python -m pip install --quiet --no-compile $(1)
+INSTALL = $(call INSTALL_IN,$(VENV),$(1))
+INSTALL_IN = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || \
+	$(1)/bin/python -m pip install --quiet --no-compile $(2)
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
@@ -107,8 +108,7 @@ $(TRAINERS)/.ready: $(VENV)/.ready
 
 $(PEERS)/.ready: pyproject.toml benchmarks/peers/requirements.txt | $(BIN)/uv
 	$(BIN)/python -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --editable '.[bench]' \
-		--requirement benchmarks/peers/requirements.txt
+	$(call INSTALL_IN,$(PEERS),--editable '.[bench]' --requirement benchmarks/peers/requirements.txt)
 	touch $@
 
 clean:

@@ -76,7 +76,7 @@ def test_no_room_is_told_and_exits_with_1(folder: Path) -> None:
             "--workers",
             "0",
             "--arg",
-            f"max_bytes={(1 << 20) + 256}",
+            f"max_bytes={(1 << 20) + 288}",
         ],
         cwd=folder,
     )

@@ -107,9 +107,12 @@ class NumpyGenerator:
             self._words.raw, self._normal.raw = numbers
 
     def _find(self, bits: Any) -> None:
-        is_known = self._normal is not None and isinstance(bits, np.random.MT19937)
-        self._bits = bits
-        self._words = _memory_at(bits.ctypes.state_address, _WITH_PLACE) if is_known else None
+        self._bits, self._words = bits, None
+        if self._normal is not None and isinstance(bits, np.random.MT19937):
+            memory = _memory_at(bits.ctypes.state_address, _WITH_PLACE)
+            told = bits.state["state"]
+            if memory.raw == told["key"].tobytes() + struct.pack("i", told["pos"]):
+                self._words = memory
 
 
 class TorchMemory:

@@ -30,9 +30,8 @@ os.environ |= {
     "RAY_worker_register_timeout_seconds": "300",
 }
 
-ray = pytest.importorskip("ray")
-
-from ray.cluster_utils import Cluster  # noqa: E402
+import ray
+from ray.cluster_utils import Cluster
 
 FILTERS = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         for stream in given.streams:
             supervisor = kind(stream, folder, random.Random(f"{given.seed} {stream}"))
             supervisor.play(60 * given.minutes / len(given.streams))
-            verdict = verdict_on(stream, folder, supervisor.logs)
+            verdict = verdict_on(stream, folder, supervisor.logs, supervisor.slack)
             verdicts.append(verdict)
             done += supervisor.done + verdict.events
             is_fine &= _is_fine(supervisor, verdict)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import psutil
 
 from tests.chaos.supervisor import Life, Supervisor, send, stop
+from tests.chaos.verdict import SLACK
 from tests.ray_clusters import actors, add_node, processes_of, running_cluster
 
 _NODES = 2
-_LIVES = (20.0, 40.0, 60.0)
-"""Seconds that a job lives after its first batch; an actor takes some to start."""
-_BETWEEN = 5.0
-"""Seconds between two disturbances, on average."""
+_OF_RAY = {"file descriptors": 8, "threads": 8}
+"""What Ray's own connections to nodes and actors that come and go may add."""
 
 
 class NodeSupervisor(Supervisor):
     """Plays the lives of a job on a cluster, which it starts and disturbs, too."""
 
-    lives = _LIVES
-    between = _BETWEEN
+    lives = (20.0, 40.0, 60.0)  # an actor takes seconds to start
+    between = 5.0
+    slack: ClassVar[Mapping[str, int]] = {**SLACK, **_OF_RAY}
 
     def play(self, seconds: float) -> None:
         with running_cluster(is_driver=False) as self._cluster:

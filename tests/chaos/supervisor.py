@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -20,6 +21,7 @@ import psutil
 
 from tests.chaos.job import KEEP, Job
 from tests.chaos.streams import TIMEOUT, drawn_execution
+from tests.chaos.verdict import SLACK
 
 _HUNG = 120.0
 """Seconds without a batch after which a job is called hung."""
@@ -42,6 +44,8 @@ class Supervisor:
     """Seconds that a job lives after its first batch."""
     between: ClassVar[float] = 0.7
     """Seconds between two disturbances, on average."""
+    slack: ClassVar[Mapping[str, int]] = SLACK
+    """How much more of a resource there may be at the end of a life."""
 
     def __init__(self, stream: str, folder: Path, rng: random.Random) -> None:
         self.stream, self.folder, self.rng = stream, folder, rng

@@ -40,6 +40,7 @@ def test_chaos_in_a_ray_cluster_leaves_the_stream_unchanged(tmp_path: Path) -> N
     verdict = verdict_on("tars", tmp_path, supervisor.logs)
     assert supervisor.fault is None
     assert not verdict.differences
+    assert verdict.compared
 
 
 @pytest.mark.fuzz

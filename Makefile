@@ -29,9 +29,6 @@ test-all: test
 $(MARKS:%=test-%): test-%: $(VENV)/.ready
 	$(PYTEST) -m $*
 
-# Without Ray, which only this target installs, its tests are skipped.
-test-ray: $(VENV)/.ready-ray
-
 # Composer and Ray Train: results in docs/trainers-apart.md.
 test-trainers-apart: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/python -m pytest -o addopts="--doctest-modules -q" \
@@ -84,10 +81,6 @@ $(VENV)/.ready: pyproject.toml | $(BIN)/uv
 
 $(VENV)/.ready-docs: pyproject.toml | $(BIN)/uv
 	$(call INSTALL,--editable '.[docs]')
-	touch $@
-
-$(VENV)/.ready-ray: $(VENV)/.ready
-	$(call INSTALL,--editable '.[ray]')
 	touch $@
 
 $(VENV)/.ready-bench: $(VENV)/.ready

@@ -209,8 +209,6 @@ def test_a_script_prints_what_it_promises(
 ) -> None:
     """What is resumed is what the uninterrupted run delivered."""
     example, output = EXAMPLES[name], tmp_path
-    if name == "ray_cluster":
-        pytest.importorskip("ray", reason="make test-ray installs it")
     if example.own_process:
         output = tmp_path / "new" / "folder"
         command = [sys.executable, str(FOLDER / f"{name}.py"), "--output", str(output)]

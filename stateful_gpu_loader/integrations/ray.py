@@ -295,7 +295,9 @@ class _Head:
         self._address = address
         host, _, port = address.rpartition(":")
         self._place = host.strip("[]"), int(port)
-        self._checked = self._seen = time.monotonic()
+        self._checked = time.monotonic()
+        self._missed_since: float | None = None
+        """When it was first not reached; None while it is."""
         self.is_lost = False
 
     def check(self) -> Severed | None:
@@ -307,16 +309,19 @@ class _Head:
         try:
             socket.create_connection(self._place, timeout=_SECONDS_BETWEEN_CHECKS).close()
         except OSError as error:
-            if now - self._seen < _SECONDS_WITHOUT_HEAD:
+            # From the first try that failed: this process may itself have been stopped before.
+            if self._missed_since is None:
+                self._missed_since = now
+            if now - self._missed_since < _SECONDS_WITHOUT_HEAD:
                 return None
             self.is_lost = True
             return Severed(
                 f"the head of the Ray cluster at {self._address} has not been reached for "
-                f"{now - self._seen:.0f} seconds ({error})",
+                f"{now - self._missed_since:.0f} seconds ({error})",
                 "save the loader's state, call ray.shutdown() before Ray ends this process, which "
                 "it does 60 seconds after the loss, and go on in another cluster",
             )
-        self._seen = now
+        self._missed_since = None
         return None
 
 

@@ -19,15 +19,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10, help="of chaos, all streams together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--streams", nargs="+", choices=list(STREAMS), default=list(STREAMS))
+    parser.add_argument(
+        "--ray", action="store_true", help="workers in a Ray cluster, whose nodes are lost, too"
+    )
     given = parser.parse_args(arguments)
+    kind = Supervisor
+    if given.ray:
+        from tests.chaos.ray_nodes import NodeSupervisor  # which needs Ray
+
+        kind = NodeSupervisor
     verdicts, done, is_fine = [], Counter[str](), True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
         for stream in given.streams:
-            supervisor = Supervisor(stream, folder, random.Random(f"{given.seed} {stream}"))
+            supervisor = kind(stream, folder, random.Random(f"{given.seed} {stream}"))
             supervisor.play(60 * given.minutes / len(given.streams))
-            verdict = verdict_on(stream, folder, supervisor.logs)
+            verdict = verdict_on(stream, folder, supervisor.logs, supervisor.slack)
             verdicts.append(verdict)
             done += supervisor.done + verdict.events
             is_fine &= _is_fine(supervisor, verdict)

@@ -12,19 +12,17 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, ClassVar
 
 import psutil
 
 from tests.chaos.job import KEEP, Job
 from tests.chaos.streams import TIMEOUT, drawn_execution
+from tests.chaos.verdict import SLACK
 
-_LIVES = (3.0, 8.0, 15.0, 40.0)
-"""Seconds that a job lives after its first batch."""
-_BETWEEN = 0.7
-"""Seconds between two disturbances, on average."""
 _HUNG = 120.0
 """Seconds without a batch after which a job is called hung."""
 
@@ -41,6 +39,13 @@ class Supervisor:
         folder: the prepared files; checkpoints and logs are written beside them.
         rng: decides what happens.
     """
+
+    lives: ClassVar[tuple[float, ...]] = (3.0, 8.0, 15.0, 40.0)
+    """Seconds that a job lives after its first batch."""
+    between: ClassVar[float] = 0.7
+    """Seconds between two disturbances, on average."""
+    slack: ClassVar[Mapping[str, int]] = SLACK
+    """How much more of a resource there may be at the end of a life."""
 
     def __init__(self, stream: str, folder: Path, rng: random.Random) -> None:
         self.stream, self.folder, self.rng = stream, folder, rng
@@ -60,7 +65,7 @@ class Supervisor:
                 self._live(ends)
             _, alive = psutil.wait_procs(self._orphans, timeout=_HUNG)
             if alive:
-                _send(alive, signal.SIGKILL)
+                send(alive, signal.SIGKILL)
                 raise Fault(f"workers outlived their killed job: {alive}")
             left = [name for name in os.listdir("/dev/shm") if self._pids & set(name.split("_"))]
             for name in left:
@@ -77,65 +82,74 @@ class Supervisor:
 
     def _live(self, ends: float) -> None:
         rng = self.rng
-        execution = drawn_execution(self.stream, rng)
+        execution = self.drawn_execution()
         log = self.folder / f"{self.stream}_{len(self.logs):04d}.log"
         log.touch()
         self.logs.append(log)
         job = Job(self.stream, str(self.folder), execution, rng.getrandbits(32), str(log))
         errors = log.with_suffix(".errors")
         with errors.open("w") as file:
-            life = _Life(job, file)
+            life = Life(job, file)
         try:
             if rng.random() < 0.15:
                 life.watch(rng.uniform(0, 8))
                 self.done["job killed while it started"] += 1  # counted below as well
                 return
             life.watch_until_it_delivers()
-            ends = min(ends, time.monotonic() + rng.choice(_LIVES))
+            ends = min(ends, time.monotonic() + rng.choice(self.lives))
             while time.monotonic() < ends:
-                life.watch(rng.expovariate(1 / _BETWEEN))
-                self._disturb(life)
+                life.watch(rng.expovariate(1 / self.between))
+                self.disturb(life)
         except Fault as fault:
             raise Fault(f"{fault}; {job}\n{errors.read_text()[-6000:]}") from None
         finally:
             self._kill(life)
 
-    def _disturb(self, life: _Life) -> None:
-        rng, workers = self.rng, life.workers()
+    def drawn_execution(self) -> dict[str, Any]:
+        """Return who makes the batches of the next life."""
+        return drawn_execution(self.stream, self.rng)
+
+    def workers_of(self, life: Life) -> list[psutil.Process]:
+        """Return the workers of a job."""
+        return life.workers()
+
+    def disturb(self, life: Life) -> None:
+        """Do something to a job or its workers."""
+        rng, workers = self.rng, self.workers_of(life)
         self._pids.update(str(process.pid) for process in [life.process, *workers])
         if not workers or rng.random() < 0.15:
             everyone = rng.random() < 0.5
             stopped = [life.process, *workers] if everyone else [life.process]
             self.done["job stopped for a while"] += 1
             # at times for longer than a loader waits for its workers
-            _stop(stopped, TIMEOUT + 1 if rng.random() < 0.1 else rng.uniform(0.1, 1))
+            stop(stopped, TIMEOUT + 1 if rng.random() < 0.1 else rng.uniform(0.1, 1))
         elif rng.random() < 0.6:
             victims = workers if rng.random() < 0.2 else [rng.choice(workers)]
             self.done["workers killed"] += len(victims)
-            _send(victims, signal.SIGKILL)
+            send(victims, signal.SIGKILL)
         elif life.job.execution["timeout"] and rng.random() < 0.5:
             self.done["worker stopped for good"] += 1
-            _send([rng.choice(workers)], signal.SIGSTOP)
+            send([rng.choice(workers)], signal.SIGSTOP)
         else:
             self.done["worker stopped for a while"] += 1
-            _stop([rng.choice(workers)], rng.uniform(0.1, 1))
+            stop([rng.choice(workers)], rng.uniform(0.1, 1))
 
-    def _kill(self, life: _Life) -> None:
+    def _kill(self, life: Life) -> None:
         """SIGKILL to the whole group, or to the job alone: then its workers have to end alone."""
-        workers = life.workers()
+        workers = self.workers_of(life)
         everyone = self.rng.random() < 0.5
         self.done["job killed with its workers" if everyone else "job killed alone"] += 1
         if everyone:
             with suppress(ProcessLookupError):
                 os.killpg(life.process.pid, signal.SIGKILL)
         else:
-            _send([life.process], signal.SIGKILL)
-            _send(workers, signal.SIGCONT)
+            send([life.process], signal.SIGKILL)
+            send(workers, signal.SIGCONT)
             self._orphans += workers
         life.process.wait()
 
 
-class _Life:
+class Life:
     """A process of the job, and its log."""
 
     def __init__(self, job: Job, errors: IO[str]) -> None:
@@ -144,7 +158,11 @@ class _Life:
         # what a killed job leaves in the temporary directory goes with the whole folder
         folder = {"TMPDIR": job.folder}
         self.process = psutil.Popen(
-            command, stderr=errors, start_new_session=True, env={**os.environ, **folder}
+            command,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+            env={**os.environ, **folder},
         )
         self._command = command
         self._size, self._changed = 0, time.monotonic()
@@ -181,13 +199,15 @@ class _Life:
             self.watch(0.1)
 
 
-def _stop(processes: list[psutil.Process], seconds: float) -> None:
-    _send(processes, signal.SIGSTOP)
+def stop(processes: list[psutil.Process], seconds: float) -> None:
+    """Stop them for so long."""
+    send(processes, signal.SIGSTOP)
     time.sleep(seconds)
-    _send(processes, signal.SIGCONT)
+    send(processes, signal.SIGCONT)
 
 
-def _send(processes: list[psutil.Process], number: int) -> None:
+def send(processes: list[psutil.Process], number: int) -> None:
+    """Send them a signal."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)

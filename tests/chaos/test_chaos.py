@@ -30,6 +30,19 @@ def test_chaos_leaves_the_stream_unchanged(tmp_path: Path, stream: str) -> None:
     assert supervisor.done
 
 
+@pytest.mark.ray
+def test_chaos_in_a_ray_cluster_leaves_the_stream_unchanged(tmp_path: Path) -> None:
+    from tests.chaos.ray_nodes import NodeSupervisor
+
+    prepare(tmp_path)
+    supervisor = NodeSupervisor("tars", tmp_path, random.Random(7))
+    supervisor.play(30)
+    verdict = verdict_on("tars", tmp_path, supervisor.logs)
+    assert supervisor.fault is None
+    assert not verdict.differences
+    assert verdict.compared
+
+
 @pytest.mark.fuzz
 def test_job_that_fails_is_a_fault_with_its_last_words(tmp_path: Path) -> None:
     supervisor = Supervisor("photos", tmp_path, random.Random(7))  # without photographs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Verdict:
     """Of each resource, in the life in which it grew most: after warm-up, and at the end."""
     judged: int
     """Number of lives that were long enough to be judged."""
+    slack: Mapping[str, int]
+    """How much each resource may grow."""
 
     @property
     def grown(self) -> dict[str, tuple[int, int]]:
@@ -44,11 +46,13 @@ class Verdict:
         return {
             name: (first, last)
             for name, (first, last) in self.growth.items()
-            if last - first > SLACK.get(name, 0)
+            if last - first > self.slack.get(name, 0)
         }
 
 
-def verdict_on(stream: str, folder: Path, logs: list[Path]) -> Verdict:
+def verdict_on(
+    stream: str, folder: Path, logs: list[Path], slack: Mapping[str, int] = SLACK
+) -> Verdict:
     """Read the logs of all lives, and compare them with a run without workers or interruptions."""
     lives = [list(_lines(log)) for log in logs]
     differences: list[str] = []
@@ -87,6 +91,7 @@ def verdict_on(stream: str, folder: Path, logs: list[Path]) -> Verdict:
             for name in (growths[0] if growths else {})
         },
         judged=len(growths),
+        slack=slack,
     )
 
 

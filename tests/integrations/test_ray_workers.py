@@ -3,79 +3,34 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent.parent
-os.environ |= {
-    "PYTHONPATH": str(ROOT),  # of the workers, for them to import the tests
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.integrations.ray import RayWorkers
+from tests.conformance import copy_of, same, uninterrupted
+from tests.map_datasets import Noisy
+from tests.ray_clusters import FILTERS, actors, add_node, assert_none_is_left, running_cluster
+from tests.stream_kinds import KINDS
+from tests.trainer_data import photos
 
-ray = pytest.importorskip("ray")
-
-from ray.cluster_utils import Cluster  # noqa: E402
-
-from stateful_gpu_loader import StatefulGPULoader  # noqa: E402
-from stateful_gpu_loader import transforms as T  # noqa: E402
-from stateful_gpu_loader.integrations.ray import RayWorkers  # noqa: E402
-from tests.conformance import copy_of, same, uninterrupted  # noqa: E402
-from tests.map_datasets import Noisy  # noqa: E402
-from tests.patience import seconds  # noqa: E402
-from tests.stream_kinds import KINDS  # noqa: E402
-from tests.trainer_data import photos  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = FILTERS
 WORKERS = RayWorkers(num_cpus=0.5)
 RECIPES = [T.RandomResizedCrop(48), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without room for workers, on which this process runs, and one node with room."""
-    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
-    head = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": folder})
-    made.add_node(num_cpus=2, object_store_memory=100 << 20)
-    ray.init(
-        address=made.address, log_to_driver=False, configure_logging=False, logging_level="ERROR"
-    )
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def actors() -> list[psutil.Process]:
-    """The processes of the loaders' workers, of this process's cluster."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "ray::RayWorker" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def assert_none_is_left() -> None:
-    _, alive = psutil.wait_procs(actors(), timeout=seconds(5))
-    assert not alive
+    """This process runs on a head without room for workers; one node has room."""
+    with running_cluster() as made:
+        add_node(made)
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -139,7 +94,7 @@ def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(cluster: Any) 
     found = [copy_of(next(batches))]
     (node,) = cluster.worker_nodes
     cluster.remove_node(node, allow_graceful=False)
-    cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    add_node(cluster)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found += [copy_of(batch) for batch in batches]

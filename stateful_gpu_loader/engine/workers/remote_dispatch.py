@@ -29,8 +29,12 @@ from stateful_gpu_loader.engine.workers.remote_failure import without_frames
 from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage, in_place_of
 from stateful_gpu_loader.records import LaneTurn
 
-_SECONDS_TO_START = 60.0
-"""Seconds without any worker after which the user is told, and a ``timeout`` ends the wait."""
+_SECONDS_TO_START = 120.0
+"""Seconds without any worker after which the user is told, and a ``timeout`` ends the wait.
+
+Longer than Ray takes, a minute, to give up a node that hangs, on which it may place workers until
+then.
+"""
 
 
 class _Worker:

@@ -13,6 +13,7 @@ import torch
 
 from stateful_gpu_loader import StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.workers import remote_dispatch
 from stateful_gpu_loader.engine.workers.cluster import Event, Severed
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
 from tests.datasets.shards import NoisyShards
@@ -164,6 +165,30 @@ def test_workers_that_never_start_are_given_up() -> None:
         warnings.simplefilter("ignore", RuntimeWarning)
         with pytest.raises(WorkerLost, match="keeps workers from starting"):
             next(iter(loader))
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_a_wait_without_any_worker(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
+    """The user is told of it; a timeout ends it."""
+    monkeypatch.setattr(remote_dispatch, "_SECONDS_TO_START", 0.1)
+    busy, resources = FakeCluster._busy, FakeCluster.resources
+    has_room: list[FakeCluster] = []
+
+    def room_comes(cluster: FakeCluster) -> str:
+        has_room.append(cluster)
+        return resources(cluster)
+
+    monkeypatch.setattr(FakeCluster, "resources", room_comes)
+    monkeypatch.setattr(FakeCluster, "_busy", lambda self: busy(self) if has_room else [])
+    loader = make(num_workers=2, worker_type=FakeWorkers(), timeout=timeout)
+    text = "for a worker to start: the fake cluster has none"
+    if timeout:
+        with pytest.raises(WorkerLost, match=text):
+            next(iter(loader))
+    else:
+        with pytest.warns(RuntimeWarning, match=text):
+            found = [copy_of(batch) for batch in loader]
+        assert same(found, [copy_of(batch) for batch in make()])
 
 
 def test_a_hung_worker_alone_is_replaced() -> None:

@@ -1,0 +1,257 @@
+"""What may happen to a Ray cluster beside losing a worker now and then, and who else may use it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from stateful_gpu_loader import StatefulGPULoader, merge_state_dicts
+from stateful_gpu_loader.integrations.ray import RayWorkers
+from stateful_gpu_loader.integrations.ray import _Head as Head
+from tests.conformance import copy_of, same
+from tests.datasets.shards import NoisyShards
+from tests.integrations import ray_trainer
+from tests.map_datasets import Noisy
+from tests.patience import seconds
+from tests.ray_clusters import (
+    FILTERS,
+    OBJECT_STORE,
+    add_node,
+    assert_none_is_left,
+    processes_of,
+    ray,
+    running_cluster,
+)
+
+from ray.util import placement_group, placement_group_table, remove_placement_group  # isort: skip
+from ray.util.scheduling_strategies import (  # isort: skip
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+pytestmark = FILTERS
+WORKERS = RayWorkers(num_cpus=0.5)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """This process runs on a head without room for workers; one node has room."""
+    with running_cluster() as made:
+        add_node(made, num_cpus=4)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two_nodes(cluster: Any) -> Any:
+    """Another node for the tests from the first one on that asks for it."""
+    add_node(cluster, num_cpus=4)
+    return cluster
+
+
+class Deadly(Noisy):
+    """Each batch of four in order ends the worker that makes it first."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(16)
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 4 == 2:
+            die_once(self.folder / f"{index}")
+        return super().__getitem__(index)
+
+
+class DeadlyLanes(NoisyShards):
+    """So does each whole batch of four in each shard."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__((5, 8, 4), lanes=3)
+        self.folder = folder
+
+    def sample(self, shard: int, number: int) -> Any:
+        if number % 4 == 2:
+            die_once(self.folder / f"{shard}-{number}")
+        return super().sample(shard, number)
+
+
+DEADLY = {"order": Deadly, "lanes": DeadlyLanes}
+
+
+def die_once(mark: Path) -> None:
+    """End this process in its middle, as the kernel does that runs out of memory."""
+    if mark.parent.exists() and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def assert_kills_change_nothing(kind: str, num_workers: int, folder: Path) -> None:
+    given = {"batch_size": 4, "seed": 1}
+    expected = [copy_of(batch) for batch in StatefulGPULoader(DEADLY[kind](folder), **given)]
+    folder.mkdir()  # from now on it is deadly
+    given |= {"num_workers": num_workers, "worker_type": WORKERS}
+    loader = StatefulGPULoader(DEADLY[kind](folder), **given)
+    with pytest.warns(RuntimeWarning, match="was lost"):
+        found = [copy_of(batch) for batch in loader]
+    assert same(found, expected)
+    assert loader.worker_restarts >= len(list(folder.iterdir())) == 4
+    assert_none_is_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("order", 1), ("order", 2), ("order", 3), ("lanes", 2)]
+)
+def test_an_actor_is_killed_at_every_batch(
+    cluster: Any, tmp_path: Path, kind: str, num_workers: int
+) -> None:
+    assert_kills_change_nothing(kind, num_workers, tmp_path / "killed")
+
+
+def test_two_trainers_share_a_cluster_and_one_goes_on(cluster: Any, tmp_path: Path) -> None:
+    """Each is one of two ranks; one dies, and the other goes on alone at the same global batch."""
+    path = tmp_path / "rank-1.pt"
+    command = [sys.executable, "-m", "tests.integrations.ray_trainer", cluster.address, str(path)]
+    other = subprocess.Popen(command)
+    of_this, batches = ray_trainer.trained(0)
+    assert other.wait(seconds(60)) == -signal.SIGKILL
+    of_other = torch.load(path, weights_only=False)
+    del batches
+    assert_none_is_left()  # those of the trainer that is dead included
+
+    for kind in ray_trainer.KINDS:
+        of_ranks = [of_this[kind], of_other[kind]]
+        for rank, (batches, _) in enumerate(of_ranks):
+            expected = zip(range(ray_trainer.STEPS), ray_trainer.make(kind, rank, 2), strict=False)
+            assert same(batches, [copy_of(batch) for _, batch in expected])
+        loader = ray_trainer.make(kind, num_workers=2, worker_type=WORKERS)
+        loader.load_state_dict(merge_state_dicts([state for _, state in of_ranks]))
+        rest = [copy_of(batch) for batch in loader]
+        steps = [
+            torch.cat([batch["index"] for batch in step]).tolist()
+            for step in zip(*(batches for batches, _ in of_ranks), strict=True)
+        ] + [batch["index"].tolist() for batch in rest]
+        whole = [batch["index"].tolist() for batch in ray_trainer.make(kind)]
+        if kind == "order":
+            assert [sorted(step) for step in steps] == [sorted(step) for step in whole]
+        assert sorted(chain(*steps)) == sorted(chain(*whole))
+        alone = ray_trainer.make(kind)
+        alone.load_state_dict(merge_state_dicts([state for _, state in of_ranks]))
+        assert same(rest, [copy_of(batch) for batch in alone])
+    assert_none_is_left()
+
+
+class Large(Dataset[torch.Tensor]):
+    """Samples of 8 MiB."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.arange(index, index + (1 << 20))
+
+
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_a_full_object_store_changes_nothing(cluster: Any, batch_size: int) -> None:
+    """The user's own objects fill that of this node; 16 samples are more than a whole one holds."""
+    held = [ray.put(np.full(OBJECT_STORE // 4, 7, np.uint8)) for _ in range(6)]
+    given = {"batch_size": batch_size, "shuffle": True, "seed": 3}
+    loader = StatefulGPULoader(Large(), num_workers=2, worker_type=WORKERS, **given)
+    for batch, expected in zip(loader, StatefulGPULoader(Large(), **given), strict=True):
+        assert same(batch, expected)
+    assert all((ray.get(reference) == 7).all() for reference in held)
+    assert_none_is_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("order", 1), ("order", 2), ("order", 3), ("lanes", 3)]
+)
+def test_an_actor_is_killed_at_every_batch_on_two_nodes(
+    two_nodes: Any, tmp_path: Path, kind: str, num_workers: int
+) -> None:
+    assert_kills_change_nothing(kind, num_workers, tmp_path / "killed")
+
+
+class Located(Noisy):
+    """Samples tell on which node they were made."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "node": ray.get_runtime_context().get_node_id()}
+
+
+@pytest.mark.parametrize("means", ["placement group", "node"])
+def test_workers_are_where_they_are_asked_for(two_nodes: Any, means: str) -> None:
+    """In the second bundle of a group with one on each node, or on one node by its name."""
+    group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+    assert group.wait(seconds(30))
+    node = placement_group_table(group)["bundles_to_node_id"][1]
+    scheduling: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+    if means == "placement group":
+        scheduling = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=1)
+    workers = RayWorkers(num_cpus=0.5, scheduling=scheduling)
+    loader = StatefulGPULoader(Located(16), 4, seed=1, num_workers=2, worker_type=workers)
+    found = [copy_of(batch) for batch in loader]
+    assert {name for batch in found for name in batch.pop("node")} == {node}
+    assert same(found, [copy_of(batch) for batch in StatefulGPULoader(Noisy(16), 4, seed=1)])
+    assert_none_is_left()
+    remove_placement_group(group)
+
+
+def test_a_node_that_hangs_is_done_without(two_nodes: Any) -> None:
+    """All its processes are stopped; actors there exceed the timeout, and others do their work."""
+    given = {"batch_size": 4, "seed": 1, "shuffle": True}
+    expected = [copy_of(batch) for batch in StatefulGPULoader(Noisy(40), **given)]
+    given |= {"num_workers": 2, "worker_type": WORKERS, "max_worker_restarts": 20}
+    loader = StatefulGPULoader(Located(40), timeout=seconds(0.5), prefetch_factor=1, **given)
+    batches = iter(loader)
+    found = [copy_of(next(batches))]
+    name = found[0]["node"][0]
+    node = next(node for node in two_nodes.worker_nodes if node.node_id == name)
+    stopped = processes_of(node)
+    for process in stopped:
+        process.suspend()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found += [copy_of(batch) for batch in batches]
+    finally:
+        two_nodes.remove_node(node, allow_graceful=False)
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    for batch in found:
+        del batch["node"]
+    assert same(found, expected)
+    assert loader.worker_restarts
+    assert_none_is_left()
+
+
+def test_a_head_is_lost_when_several_tries_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One try alone tells nothing, even if this process was stopped for long before it."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("stateful_gpu_loader.integrations.ray.time", clock)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = Head(f"127.0.0.1:{server.getsockname()[1]}")
+        now[0] = 6.0
+        assert head.check() is None
+    found = []
+    for now[0] in (100.0, 106.0, 112.0, 118.0, 124.0, 131.0):
+        found.append(head.check())
+    assert found[:5] == [None] * 5
+    assert "has not been reached for 31 seconds" in found[5].why
+    assert head.is_lost

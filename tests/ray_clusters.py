@@ -1,0 +1,110 @@
+"""Ray clusters of several nodes, all of them processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.patience import seconds
+
+# Before Ray is imported, as its own processes inherit them.
+os.environ |= {
+    "PYTHONPATH": str(Path(__file__).parent.parent),  # of the workers, for them to import the tests
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray gives its workers the lowest priority but four. Beside other busy processes an actor that
+    # starts, and imports torch, would take minutes.
+    "RAY_worker_niceness": "0",
+    # Patience with a busy machine: a node or a worker that is slow is not given up.
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_gcs_server_request_timeout_seconds": "300",
+    "RAY_worker_register_timeout_seconds": "300",
+}
+
+import ray
+from ray.cluster_utils import Cluster
+
+FILTERS = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""What Ray's own code warns of."""
+OBJECT_STORE = 100 << 20
+"""Bytes of each node's object store."""
+
+
+class PatientCluster(Cluster):
+    """Waits for a node longer than the 30 seconds after which Ray's own gives up."""
+
+    def _wait_for_node(self, node: Any, timeout: float = 30) -> None:
+        super()._wait_for_node(node, timeout=seconds(timeout))
+
+
+def connect(address: str) -> None:
+    """Connect this process to a cluster."""
+    ray.init(address=address, log_to_driver=False, configure_logging=False, logging_level="ERROR")
+
+
+@contextmanager
+def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
+    """A cluster whose head has no room for workers; this process is connected to it by default."""
+    folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
+    made = PatientCluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "object_store_memory": OBJECT_STORE,
+            "include_dashboard": False,
+            "include_log_monitor": False,
+            "no_monitor": True,  # of the autoscaler
+            "temp_dir": folder,
+        },
+    )
+    try:
+        if is_driver:
+            connect(made.address)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def add_node(cluster: Any, **arguments: Any) -> Any:
+    """Add a node with room for four workers of the tests."""
+    return cluster.add_node(**{"num_cpus": 2, "object_store_memory": OBJECT_STORE, **arguments})
+
+
+def processes_of(node: Any) -> list[psutil.Process]:
+    """The raylet of a node and what it has started, its actors among them."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    return [raylet, *raylet.children(recursive=True)]
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of the loaders' workers, of this process's cluster."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ray::RayWorker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_none_is_left() -> None:
+    """The loaders' workers end."""
+    _, alive = psutil.wait_procs(actors(), timeout=seconds(5))
+    assert not alive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import device_steps, maker_of
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING
@@ -29,6 +31,7 @@ from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, with_s
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.state.epoch_progress import Address
+from stateful_gpu_loader.transforms.geometry.resize import resize_bytes_as_told, resizes_bytes
 
 _BATCHES_WITH_THE_USER = 2
 """Number of batches held by the user: the present one, and the previous one until it is freed."""
@@ -150,10 +153,13 @@ def _remote_pipeline(
 ) -> Pipeline:
     config = plan.config
     work, last = divided(plan)
+    initialise = with_sharding(config.dataset, config.worker_init_fn)
+    if plan.recipes is not None and plan.recipes.recipes and isolated(resizes_bytes, draws=False):
+        initialise = partial(_initialise_without_torchvision, initialise)
     adapter = WorkerAdapter(
         maker_of(work, policy, empty_host),
         config.dataset,
-        with_sharding(config.dataset, config.worker_init_fn),
+        initialise,
         partial(pack_by_value, images_apart=last is not None, pickler=remote.pickler),
     )
     if config.pin_memory and plan.device is None and torch.accelerator.is_available():
@@ -175,6 +181,13 @@ def _remote_pipeline(
         unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
         tally=times or Tally(),
     )
+
+
+def _initialise_without_torchvision(initialise: Callable[[int], None] | None, worker: int) -> None:
+    """Initialise a worker, and tell it what it would ask torchvision otherwise."""
+    resize_bytes_as_told()
+    if initialise is not None:
+        initialise(worker)
 
 
 def _check_remote(plan: Plan, remote: RemoteWorkers) -> None:

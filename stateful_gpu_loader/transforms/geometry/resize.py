@@ -218,7 +218,7 @@ def _goes_by_bytes(image: Tensor, interpolation: str, antialias: bool) -> bool:
         and interpolation == "bilinear"
         and image.dtype is torch.uint8
         and image.is_cpu
-        and _resizes_bytes()
+        and (_is_told or resizes_bytes())
     )
 
 
@@ -230,7 +230,7 @@ def _resize_bytes(batch: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 @functools.cache
-def _resizes_bytes() -> bool:
+def resizes_bytes() -> bool:
     """Whether torchvision, too, resizes uint8 as such on this CPU, rather than by way of float.
 
     Which CPUs these are depends on torchvision's version, so it is asked to resize an image of
@@ -239,3 +239,17 @@ def _resizes_bytes() -> bool:
     image = (torch.arange(3 * 40 * 40) * 89 % 251).to(torch.uint8).view(1, 3, 40, 40)
     made = resize_batch(image, (17, 19), "bilinear", antialias=True)
     return torch.equal(made.squeeze(0), _resize_bytes(image, (17, 19)))
+
+
+_is_told = False
+"""Whether this process was told that torchvision resizes uint8 as such."""
+
+
+def resize_bytes_as_told() -> None:
+    """Resize uint8 as such in this process, as :func:`resizes_bytes` found out in another one.
+
+    A process that only makes batches then starts without torchvision, whose import takes as long as
+    torch's.
+    """
+    global _is_told
+    _is_told = True

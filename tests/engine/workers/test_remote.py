@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from stateful_gpu_loader import StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers import remote_dispatch
 from stateful_gpu_loader.engine.workers.cluster import Event, Severed
+from stateful_gpu_loader.transforms.geometry.resize import resizes_bytes
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
 from tests.datasets.shards import NoisyShards
 from tests.fake_cluster import FakeCluster, FakeWorkers
@@ -383,3 +387,55 @@ def test_on_a_device(decode_on: str, fake_gpu: FakeGpu, tmp_path: Path) -> None:
     crossed = {packed.images is not None for packed in workers.packed}
     assert crossed == {decode_on == "workers"}
     assert loader.state_dict()["fingerprint"] == expected.state_dict()["fingerprint"]
+
+
+BEGINS = """
+import pickle, sys
+from pathlib import Path
+from stateful_gpu_loader.engine.pipeline import never_stopped
+from stateful_gpu_loader.engine.workers.torch_workers import become_worker
+work, message = pickle.loads(Path(sys.argv[1]).read_bytes())
+adapter = pickle.loads(work)
+become_worker(0, adapter, num_workers=1, base_seed=0)
+adapter.start(0)
+images = adapter.answer(message, never_stopped).images
+Path(sys.argv[1]).write_bytes(pickle.dumps((images, "torchvision" in sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("by_bytes", [True, False])
+def test_a_worker_begins_without_torchvision(
+    by_bytes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its import takes as long as torch's, and all it would be asked is how it resizes."""
+    pytest.importorskip("torchcodec")
+    if not by_bytes:
+        monkeypatch.setattr(
+            "stateful_gpu_loader.engine.workers.choice.resizes_bytes", lambda: False
+        )
+    elif not resizes_bytes():
+        pytest.skip("torchvision resizes by way of float on this CPU")
+    workers = FakeWorkers()
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        photos(tmp_path, num_images=4),
+        batch_size=4,
+        transform=[T.RandomResizedCrop(48), T.Normalize([0.5] * 3, [0.25] * 3)],
+        decoder="torchcodec",
+        num_workers=1,
+        worker_type=workers,
+    )
+    sent: list[Any] = []
+    send = FakeCluster.send
+
+    def note(cluster: FakeCluster, worker: int, number: int, message: Any, **given: Any) -> None:
+        sent.append(message)
+        send(cluster, worker, number, message, **given)
+
+    monkeypatch.setattr(FakeCluster, "send", note)
+    assert len(list(loader)) == 1
+    file = tmp_path / "work"
+    file.write_bytes(pickle.dumps((workers.clusters[0]._work, sent[0])))
+    subprocess.run([sys.executable, "-c", BEGINS, str(file)], check=True)
+    images, has_torchvision = pickle.loads(file.read_bytes())
+    assert np.array_equal(images, workers.packed[0].images)
+    assert has_torchvision is not by_bytes

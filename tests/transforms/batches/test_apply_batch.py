@@ -84,7 +84,7 @@ def _float_path(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = "torchvision.transforms.v2.functional._geometry"
     monkeypatch.setattr(f"{geometry}._do_native_uint8_resize_on_cpu", lambda interpolation: False)
     monkeypatch.setattr(
-        "stateful_gpu_loader.transforms.geometry.resize._resizes_bytes", lambda: False
+        "stateful_gpu_loader.transforms.geometry.resize.resizes_bytes", lambda: False
     )
 
 

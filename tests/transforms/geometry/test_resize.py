@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
-from stateful_gpu_loader.transforms.geometry.resize import _resizes_bytes, crop, resize
+from stateful_gpu_loader.transforms.geometry.resize import crop, resize, resizes_bytes
 from tests.torchvisions_words import in_torchvisions_words
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
 
@@ -68,7 +68,7 @@ def test_short_way_equals_torchvision(
 ) -> None:
     """The direct call of the kernel, for any size, number of channels and memory layout."""
     # To a width of 1, torch's results by way of float differ between memory layouts.
-    assume(new_size[1] > 1 or _resizes_bytes())
+    assume(new_size[1] > 1 or resizes_bytes())
     image = noise(height + 4, width + 3, channels)
     view = crop(image, 3, 2, height, width)
     expected = F.resize(view.clone(), list(new_size))
@@ -85,7 +85,7 @@ def test_very_long_image() -> None:
 def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU where torchvision goes by way of float, so does the recipe."""
     monkeypatch.setattr(
-        "stateful_gpu_loader.transforms.geometry.resize._resizes_bytes", lambda: False
+        "stateful_gpu_loader.transforms.geometry.resize.resizes_bytes", lambda: False
     )
     called = []
     functional = F.resize_image
@@ -101,7 +101,7 @@ def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_bytes", [True, False])
-def test_torchvision_is_asked_whether_it_resizes_bytes(
+def test_torchvision_is_asked_whether_itresizes_bytes(
     monkeypatch: pytest.MonkeyPatch, by_bytes: bool
 ) -> None:
     """Its versions differ in it on a CPU with AVX-512; and so do the bytes."""
@@ -109,7 +109,7 @@ def test_torchvision_is_asked_whether_it_resizes_bytes(
         "torchvision.transforms.v2.functional._geometry._do_native_uint8_resize_on_cpu",
         lambda interpolation: by_bytes,
     )
-    assert _resizes_bytes.__wrapped__() is by_bytes
+    assert resizes_bytes.__wrapped__() is by_bytes
 
 
 def test_unchanged_size_is_no_work() -> None:

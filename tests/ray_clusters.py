@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,14 @@ def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
 def add_node(cluster: Any, **arguments: Any) -> Any:
     """Add a node with room for four workers of the tests."""
     return cluster.add_node(**{"num_cpus": 2, "object_store_memory": OBJECT_STORE, **arguments})
+
+
+def wait_until_given_up(node: Any) -> None:
+    """Wait until Ray places no actor any more on a node that was lost."""
+    limit = time.monotonic() + seconds(60)
+    while any(each["NodeID"] == node.node_id and each["Alive"] for each in ray.nodes()):
+        assert time.monotonic() < limit, "Ray never notices that the node is gone"
+        time.sleep(0.1)
 
 
 def processes_of(node: Any) -> list[psutil.Process]:

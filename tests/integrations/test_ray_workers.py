@@ -16,7 +16,14 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.integrations.ray import RayWorkers
 from tests.conformance import copy_of, same, uninterrupted
 from tests.map_datasets import Noisy
-from tests.ray_clusters import FILTERS, actors, add_node, assert_none_is_left, running_cluster
+from tests.ray_clusters import (
+    FILTERS,
+    actors,
+    add_node,
+    assert_none_is_left,
+    running_cluster,
+    wait_until_given_up,
+)
 from tests.stream_kinds import KINDS
 from tests.trainer_data import photos
 
@@ -100,6 +107,7 @@ def test_a_node_that_is_lost_and_one_that_is_added_change_nothing(cluster: Any) 
         found += [copy_of(batch) for batch in batches]
     assert same(found, expected)
     assert_none_is_left()
+    wait_until_given_up(node)
 
 
 class Refuses(Noisy):

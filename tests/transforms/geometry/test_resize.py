@@ -101,7 +101,7 @@ def test_without_native_kernel_torchvision_is_asked(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_bytes", [True, False])
-def test_torchvision_is_asked_whether_itresizes_bytes(
+def test_torchvision_is_asked_whether_it_resizes_bytes(
     monkeypatch: pytest.MonkeyPatch, by_bytes: bool
 ) -> None:
     """Its versions differ in it on a CPU with AVX-512; and so do the bytes."""

@@ -345,8 +345,13 @@ def _aims(by_name: dict[str, Measurement]) -> Iterator[Aim]:
     )
     for what, reached, limit, unit in limits:
         if reached is not None:
-            aim = f"<= {limit:,} {unit}"
-            yield Aim(what=what, aim=aim, reached=f"{reached:.3g} {unit}", met=reached <= limit)
+            shown = f"{reached:,.0f}" if reached >= 100 else f"{reached:.3g}"
+            yield Aim(
+                what=what,
+                aim=f"<= {limit:,} {unit}",
+                reached=f"{shown} {unit}",
+                met=reached <= limit,
+            )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ UNITS = {
     RESTORE: "s",
 }
 _FEWER_ROUNDS = 3
-"""At the most, of what is told apart without many: other numbers of workers, and resumes."""
+"""At the most, of resumes, which are told apart without many."""
 _LONGEST_WALK = 10_000_000
 """Samples of an epoch that is walked through for the state of one that cannot be moved on."""
 PLACE = 0.9
@@ -280,8 +280,7 @@ class PeersBenchmark:
 
     def time(self, every: Sequence[Found]) -> None:
         """Rates, processor time, memory and cold starts, in alternating rounds."""
-        for place, workers in enumerate(self.sizes.num_workers):
-            rounds = self.arguments.rounds
+        for workers in self.sizes.num_workers:
             able = [found for found in every if found.reason is None]
             values = alternate(
                 [
@@ -292,7 +291,7 @@ class PeersBenchmark:
                     )
                     for found in able
                 ],
-                rounds=min(rounds, _FEWER_ROUNDS) if place else rounds,
+                rounds=self.arguments.rounds,
                 title=f"peers, {workers} workers",
                 warm_up_rounds=0,
             )

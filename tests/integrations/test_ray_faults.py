@@ -240,6 +240,13 @@ def test_a_node_that_hangs_is_done_without(two_nodes: Any) -> None:
     assert_none_is_left()
 
 
+def test_the_head_is_lost_and_another_cluster_goes_on() -> None:
+    command = [sys.executable, "-m", "tests.integrations.ray_head_loss"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(60))
+    assert done.stdout.endswith("the same\n"), done.stdout + done.stderr
+    assert "the head of the Ray cluster at" in done.stdout
+
+
 def test_a_head_is_lost_when_several_tries_have_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One try alone tells nothing, even if this process was stopped for long before it."""
     now = [0.0]

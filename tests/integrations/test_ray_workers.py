@@ -40,16 +40,30 @@ def cluster() -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "kind", ["order", "shards", "dataset with state", "plain iterable", "calls without length"]
-)
-def test_batches_and_states_are_those_of_one_machine(cluster: Any, kind: str) -> None:
-    given = {"num_workers": 2, "persistent_workers": True}
+@pytest.fixture(scope="module")
+def two_nodes(cluster: Any) -> Any:
+    """Another node for the tests from the first one on that asks for it."""
+    add_node(cluster)
+    return cluster
+
+
+GRID = ["order", "shards", "dataset with state", "plain iterable", "calls without length"]
+
+
+def assert_as_on_one_machine(kind: str, num_workers: int, workers: RayWorkers) -> None:
+    """Batches and states of two epochs."""
+    given = {"num_workers": num_workers, "persistent_workers": True}
     expected, states = uninterrupted(KINDS[kind](**given, worker_type="process"), 2)
-    found, of_found = uninterrupted(KINDS[kind](**given, worker_type=WORKERS), 2)
+    found, of_found = uninterrupted(KINDS[kind](**given, worker_type=workers), 2)
     assert same(found, expected)
     assert of_found == states
     assert_none_is_left()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("kind", GRID)
+def test_actors_make_what_one_machine_makes(cluster: Any, kind: str, num_workers: int) -> None:
+    assert_as_on_one_machine(kind, num_workers, WORKERS)
 
 
 def make_photos(folder: Path, **arguments: Any) -> StatefulGPULoader[Any]:
@@ -161,3 +175,9 @@ def _made_here(pid: int) -> Any:
     if os.getpid() != pid:
         raise OSError("it belongs to another process")
     return range(4)
+
+
+@pytest.mark.parametrize("kind", GRID)
+def test_three_actors_on_two_nodes(two_nodes: Any, kind: str) -> None:
+    """Neither node has room for all of them."""
+    assert_as_on_one_machine(kind, 3, RayWorkers(num_cpus=1))

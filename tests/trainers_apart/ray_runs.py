@@ -16,9 +16,11 @@ import ray.train
 import ray.train.torch
 import torch
 from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.utils.data import DataLoader, Dataset
 
 from stateful_gpu_loader import StatefulGPULoader, gather_state_dict
+from stateful_gpu_loader.integrations.ray import RayWorkers
 from tests.trainer_data import Brightness, image_loader, seen
 
 KINDS = ("photographs", "lanes")
@@ -29,17 +31,25 @@ Step: TypeAlias = dict[str, list[list[Any]]]
 """By kind, what each rank was given: numbers and a digest of each image."""
 
 
-def loaders_of(data: dict[str, Any], num_workers: int) -> dict[str, StatefulGPULoader[Any]]:
-    return {
-        kind: image_loader(data[kind], batch_size=GLOBAL_BATCH // num_workers, num_replicas="auto")
-        for kind in KINDS
-    }
+def loaders_of(
+    data: dict[str, Any], num_ranks: int, **given: Any
+) -> dict[str, StatefulGPULoader[Any]]:
+    given |= {"batch_size": GLOBAL_BATCH // num_ranks, "num_replicas": "auto"}
+    return {kind: image_loader(data[kind], **given) for kind in KINDS}
+
+
+def beside_this_trainer() -> dict[str, Any]:
+    """Two workers of a loader as actors on the node of this process, outside of its resources."""
+    here = ray.get_runtime_context().get_node_id()
+    scheduling = NodeAffinitySchedulingStrategy(here, soft=False)
+    return {"num_workers": 2, "worker_type": RayWorkers(num_cpus=0.1, scheduling=scheduling)}
 
 
 def train(config: dict[str, Any]) -> list[Any]:
     """Two epochs with a checkpoint after every second step; the weights at the end."""
     context = ray.train.get_context()
-    loaders = loaders_of(config["data"], context.get_world_size())
+    workers = beside_this_trainer() if config.get("with_actors") else {}
+    loaders = loaders_of(config["data"], context.get_world_size(), **workers)
     model = ray.train.torch.prepare_model(Brightness())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     first_epoch = step = 0

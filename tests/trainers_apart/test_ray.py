@@ -73,16 +73,19 @@ def undisturbed(folder: Path, data: dict[str, Any]) -> Any:
     return trained("undisturbed", folder, data, 2)
 
 
+@pytest.mark.parametrize("with_actors", [False, True], ids=["no workers", "actors"])
 def test_a_killed_worker_changes_no_step(
-    folder: Path, data: dict[str, Any], undisturbed: Any
+    folder: Path, data: dict[str, Any], undisturbed: Any, with_actors: bool
 ) -> None:
     """SIGKILL in the fourth step: Ray starts all workers again behind the second.
 
-    What each worker was given, in the steps that were made twice, too, and the weights.
+    What each worker was given, in the steps that were made twice, too, and the weights; also where
+    the loaders have workers of their own, as actors.
     """
-    result = trained("killed", folder, data, 2, kill_at=3)
-    assert (folder / "killed" / "killed").exists()
-    steps, expected = steps_in(folder / "killed"), steps_in(folder / "undisturbed")
+    name = "killed beside actors" if with_actors else "killed"
+    result = trained(name, folder, data, 2, kill_at=3, with_actors=with_actors)
+    assert (folder / name / "killed").exists()
+    steps, expected = steps_in(folder / name), steps_in(folder / "undisturbed")
     assert sorted(steps) == sorted(expected) == list(range(8))
     assert [len(steps[step][0]) for step in range(8)] == [1, 1, 2, 1, 1, 1, 1, 1]
     for step, ranks in steps.items():
@@ -91,19 +94,22 @@ def test_a_killed_worker_changes_no_step(
     assert result.return_value == undisturbed.return_value
 
 
+@pytest.mark.parametrize("with_actors", [False, True], ids=["no workers", "actors"])
 def test_one_worker_goes_on_for_two_and_two_for_one(
-    folder: Path, data: dict[str, Any], undisturbed: Any
+    folder: Path, data: dict[str, Any], undisturbed: Any, with_actors: bool
 ) -> None:
     """2 -> 1 -> 2 workers at one global batch; of lanes, each sample comes once an epoch."""
     assert undisturbed.checkpoint is not None
     two = {
         metrics["step"]: checkpoint for checkpoint, metrics in undisturbed.best_checkpoints or []
     }
-    one = trained("one worker", folder, data, 1, checkpoint=two[2])
+    given = {"with_actors": with_actors}
+    names = [f"{name} {with_actors}" for name in ("one worker", "two again")]
+    one = trained(names[0], folder, data, 1, checkpoint=two[2], **given)
     back = {metrics["step"]: checkpoint for checkpoint, metrics in one.best_checkpoints or []}
-    trained("two again", folder, data, 2, checkpoint=back[4])
+    trained(names[1], folder, data, 2, checkpoint=back[4], **given)
     expected = steps_in(folder / "undisturbed")
-    single, double = steps_in(folder / "one worker"), steps_in(folder / "two again")
+    single, double = (steps_in(folder / name) for name in names)
     assert (sorted(single), sorted(double)) == ([2, 3, 4, 5, 6, 7], [4, 5, 6, 7])
     for step in range(2, 8):
         wanted = of_ranks(expected, step, "photographs")

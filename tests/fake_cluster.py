@@ -114,6 +114,12 @@ class FakeCluster:
             self.workers.pop(worker, None)
             self.held.discard(worker)
 
+    def release(self) -> None:
+        """Hold no worker any more."""
+        with self._lock:
+            self.held.clear()
+            self._more.notify_all()
+
     def resources(self) -> str:
         return "the fake cluster has none"
 

@@ -145,7 +145,7 @@ class Supervisor:
         else:
             send([life.process], signal.SIGKILL)
             send(workers, signal.SIGCONT)
-            self._orphans += workers
+        self._orphans += workers
         life.process.wait()
 
 

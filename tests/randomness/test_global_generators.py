@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
 from collections.abc import Callable
@@ -94,6 +95,20 @@ def test_all_three_states_are_found_in_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(of_numpy, "_get_state", None)
     words, normal = of_numpy.read()[1]
     assert len(words) > len(normal) > 0
+
+
+def test_memory_that_holds_other_words_than_numpy_tells_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a version of NumPy that keeps them otherwise."""
+    of_numpy = generator_memory.numpy_generator()
+    monkeypatch.setattr(
+        generator_memory, "_memory_at", lambda address, size: (ctypes.c_char * size)()
+    )
+    state = of_numpy.read()
+    drawn = np.random.random()
+    of_numpy.put_back(state)
+    assert np.random.random() == drawn
 
 
 def test_seeded_generators_draw_the_same_whatever_came_before():

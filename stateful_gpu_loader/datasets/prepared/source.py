@@ -259,7 +259,15 @@ class PreparedSource(Source):
         found = self._store.record(index, entry, memory)
         if found is None:
             sample = self.source.read(index)
-            return self._made(index, sample, _header(sample))[0]
+            pixels = self._made(index, sample, _header(sample))[0]
+            if pixels.shape[1:] != (header.height, header.width):
+                raise LoaderError(
+                    f"{self._name(index)} is damaged, and its original is of another size than it "
+                    f"was: it gives {tuple(pixels.shape[1:])} instead of "
+                    f"{(header.height, header.width)} (height, width). Remedy: remove the "
+                    "directory, as files of the source were replaced"
+                )
+            return pixels
         _, record = found
         return torch.from_numpy(record.pixels).view(header.height, header.width, 3).permute(2, 0, 1)
 

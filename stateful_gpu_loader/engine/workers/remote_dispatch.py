@@ -95,6 +95,8 @@ class RemoteDispatch:
         """Number of workers in a row that were lost before they had started."""
         self._fatal: WorkersDied | None = None
         self._notices: list[str] = []
+        self._unheld_since: float | None = None
+        """When it was first seen that no worker has the oldest request; None while one has it."""
         self._has_told_of_waiting = False
         self.stopped = False
         self._workers: dict[int, _Worker] = {}
@@ -178,11 +180,15 @@ class RemoteDispatch:
             oldest = min(self._messages)
             holder = next((w for w in self._workers.values() if oldest in w.requests), None)
             if holder is not None:
+                self._unheld_since = None
                 since = max(began, holder.requests[oldest])
                 if timeout and now - since > timeout:
                     self._lose(holder, f"no batch came from it within {timeout=} seconds")
                 return
-            if now - began < _SECONDS_TO_START or self._has_told_of_waiting:
+            if self._unheld_since is None:
+                self._unheld_since = now
+            waited = now - max(began, self._unheld_since)
+            if waited < _SECONDS_TO_START or self._has_told_of_waiting:
                 return
             self._has_told_of_waiting = True
             text = (

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
@@ -118,6 +119,22 @@ def test_a_damaged_record_is_made_anew(
     again = PreparedSource(source, folder, HEAD)
     assert same(stream(again), stream(source, HEAD))
     assert not caplog.records, "what was made anew is kept"
+
+
+def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record(
+    tmp_path: Path,
+) -> None:
+    """The crop was drawn for the size that the index tells."""
+    write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
+    (file,) = (tmp_path / "photos").glob("*/*")
+    source = FolderSource(tmp_path / "photos")
+    fill(PreparedSource(source, tmp_path / "kept"))
+    inverted(tmp_path / "kept" / "pixels-000000.bin", 3000)
+    with Image.open(file) as image:
+        height, width = image.height, image.width
+        image.resize((width + 10, height + 20)).save(file)
+    with pytest.raises(LoaderError, match=rf"another size.*instead of \({height}, {width}\)"):
+        stream(PreparedSource(source, tmp_path / "kept"), [T.RandomResizedCrop(8)])
 
 
 @pytest.mark.parametrize("offset", range(0, ENTRY_BYTES, 3))

@@ -32,7 +32,6 @@ def ray_section(content: Content) -> str:
             f"{medians[f'{FIRST} {name}']:,.0f}",
         ]
         for name, label in LABELS.items()
-        if name in medians
     ]
     on = ("actors on the same node against it", "on another node")
     head = ["", "images/s", *on, "ms to the first batch"]

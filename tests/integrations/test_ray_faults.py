@@ -64,64 +64,6 @@ def two_nodes(cluster: Any) -> Any:
     return cluster
 
 
-class Deadly(Noisy):
-    """Each batch of four in order ends the worker that makes it first."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(16)
-        self.folder = folder
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 4 == 2:
-            die_once(self.folder / f"{index}")
-        return super().__getitem__(index)
-
-
-class DeadlyLanes(NoisyShards):
-    """So does each whole batch of four in each shard."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__((5, 8, 4), lanes=3)
-        self.folder = folder
-
-    def sample(self, shard: int, number: int) -> Any:
-        if number % 4 == 2:
-            die_once(self.folder / f"{shard}-{number}")
-        return super().sample(shard, number)
-
-
-DEADLY = {"order": Deadly, "lanes": DeadlyLanes}
-
-
-def die_once(mark: Path) -> None:
-    """End this process in its middle, as the kernel does that runs out of memory."""
-    if mark.parent.exists() and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def assert_kills_change_nothing(kind: str, num_workers: int, folder: Path) -> None:
-    given = {"batch_size": 4, "seed": 1}
-    expected = [copy_of(batch) for batch in StatefulGPULoader(DEADLY[kind](folder), **given)]
-    folder.mkdir()  # from now on it is deadly
-    given |= {"num_workers": num_workers, "worker_type": WORKERS}
-    loader = StatefulGPULoader(DEADLY[kind](folder), **given)
-    with pytest.warns(RuntimeWarning, match="was lost"):
-        found = [copy_of(batch) for batch in loader]
-    assert same(found, expected)
-    assert loader.worker_restarts >= len(list(folder.iterdir())) == 4
-    assert_none_is_left()
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_workers"), [("order", 1), ("order", 2), ("order", 3), ("lanes", 2)]
-)
-def test_an_actor_is_killed_at_every_batch(
-    cluster: Any, tmp_path: Path, kind: str, num_workers: int
-) -> None:
-    assert_kills_change_nothing(kind, num_workers, tmp_path / "killed")
-
-
 def test_two_trainers_share_a_cluster_and_one_goes_on(cluster: Any, tmp_path: Path) -> None:
     """Each is one of two ranks; one dies, and the other goes on alone at the same global batch."""
     path = tmp_path / "rank-1.pt"
@@ -177,13 +119,65 @@ def test_a_full_object_store_changes_nothing(cluster: Any, batch_size: int) -> N
     assert_none_is_left()
 
 
+class Deadly(Noisy):
+    """Each batch of four in order ends the worker that makes it first."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(16)
+        self.folder = folder
+
+    def __getitem__(self, index: int) -> Any:
+        if index % 4 == 2:
+            die_once(self.folder / f"{index}")
+        return super().__getitem__(index)
+
+
+class DeadlyLanes(NoisyShards):
+    """So does each whole batch of four in each shard."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__((5, 8, 4), lanes=3)
+        self.folder = folder
+
+    def sample(self, shard: int, number: int) -> Any:
+        if number % 4 == 2:
+            die_once(self.folder / f"{shard}-{number}")
+        return super().sample(shard, number)
+
+
+DEADLY = {"order": Deadly, "lanes": DeadlyLanes}
+
+
+def die_once(mark: Path) -> None:
+    """End this process in its middle, as the kernel does that runs out of memory."""
+    if mark.parent.exists() and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
-    ("kind", "num_workers"), [("order", 1), ("order", 2), ("order", 3), ("lanes", 3)]
+    ("nodes", "kind", "num_workers"),
+    [
+        *[("cluster", "order", number) for number in (1, 2, 3)],
+        ("cluster", "lanes", 2),
+        *[("two_nodes", "order", number) for number in (1, 2, 3)],
+        ("two_nodes", "lanes", 3),
+    ],
 )
-def test_an_actor_is_killed_at_every_batch_on_two_nodes(
-    two_nodes: Any, tmp_path: Path, kind: str, num_workers: int
+def test_an_actor_is_killed_at_every_batch(
+    request: pytest.FixtureRequest, tmp_path: Path, nodes: str, kind: str, num_workers: int
 ) -> None:
-    assert_kills_change_nothing(kind, num_workers, tmp_path / "killed")
+    request.getfixturevalue(nodes)
+    folder, given = tmp_path / "killed", {"batch_size": 4, "seed": 1}
+    expected = [copy_of(batch) for batch in StatefulGPULoader(DEADLY[kind](folder), **given)]
+    folder.mkdir()  # from now on it is deadly
+    given |= {"num_workers": num_workers, "worker_type": WORKERS}
+    loader = StatefulGPULoader(DEADLY[kind](folder), **given)
+    with pytest.warns(RuntimeWarning, match="was lost"):
+        found = [copy_of(batch) for batch in loader]
+    assert same(found, expected)
+    assert loader.worker_restarts >= len(list(folder.iterdir())) == 4
+    assert_none_is_left()
 
 
 class Located(Noisy):

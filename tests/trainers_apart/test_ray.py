@@ -11,19 +11,11 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-os.environ |= {
-    "PYTHONPATH": str(ROOT),  # of the workers, for them to import the tests
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # before Ray Train is imported
 
-import ray  # noqa: E402
-
-from tests.trainer_data import photos, tars  # noqa: E402
-from tests.trainers_apart.ray_runs import (  # noqa: E402
+from tests.ray_clusters import FILTERS, ray
+from tests.trainer_data import photos, tars
+from tests.trainers_apart.ray_runs import (
     KINDS,
     NUM_IMAGES,
     of_ranks,
@@ -33,12 +25,7 @@ from tests.trainers_apart.ray_runs import (  # noqa: E402
     what_prepare_makes,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = FILTERS
 
 
 @pytest.fixture(scope="module", autouse=True)

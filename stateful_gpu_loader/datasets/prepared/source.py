@@ -179,9 +179,8 @@ class PreparedSource(Source):
 
         They are then read, or decoded, and cropped while they are in the processor's cache.
         """
-        entry = self._store.entry(index)
-        json = None if entry is None else self._store.json(index, entry)
-        if entry is not None and json is not None:
+        store = self._store
+        if (entry := store.entry(index)) and (json := store.json(index, entry)) is not None:
             header = self._header_after((entry.height, entry.width))
             target = self._target_of(index, json)
             return OwnImage(

@@ -1,10 +1,10 @@
-"""Workers on a Ray cluster, one of whose nodes is lost in the middle of training.
+"""Workers on a Ray cluster, all of whose nodes are lost in the middle of training.
 
 Reference: Ray Train's guide on data loading, which moves the reading of data to the nodes of a
 cluster. Here the loader stays a `DataLoader`, and its workers are on the nodes.
 
-Safer here: the order, the crops and the pixels are those of a run on one machine, although a node
-is lost with the batches that its workers had. Losses and weights are compared.
+Safer here: the order, the crops and the pixels are those of a run on one machine, although nodes
+are lost with the batches that their workers had. Losses and weights are compared.
 
 The nodes are processes of this machine, as in Ray's own tests. Needs `pip install '.[ray,demo]'`.
 """
@@ -27,10 +27,10 @@ from stateful_gpu_loader.integrations.ray import RayWorkers
 
 RECIPES = [T.RandomResizedCrop(64), T.RandomHorizontalFlip(), T.Normalize([0.5] * 3, [0.25] * 3)]
 LOST_AT = 6
-"""Step before which the node is lost."""
+"""Step before which the nodes are lost."""
 
 
-def train(folder: Path, lose_a_node: Any = None, **workers: Any) -> tuple[list[float], Any, int]:
+def train(folder: Path, lose_the_nodes: Any = None, **workers: Any) -> tuple[list[float], Any, int]:
     """Train for an epoch; return the losses, the weights and how many workers were replaced."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16))
@@ -40,8 +40,8 @@ def train(folder: Path, lose_a_node: Any = None, **workers: Any) -> tuple[list[f
     )
     losses = []
     for step, (images, labels) in enumerate(loader):
-        if step == LOST_AT and lose_a_node is not None:
-            lose_a_node()
+        if step == LOST_AT and lose_the_nodes is not None:
+            lose_the_nodes()
         loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
@@ -69,19 +69,20 @@ def main() -> None:
         nodes = [cluster.add_node(**node) for _ in range(2)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-        def lose_a_node() -> None:
-            cluster.remove_node(nodes[0], allow_graceful=False)
-            cluster.add_node(**node)
+        def lose_the_nodes() -> None:
+            for lost in nodes:
+                cluster.remove_node(lost, allow_graceful=False)
+                cluster.add_node(**node)
 
-        # Ray prints the log of a node that is lost, and the loader warns of it.
+        # Ray prints the logs of nodes that are lost, and the loader warns of it.
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             found, found_weights, replaced = train(
-                photographs, lose_a_node, num_workers=2, worker_type=RayWorkers(num_cpus=1)
+                photographs, lose_the_nodes, num_workers=2, worker_type=RayWorkers(num_cpus=1)
             )
             ray.shutdown()
             cluster.shutdown()
-    print(f"a node was lost before step {LOST_AT}, and {replaced} of 2 workers were replaced")
+    print(f"both nodes were lost before step {LOST_AT}, and workers were replaced {replaced} times")
     print(f"{len(found)} losses", "the same" if found == losses else "ANOTHER")
     is_same = all(torch.equal(found_weights[name], weights[name]) for name in weights)
     print(f"{len(weights)} weights", "the same" if is_same else "ANOTHER")

@@ -93,7 +93,7 @@ def make(**arguments: Any) -> StatefulGPULoader[Any]:
     )
 
 
-def test_an_actor_killed_at_any_batch_changes_nothing(cluster: Any) -> None:
+def test_actors_killed_at_any_batch_change_nothing(cluster: Any) -> None:
     expected = [copy_of(batch) for batch in make()]
     loader = make(num_workers=2, worker_type=WORKERS, max_worker_restarts=10)
     found = []
@@ -101,8 +101,10 @@ def test_an_actor_killed_at_any_batch_changes_nothing(cluster: Any) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)
         for number, batch in enumerate(loader):
             found.append(copy_of(batch))
-            if number % 3 == 0 and (alive := actors()):
-                alive[0].kill()
+            if number % 3 == 0:
+                # All of them, as one that is just starting may not be missed before the end.
+                for actor in actors():
+                    actor.kill()
     assert same(found, expected)
     assert loader.worker_restarts
     assert_none_is_left()

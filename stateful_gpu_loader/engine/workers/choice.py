@@ -133,7 +133,7 @@ def _workers_pipeline(
         num_workers=config.num_workers,
         prefetch_factor=prefetch_factor,
         timeout=config.timeout,
-        worker_init_fn=config.worker_init_fn,
+        initialise=_initialise(plan),
         multiprocessing_context=config.multiprocessing_context,
         persistent_workers=config.persistent_workers,
         in_order=config.keeps_order,
@@ -153,13 +153,10 @@ def _remote_pipeline(
 ) -> Pipeline:
     config = plan.config
     work, last = divided(plan)
-    initialise = with_sharding(config.dataset, config.worker_init_fn)
-    if plan.recipes is not None and plan.recipes.recipes and isolated(resizes_bytes, draws=False):
-        initialise = partial(_initialise_without_torchvision, initialise)
     adapter = WorkerAdapter(
         maker_of(work, policy, empty_host),
         config.dataset,
-        initialise,
+        _initialise(plan),
         partial(pack_by_value, images_apart=last is not None, pickler=remote.pickler),
     )
     if config.pin_memory and plan.device is None and torch.accelerator.is_available():
@@ -181,6 +178,14 @@ def _remote_pipeline(
         unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
         tally=times or Tally(),
     )
+
+
+def _initialise(plan: Plan) -> Callable[[int], None] | None:
+    """Return what initialises a worker in another process."""
+    initialise = with_sharding(plan.config.dataset, plan.config.worker_init_fn)
+    if plan.recipes is not None and plan.recipes.recipes and isolated(resizes_bytes, draws=False):
+        return partial(_initialise_without_torchvision, initialise)
+    return initialise
 
 
 def _initialise_without_torchvision(initialise: Callable[[int], None] | None, worker: int) -> None:

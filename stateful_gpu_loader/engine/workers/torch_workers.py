@@ -74,8 +74,9 @@ class InnerLoader(DataLoader[Any]):
         maker: pickled to the workers, where it runs.
         dataset: the user's dataset, which ``get_worker_info().dataset`` returns.
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
-        num_workers, prefetch_factor, timeout, worker_init_fn, multiprocessing_context,
-            persistent_workers, in_order: as in DataLoader.
+        initialise: called in each worker with its number before anything else.
+        num_workers, prefetch_factor, timeout, multiprocessing_context, persistent_workers,
+            in_order: as in DataLoader.
         segments: where the maker allocates its batches; None if it allocates none.
         times: where the workers' seconds are noted.
     """
@@ -89,7 +90,7 @@ class InnerLoader(DataLoader[Any]):
         num_workers: int,
         prefetch_factor: int,
         timeout: float,
-        worker_init_fn: Callable[[int], None] | None,
+        initialise: Callable[[int], None] | None,
         multiprocessing_context: Any,
         persistent_workers: bool,
         in_order: bool = True,
@@ -102,7 +103,7 @@ class InnerLoader(DataLoader[Any]):
         self.side = WorkerAdapter(
             maker,
             dataset,
-            with_sharding(dataset, worker_init_fn),
+            initialise,
             pack=functools.partial(pack, segments=segments),
             segments=segments,
         )

@@ -90,7 +90,7 @@ def processes(maker: Any = None, **changes: Any) -> ProcessPipeline:
         "num_workers": 2,
         "prefetch_factor": 2,
         "timeout": 0,
-        "worker_init_fn": None,
+        "initialise": None,
         "multiprocessing_context": "fork",
         "persistent_workers": False,
     }

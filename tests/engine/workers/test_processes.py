@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.pipeline import Answer, Failure
 from stateful_gpu_loader.errors import BadSample
 from tests.engine.workers import fakes
@@ -226,23 +229,20 @@ def refuse_to_work(worker: int) -> None:
 
 
 def test_an_exception_of_worker_init_fn_is_that_of_every_request(make: Any) -> None:
-    pipeline = make(worker_init_fn=refuse_to_work)
+    pipeline = make(initialise=refuse_to_work)
     pipeline.start(requests(*[fakes.nothing] * 3))
     for number, failed in zip([0, 1, 0], answers(pipeline), strict=True):
         with pytest.raises(ZeroDivisionError, match=f"worker {number}"):
             failed.reraise()
 
 
-def all_items() -> list[Any]:
-    return list(fakes.users_dataset())
-
-
-def test_a_datapipe_is_divided_among_the_workers(make: Any) -> None:
-    """Before worker_init_fn is called, as torch's DataLoader does."""
+def test_a_datapipe_is_divided_among_the_workers() -> None:
+    """As by torch's DataLoader."""
     datapipe = IterableWrapper(range(7)).sharding_filter()
-    pipeline = make(dataset=datapipe, num_workers=3, worker_init_fn=fakes.returning)
-    pipeline.start(requests(*[all_items] * 3))
-    assert answers(pipeline) == [[0, 3, 6], [1, 4], [2, 5]]
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(datapipe, batch_size=2, num_workers=3)
+    found = [batch.tolist() for batch in loader]
+    assert found == [batch.tolist() for batch in DataLoader(datapipe, batch_size=2, num_workers=3)]
+    assert sorted(chain(*found)) == list(range(7))
 
 
 class FailingOnce:
@@ -326,7 +326,7 @@ def note_the_end(path: Path, worker: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("finished", [True, False])
 def test_the_users_cleanup_runs_in_every_worker(make: Any, tmp_path: Path, finished: bool) -> None:
-    pipeline = make(worker_init_fn=partial(note_the_end, tmp_path))
+    pipeline = make(initialise=partial(note_the_end, tmp_path))
     pipeline.start(requests(*[fakes.nothing] * 8))
     next(pipeline)
     if finished:

@@ -144,7 +144,7 @@ def dying_initially(worker: int) -> None:
 
 
 def test_killed_while_it_starts(make: Any) -> None:
-    pipeline = make(worker_init_fn=dying_initially)
+    pipeline = make(initialise=dying_initially)
     with pytest.raises(WorkersDied, match=KILLED):
         start_and_finish(pipeline, requests(fakes.nothing, fakes.nothing))
 

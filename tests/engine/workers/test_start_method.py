@@ -12,6 +12,8 @@ import pytest
 
 from stateful_gpu_loader.engine.workers import start_method, torch_workers
 from stateful_gpu_loader.engine.workers.start_method import default_context, method_of
+from stateful_gpu_loader.transforms.geometry.resize import resizes_bytes
+from tests.images import write_photo_folder
 from tests.patience import seconds
 
 NEEDS_DALI = pytest.mark.skipif(
@@ -197,3 +199,37 @@ def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.warns(RuntimeWarning, match="import the main script anew"):
         torch_workers._Context(None).renew()
     torch_workers._Context("forkserver").renew()
+
+
+SPAWNED = """
+import dataclasses, sys
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+
+class Telling(FolderSource):
+    def read(self, index):
+        found = int("torchvision" in sys.modules)
+        return dataclasses.replace(super().read(index), target=found)
+
+if __name__ == "__main__":
+    loader = StatefulGPULoader(
+        Telling("photos"),
+        batch_size=2,
+        transform=[T.Resize((24, 24)), T.Normalize([0.5] * 3, [0.25] * 3)],
+        decoder="torchcodec",
+        num_workers=1,
+        worker_type="process",
+        multiprocessing_context="spawn",
+    )
+    found = [each for _, targets in loader for each in targets.tolist()]
+    print(found[0], found[-1])
+"""
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_spawned_begins_without_torchvision(tmp_path: Path) -> None:
+    """Its import takes as long as torch's, and all it would be asked is how it resizes."""
+    pytest.importorskip("torchcodec")
+    write_photo_folder(tmp_path / "photos", num_classes=1, per_class=4)
+    script = SPAWNED.replace('"photos"', repr(str(tmp_path / "photos")))
+    assert run(script, tmp_path) == [f"0 {int(not resizes_bytes())}"]

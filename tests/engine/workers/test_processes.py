@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -237,12 +236,13 @@ def test_an_exception_of_worker_init_fn_is_that_of_every_request(make: Any) -> N
 
 
 def test_a_datapipe_is_divided_among_the_workers() -> None:
-    """As by torch's DataLoader."""
+    """As by torch's DataLoader, whether or not there is a worker_init_fn."""
     datapipe = IterableWrapper(range(7)).sharding_filter()
-    loader: StatefulGPULoader[Any] = StatefulGPULoader(datapipe, batch_size=2, num_workers=3)
-    found = [batch.tolist() for batch in loader]
-    assert found == [batch.tolist() for batch in DataLoader(datapipe, batch_size=2, num_workers=3)]
-    assert sorted(chain(*found)) == list(range(7))
+    for initialise in (None, fakes.returning):
+        given: Any = {"batch_size": 2, "num_workers": 3, "worker_init_fn": initialise}
+        found = [batch.tolist() for batch in StatefulGPULoader(datapipe, **given)]
+        assert found == [[0, 3], [1, 4], [2, 5], [6]]
+        assert found == [batch.tolist() for batch in DataLoader(datapipe, **given)]
 
 
 class FailingOnce:

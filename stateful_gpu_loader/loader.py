@@ -51,7 +51,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             persistent_workers, pin_memory_device, in_order, snapshot_every_n_steps: as in
             StatefulDataLoader.
         seed: seed of the order and the augmentations. None draws one, once, from ``generator`` or
-            torch's default generator (0 with several ranks), and keeps it in the state.
+            torch's default generator, and keeps it in the state. It is 0 if ranks divide the data:
+            by ``num_replicas``, or by a sampler that has ``rank`` and ``num_replicas``.
         rank, num_replicas: as in DistributedSampler. None does not divide the dataset, and
             ``num_replicas="auto"`` asks torch.distributed at the first ``next()``.
         device: device that batches are delivered on: ``"cuda"``, ``"cuda:1"``, a ``torch.device``,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,12 @@ from stateful_gpu_loader.engine.resume.places import (
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
-from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
+from stateful_gpu_loader.engine.sampler_link import (
+    divides_data,
+    rank_in_words,
+    seed_of,
+    take_requested_epoch,
+)
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
@@ -102,7 +108,7 @@ class Engine:
         self.seed = SettledSeed(
             seed_of(config.sampler) if seed is None else seed,
             generator,
-            sharded=config.num_replicas is not None,
+            is_divided=partial(divides_data, config),
         )
         self.passes = Passes()
         self.tally = Tally()
@@ -264,11 +270,12 @@ class Engine:
         user = address.user
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
             user = states_between_passes(self.plan, self.dataset_memory, self.seed)
+        own, text, rank = self.identity.fingerprint, self.identity.text, self._drawn_by
         return LoaderState(
             seed=self.seed.value,
             epoch=address.epoch,
             position=address.position,
-            fingerprint=self.identity.text,
+            fingerprint=text if rank is None else replace(own, seed_drawn_by=rank).to_text(),
             global_batch_size=self.plan.global_batch_size,
             index_digest=address.index_digest,
             ahead=text_of_ahead(address.ahead),
@@ -318,10 +325,15 @@ class Engine:
         place = self._resolved(plan, target, accept=())
         self._apply(plan, target, place, self.bad_samples, takes_seed=True)
 
+    @property
+    def _drawn_by(self) -> str | None:
+        """The rank that drew the seed from its own generator; None if no other rank differs."""
+        return rank_in_words() if self.seed.is_drawn else None
+
     def _decoded(self, state_dict: Any) -> LoaderState:
         if not is_torchdata_state(state_dict):
             return LoaderState.from_dict(state_dict)
-        fingerprint = unsaid(self.identity.fingerprint)
+        fingerprint = replace(unsaid(self.identity.fingerprint), seed_drawn_by=self._drawn_by)
         return from_torchdata(self.plan, state_dict, seed=self.seed.value, fingerprint=fingerprint)
 
     def _checked(
@@ -333,6 +345,8 @@ class Engine:
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)
         identity = self.identity if is_same else plan.identity
         identity.fingerprint.check(saved, accept=accept, position=state.position)
+        if self.seed.given is None and "seed" not in accept:
+            replace(identity.fingerprint, seed_drawn_by=rank_in_words()).check_rank(saved)
         if strict:
             check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
         length = plan.num_positions
@@ -361,7 +375,8 @@ class Engine:
         if plan.has_worker_states:
             self.workers.keep(None)
         if takes_seed or self.seed.given is None:
-            self.seed.load(state.seed)
+            saved = Fingerprint.from_text(state.fingerprint)
+            self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
         self.bad_samples = bad_samples
         self.take_requested_epoch()
         self.passes.load(place)

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    get_worker_info,
+)
 
 from stateful_gpu_loader import (
     DistributedShuffledSampler,
@@ -320,3 +326,22 @@ def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted() -
         alone = seeded_by_rank(7, "undivided")
         alone.load_state_dict(state)
         assert same([copy_of(batch) for batch in alone], epoch[2:])
+
+
+class Resampled(IterableDataset[Any]):
+    """Draws shards by the worker's seed."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return iter([worker.seed])
+
+
+def seeds_on_rank(rank: int) -> list[int]:
+    return [int(seed) for seed in StatefulGPULoader(Resampled(), num_workers=2, seed=5)]
+
+
+def test_workers_of_different_ranks_have_different_seeds() -> None:
+    """A5: ranks that draw shards by ``get_worker_info().seed`` draw different ones."""
+    one, other = on_ranks(seeds_on_rank, 2)
+    assert len({*one, *other}) == 4

@@ -50,7 +50,12 @@ from stateful_gpu_loader.engine.workers.start_method import (
     NOT_FORKED,
     default_context,
 )
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import (
+    SeedOfWorkers,
+    WorkerAdapter,
+    WorkerMessage,
+    in_place_of,
+)
 from stateful_gpu_loader.engine.workers.worker_monitor import (
     WorkerMonitor,
     describe_exit,
@@ -79,6 +84,7 @@ class InnerLoader(DataLoader[Any]):
             in_order: as in DataLoader.
         segments: where the maker allocates its batches; None if it allocates none.
         times: where the workers' seconds are noted.
+        seeds: what ``get_worker_info().seed`` depends on; None leaves it as torch makes it.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class InnerLoader(DataLoader[Any]):
         in_order: bool = True,
         segments: WorkerSegments | None = None,
         times: StageTimes | None = None,
+        seeds: SeedOfWorkers | None = None,
     ) -> None:
         self.times = times or StageTimes()
         self.context = _Context(multiprocessing_context)
@@ -106,6 +113,7 @@ class InnerLoader(DataLoader[Any]):
             initialise,
             pack=functools.partial(pack, segments=segments),
             segments=segments,
+            seeds=seeds,
         )
         generator = torch.Generator()
         generator.manual_seed(base_seed)

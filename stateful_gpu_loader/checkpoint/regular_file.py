@@ -26,7 +26,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
         OSError: the file cannot be opened.
     """
     try:
-        file = open(path, "rb", opener=_open_at_once)
+        file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115
     except IsADirectoryError:
         raise NotRegular("no regular file but a folder") from None
     mode = os.fstat(file.fileno()).st_mode

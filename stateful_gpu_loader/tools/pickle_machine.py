@@ -1,8 +1,8 @@
 """Reads a pickle with an interpreter of its own, which imports, executes and changes nothing.
 
-Python's unpickler imports what a pickle names, sets attributes of whatever it holds, reserves
-memory for whatever number a pickle gives, and hashes nested keys in exponential time. This interpreter holds
-stand-ins in the place of functions and classes, and calls what its user has admitted by name.
+Python's unpickler imports what a pickle names, sets attributes of classes, reserves memory for any
+number in a pickle, and hashes nested keys in exponential time. This interpreter holds stand-ins in
+the place of functions and classes, and calls only what its user has admitted by name.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _no_bytes() -> bytes:
     return b""
 
 
-_ADMITTED = {
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "bytes"): _no_bytes,
     ("_codecs", "encode"): torch_file.encoded,
     ("collections", "OrderedDict"): _dict,

@@ -293,10 +293,20 @@ def _content(file: Path) -> tuple[str, Any]:
         if is_zip or (beginning[:1] == b"\x80" and _names_a_state(opened)):
             opened.seek(0)
             torch_file.check(opened, size_of(opened))
-            tree = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+            path = _path_of(opened, file)
+            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
             is_lightning = isinstance(tree, Mapping) and "pytorch-lightning_version" in tree
             return LIGHTNING if is_lightning else TORCH, tree
     return "", None
+
+
+def _path_of(opened: BinaryIO, file: Path) -> Path:
+    """Return a path of an open file itself, whatever lies at its own path by now.
+
+    torch maps a file by a path of text alone, and not every path is text.
+    """
+    own = Path(f"/proc/self/fd/{opened.fileno()}")
+    return own if own.exists() else file
 
 
 def _names_a_state(file: BinaryIO) -> bool:

@@ -49,7 +49,7 @@ class _Walk:
         while self.links:
             links, self.links = self.links, []
             for link in links:
-                yield from self._behind(link)
+                yield from self._led_to_by(link)
 
     def _below(self, top: Path) -> Iterator[Listed]:
         waiting = [top]
@@ -72,7 +72,7 @@ class _Walk:
             except OSError as error:
                 yield Listed(path, _reason(error))
 
-    def _behind(self, link: Path) -> Iterator[Listed]:
+    def _led_to_by(self, link: Path) -> Iterator[Listed]:
         try:
             is_folder = stat.S_ISDIR(os.stat(link).st_mode)
         except OSError as error:

@@ -124,7 +124,7 @@ class _Machine:
         return self.stack.pop()
 
     def push(self, value: Any) -> None:
-        """Put a value onto the stack, which :meth:`to_mark` may have exchanged for it."""
+        """Put a value onto the stack, found after :meth:`to_mark` has exchanged it."""
         self.stack.append(value)
 
     def to_mark(self) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json, visible
 from stateful_gpu_loader.cli.states import StatesArgument
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers.described import order_in_words
@@ -57,7 +57,7 @@ def _plain(found: FoundState, description: Description) -> dict[str, Any]:
 
 def _show(found: FoundState, description: Description) -> None:
     place = f", {found.where}" if found.where else ""
-    console().print(Text(f"{found.path}{place} ({found.container})", style="bold"))
+    console().print(Text(visible(f"{found.path}{place} ({found.container})"), style="bold"))
     if found.note:
         console().print(Text(found.note))
     ranks = description.ranks
@@ -68,7 +68,7 @@ def _show(found: FoundState, description: Description) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(description, ranks):
-        table.add_row(name, Text(value))
+        table.add_row(Text(visible(name)), Text(visible(value)))
     console().print(table)
     console().print()
 

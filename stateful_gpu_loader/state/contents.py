@@ -23,6 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -298,17 +299,18 @@ class Contents:
         self._add_text([self._text_of(each) for each in things])
 
     def _add_sequence(self, things: list[Any]) -> None:
-        if _PER_ENTRY * sum(map(len, things)) > self._left:
+        lengths = list(map(len, things))
+        if _PER_ENTRY * sum(lengths) > self._left:
             if len(things) > 1:
                 raise _TooLongError
             self._sample(list(things[0]) if isinstance(things[0], ValuesView) else things[0])
             return
-        rows = [each if type(each) in (list, tuple) else list(each) for each in things]
-        lengths = list(map(len, rows))
+        is_plain = set(map(type, things)) <= {list, tuple}
+        rows = things if is_plain else [list(each) for each in things]
         if len(rows) > 1 and len(set(lengths)) == 1 and 0 < lengths[0] <= _MOST_COLUMNS:
             self._put(f"rows of {lengths[0]}")
             for column in range(lengths[0]):
-                self._sequence([row[column] for row in rows])
+                self._sequence(list(map(itemgetter(column), rows)))
             return
         self._put("lengths", np.array(lengths, "<i8").tobytes())
         self._sequence(rows[0] if len(rows) == 1 else list(chain.from_iterable(rows)))
@@ -378,7 +380,12 @@ class Contents:
                 self.is_sampled = True
                 self._put(f"sample of {rows} rows")
                 each = some_rows(each, spread(len(each), _MOST_SAMPLED))
-            self._sequence([columns_of(each)])
+            try:
+                values = columns_of(each)
+            except Exception:  # of an extension type, which may raise anything
+                self.is_sampled = True
+                values = [rows, columns]
+            self._sequence([values])
 
     def _add_object(self, things: list[Any]) -> None:
         self._pay(_PER_OBJECT * len(things))

@@ -303,7 +303,7 @@ class Describer:
                 text = text[len(root) :]
                 break
         if len(text) > _LONGEST_STRING:
-            return f"{len(text)} characters {digest(text.encode(errors='surrogateescape'))}"
+            return f"{len(text)} characters {digest(_encoded(text))}"
         return repr(text)
 
     def _array(self, array: Any) -> str:
@@ -511,6 +511,13 @@ def _inside_all(held: Any, path: str, depth: int, most: int) -> Iterator[tuple[s
                 yield from _inside(held[number], f"{path}[{number}].", depth, most)
     elif held is not None:
         yield from _inside(held, f"{path}.", depth, most)
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")  # half of a pair, as JSON may have
 
 
 def digest(content: bytes) -> str:

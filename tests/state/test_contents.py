@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from stateful_gpu_loader import MixedDataset
 from stateful_gpu_loader.state import contents
-from stateful_gpu_loader.state.descriptions import describe_dataset
+from stateful_gpu_loader.state.descriptions import describe_dataset, describe_transforms_of
 from tests.state.content_kinds import (
     ALL,
     LETTERS,
@@ -81,6 +82,20 @@ def test_digests_are_golden(kind: str) -> None:
     assert described(make(given)).content == GOLDEN[kind]
 
 
+TEXTS = {
+    "list of pairs": "5000 entries blake2b 9e4f48300459a44689c6a79944994fe8",
+    "list of dicts": "5000 entries blake2b bd4c88532abe5f0eae7223ddb16371b0",
+    "dict": "5000 entries blake2b b78a5b72ec69d1ee61fbe28e385f64fa",
+    "tensor": "int64 [15000] blake2b 743ff10edacf886ff660d9622c76d1ad",
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_texts_are_those_of_states_without_digests(kind: str) -> None:
+    make, given = ALL[kind]
+    assert described(make(given)).text == f"(samples={TEXTS[kind]})"
+
+
 def test_paths_count_below_the_folder_that_they_share() -> None:
     """Data that has moved is the same; a file in another folder of it is another."""
 
@@ -139,13 +154,56 @@ def test_an_array_is_the_same_however_it_lies_in_memory() -> None:
 
 
 def test_every_part_of_wrapped_datasets_is_digested() -> None:
-    def found(changed: int) -> Any:
-        parts = [TensorDataset(torch.zeros(5000).index_fill(0, torch.tensor(i), 1)) for i in (1, 2)]
+    def found(wrapped: Any, changed: int) -> Any:
+        parts = [TensorDataset(torch.zeros(5000)) for _ in range(2)]
         parts[1].tensors[0][changed] = 7
-        return describe_dataset(ConcatDataset([Subset(part, range(9)) for part in parts]))
+        return describe_dataset(wrapped([Subset(part, range(9)) for part in parts]))
 
-    assert found(1234).content == found(1234).content != found(1235).content
-    assert found(1234).unknown == ()
+    for wrapped in (ConcatDataset, MixedDataset, list, lambda parts: Subset(Holding(parts), [0])):
+        assert found(wrapped, 1234).content == found(wrapped, 1234).content
+        assert found(wrapped, 1234).content != found(wrapped, 1235).content
+    assert found(ConcatDataset, 1234).unknown == ()
+
+
+class SizedHolding(Holding):
+    def __len__(self) -> int:
+        return 1
+
+
+def test_transforms_of_many_parts_are_all_compared() -> None:
+    """The text shows 256 of them."""
+
+    def found(changed: int) -> Any:
+        parts: list[Any] = [SizedHolding([1]) for _ in range(600)]
+        for number, part in enumerate(parts):
+            part.transform = float if number == changed else int
+        return describe_transforms_of(ConcatDataset(parts))
+
+    assert len({found(number).content for number in range(600)}) == 600
+    assert found(1).unknown == ()
+
+
+def test_a_table_that_cannot_be_read_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pytest.importorskip("pandas").DataFrame({"a": LETTERS})
+
+    def failing(table: Any) -> Any:
+        raise AttributeError("iloc")
+
+    monkeypatch.setattr(contents, "columns_of", failing)
+    assert described(frame).is_sampled
+
+
+def test_half_of_a_pair_of_surrogates_is_text_like_any_other() -> None:
+    """A caption from JSON may end in the middle of an emoji."""
+    for text in ("\ud83d", "a" * 300 + "\ud83d"):
+        for captions in (deque([text]), [text]):
+            assert described(captions) == described(captions)
+
+
+@pytest.mark.gpu
+def test_a_tensor_is_the_same_on_every_device() -> None:
+    numbers = torch.arange(100_000)
+    assert described(numbers.cuda()).content == described(numbers).content is not None
 
 
 def test_a_dataset_that_is_repeated_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,16 +278,19 @@ class Contents:
         return [text[start:] if text.startswith(folder) else text for text in texts]
 
     def _add_bytes(self, things: list[Any]) -> None:
-        for thing in things:
-            view = memoryview(thing)
-            self._put(f"{view.format} {view.shape}")
-            if not self._pays(_PER_CELL + view.nbytes):
-                pieces = [view[at : at + _PIECE].tobytes() for at in spread(len(view), 64)]
-                self._sample(pieces)
-            elif view.contiguous:
-                self._digest.add(view.cast("B"))
-            else:
-                self._digest.add(view.tobytes())
+        self._pay(_PER_TEXT * len(things))
+        if set(map(type, things)) != {bytes}:
+            self._pay(_PER_DICT * len(things))
+            views = [memoryview(each) for each in things]
+            self._put("", *(f"{view.format} {view.shape}".encode() for view in views))
+            self._pay(sum(view.nbytes for view in views))
+            things = [view.tobytes() for view in views]
+        lengths = np.fromiter(map(len, things), "<i8", len(things))
+        if not self._pays(int(lengths.sum())):
+            self.is_sampled = True
+            things = [things[i][:_PIECE] for i in spread(len(things), _MOST_SAMPLED)]
+            self._put("sample", lengths.tobytes())
+        self._put("", lengths.tobytes(), b"".join(things))
 
     def _add_written(self, things: list[Any]) -> None:
         """Add moments, exact numbers and the like as they write themselves."""

@@ -191,7 +191,7 @@ POLARS: dict[str, Make] = {
 }
 
 SHORT: dict[str, Make] = ORDERED | UNORDERED
-if hasattr(np.dtypes, "StringDType"):
+if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):
     SHORT["array of variable text"] = lambda given: np.array(given, np.dtypes.StringDType())
 for package, kinds in (("pandas", PANDAS), ("pyarrow", PYARROW), ("polars", POLARS)):
     if importlib.util.find_spec(package) is not None:

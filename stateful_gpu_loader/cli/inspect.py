@@ -99,6 +99,8 @@ def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
         # Both are None where there is nothing to tell, and not where it is unknown.
         meant = {"on_bad_sample": "raise", "decoder_version": "none"}.get(name, UNKNOWN)
         said = order_in_words(value) if name == "order" else str(value)
+        if name == "content" and value is not None:
+            said = ", ".join(f"{field}: {digest}" for field, digest in value.items()) or "none"
         yield name, meant if value is None else said
     for name, reason in found.unverified.items():
         yield f"{name} not proven", reason

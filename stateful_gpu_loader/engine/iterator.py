@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -20,7 +21,7 @@ from stateful_gpu_loader.engine.pipeline import (
     WorkersDied,
 )
 from stateful_gpu_loader.engine.stages import waiting
-from stateful_gpu_loader.errors import BadSample, WorkerLost
+from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
@@ -40,6 +41,7 @@ class Run:
         self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
+        self._owner = os.getpid()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -55,6 +57,8 @@ class Run:
         return self._length()
 
     def __next__(self) -> Any:
+        if self._owner != os.getpid():
+            raise _inherited(self._owner)
         with self._lock, waiting("wait", self._engine.tally.own):
             while not self._ended:
                 self._leave_if_superseded()
@@ -105,7 +109,8 @@ class Run:
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At interpreter exit threads and processes have ended already, and modules that closing a
         # pipeline needs may be gone.
-        if not _is_finalizing():
+        # A forked child leaves the pass, and its workers, to the parent.
+        if not _is_finalizing() and self._owner == os.getpid():
             self._stop()
 
     @property
@@ -301,6 +306,15 @@ class Run:
         if begun is not None:
             begun.current.is_left = True
             self._engine.release(begun)
+
+
+def _inherited(owner: int) -> LoaderError:
+    return LoaderError(
+        f"this iterator belongs to process {owner}; process {os.getpid()} was forked from it, and "
+        "would take batches that the parent waits for. Remedy: iterate the loader itself here, "
+        "which begins the next pass with workers of this process; "
+        "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
+    )
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

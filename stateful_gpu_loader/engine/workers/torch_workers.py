@@ -16,6 +16,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -382,8 +383,21 @@ class _Context(BaseContext):
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
         process = self._real.Process(*args, **kwargs)
+        _PROCESSES.add(process)
         self._processes.append(process)
         return process
+
+
+_PROCESSES: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def _leave_workers_to_the_parent() -> None:
+    """Let a forked child forget its parent's workers, which multiprocessing would end at exit."""
+    children: Any = multiprocessing.process
+    children._children.difference_update(_PROCESSES)
+
+
+os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
 
 
 class _Flag:

@@ -66,7 +66,7 @@ class ProcessPipeline:
         if torch_workers is None:
             torch_workers = self._launched()
         elif torch_workers.monitor.has_lost():
-            raise WorkersDied(torch_workers.monitor.verdict(), None)
+            raise torch_workers.loss(None)
         self._dispatch = Dispatch(
             requests,
             starts,
@@ -153,7 +153,7 @@ class ProcessPipeline:
         except WritersLost:
             torch_workers.monitor.has_lost(_SECONDS_TO_BE_TOLD)
             self._is_torn = False
-            raise WorkersDied(torch_workers.monitor.verdict(), self._dispatch.oldest) from None
+            raise torch_workers.loss(self._dispatch.oldest) from None
         self._dispatch.answer(number, answer)
         self._is_torn = False
 

@@ -86,7 +86,7 @@ class WorkerPool:
             pipeline.launch()
         except WorkersDied as loss:
             raise WorkerLost(
-                f"{loss.what}. Remedy: look for what ends them: memory, or worker_init_fn"
+                f"{loss.what}. Remedy: {loss.remedy or 'look for what ends them, such as memory'}"
             ) from loss
         self.idle, self._is_new = pipeline, True
 

@@ -80,7 +80,7 @@ class StartReport:
 
     def say(self, stage: str, text: str = "") -> None:
         """Report a stage of this process's start; the last one is :data:`READY`."""
-        report = f"{os.getpid()} {stage} {text}".encode()[:_MOST_BYTES]
+        report = f"{os.getpid()} {stage} {text}".encode(errors="replace")[:_MOST_BYTES]
         with suppress(OSError):  # the main process has given up
             self._pipe.send_bytes(report)
         if stage == READY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -20,7 +21,7 @@ from stateful_gpu_loader.engine.pipeline import (
     WorkersDied,
 )
 from stateful_gpu_loader.engine.stages import waiting
-from stateful_gpu_loader.errors import BadSample, WorkerLost
+from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Offer
 
@@ -41,6 +42,7 @@ class Run:
         self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
+        self._owner = os.getpid()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -56,6 +58,8 @@ class Run:
         return self._length()
 
     def __next__(self) -> Any:
+        if self._owner != os.getpid():
+            raise _inherited(self._owner)
         while True:
             offer = self._offered()
             try:
@@ -75,7 +79,8 @@ class Run:
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At interpreter exit threads and processes have ended already, and modules that closing a
         # pipeline needs may be gone.
-        if not _is_finalizing():
+        # A forked child leaves the pass, and its workers, to the parent.
+        if not _is_finalizing() and self._owner == os.getpid():
             self._stop()
 
     @property
@@ -329,6 +334,15 @@ class Run:
         begun = getattr(self, "_begun", None)
         if begun is not None:
             self._leave(begun)
+
+
+def _inherited(owner: int) -> LoaderError:
+    return LoaderError(
+        f"this iterator belongs to process {owner}; process {os.getpid()} was forked from it, and "
+        "would take batches that the parent waits for. Remedy: iterate the loader itself here, "
+        "which begins the next pass with workers of this process; "
+        "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
+    )
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

@@ -66,7 +66,7 @@ class ProcessPipeline:
         if torch_workers is None:
             torch_workers = self._launched()
         elif torch_workers.monitor.has_lost():
-            raise WorkersDied(torch_workers.monitor.verdict(), None)
+            raise torch_workers.loss(None)
         self._dispatch = Dispatch(
             requests,
             starts,
@@ -147,7 +147,7 @@ class ProcessPipeline:
                 number, answer = torch_workers.receive()
         except WritersLost:
             torch_workers.monitor.has_lost(_SECONDS_TO_BE_TOLD)
-            raise WorkersDied(torch_workers.monitor.verdict(), self._dispatch.oldest) from None
+            raise torch_workers.loss(self._dispatch.oldest) from None
         self._dispatch.answer(number, answer)
 
     def _nothing_to_do(self) -> Dispatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -181,9 +182,12 @@ class HoldingWithState(Holding):
 @pytest.mark.parametrize(
     ("hold", "path"),
     [
-        (lambda held: {"dataset": Holding(held)}, r"Holding\.held"),
-        (lambda held: {"dataset": Subset(Holding(Wrapped(held)), [0])}, r"Holding\.held\.augment"),
-        (lambda held: {"dataset": Indices(N), "transform": Unchanged(held)}, r"Unchanged\.augment"),
+        (lambda held: {"dataset": Holding(held)}, "dataset.held"),
+        (
+            lambda held: {"dataset": Subset(Holding(Wrapped(held)), [0])},
+            "dataset.dataset.held.augment",
+        ),
+        (lambda held: {"dataset": Indices(N), "transform": Unchanged(held)}, "transform.augment"),
     ],
 )
 def test_a_generator_that_nobody_keys_is_warned_of_once(
@@ -192,7 +196,7 @@ def test_a_generator_that_nobody_keys_is_warned_of_once(
     """The attribute and the remedies, at the first pass and at no other."""
     loader = StatefulGPULoader(batch_size=4, **hold(generator))
     batches = iter(loader)
-    with pytest.warns(UserWarning, match=rf"^{path}: .* before each item.* set_sample_seed"):
+    with pytest.warns(UserWarning, match=rf"^{re.escape(path)}: .*set_sample_seed"):
         next(batches)
     list(batches)
     list(loader)
@@ -206,9 +210,8 @@ def test_a_generator_that_nobody_keys_is_warned_of_once(
         Holding(torch.default_generator),
         Holding([np.random.mtrand._rand, random._inst]),  # type: ignore[attr-defined]
         Holding(flips()),
-        Holding([random.Random(1)] * 40),
     ],
-    ids=["set_sample_seed", "state", "torch's", "NumPy's and Python's", "keyed", "data"],
+    ids=["set_sample_seed", "state", "torch's", "NumPy's and Python's", "keyed"],
 )
 def test_other_generators_are_not_warned_of(dataset: Any) -> None:
     with warnings.catch_warnings():

@@ -82,7 +82,7 @@ class WorkerPool:
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
         """Return a pipeline with new workers, which are not started."""
         if not self._has_looked and not plan.is_iterable:
-            warn_of_own_generators(plan.config.dataset, plan.transform)
+            warn_of_own_generators(plan.config.dataset, plan.config.transform)
         self._has_looked = True
         if self._device is not None:
             self._stage = self._stage or self._former_stage()

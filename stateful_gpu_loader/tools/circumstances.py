@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.engine.makers.reachable import GENERATORS, is_package_code, reachable
+from stateful_gpu_loader.engine.makers.reachable import is_generator, is_package_code, reachable
 from stateful_gpu_loader.tools.differences import same
 
 _LARGEST = 1000
@@ -150,7 +150,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
 
     def add(path: str, namespace: Any, name: str, kind: str) -> None:
         value = _value(namespace, name)
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             if id(value) not in known:
                 known.add(id(value))
                 found[path] = _generator(value)
@@ -158,7 +158,7 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
             found[path] = _slot(namespace, name, kind)
 
     for path, each in reachable(roots).found:
-        if isinstance(each, GENERATORS):
+        if is_generator(each):
             add(path, {"": each}, "", "generator")
         elif isinstance(each, types.FunctionType):
             for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):

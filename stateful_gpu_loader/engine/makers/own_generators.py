@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from stateful_gpu_loader.engine.makers.reachable import GENERATORS, Found, Reached, reachable
+from stateful_gpu_loader.engine.makers.reachable import Found, Reached, is_generator, reachable
 from stateful_gpu_loader.state.schema import Stateful
 
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
@@ -78,10 +78,14 @@ def warn_of_own_generators(dataset: Any, transform: Any) -> None:
     for _, thing in found:
         if _is_keyed(thing):
             seeded |= {id(value) for name, value in vars(thing).items() if name in _KEYED_NAMES}
-    private = [each for each in found if isinstance(each.thing, GENERATORS)]
-    private = [each for each in private if id(each.thing) not in seeded]
     by_system = [each for each in found if _draws_from_the_system(each.thing)]
-    by_state = [each for each in private if not _draws_from_the_system(each.thing)]
+    by_state = [
+        each
+        for each in found
+        if is_generator(each.thing)
+        and id(each.thing) not in seeded
+        and not _draws_from_the_system(each.thing)
+    ]
     if by_state:
         warnings.warn(
             f"{_listed(by_state)}: private generators, which the loader cannot seed. Samples drawn "
@@ -156,7 +160,7 @@ def _set_another_seed(thing: Any, number: int, seed: int) -> None:
 
 
 def _draws_from_the_system(thing: Any) -> bool:
-    return thing is random.SystemRandom or isinstance(thing, random.SystemRandom)
+    return thing is random.SystemRandom or issubclass(type(thing), random.SystemRandom)
 
 
 def _listed(found: list[Found]) -> str:

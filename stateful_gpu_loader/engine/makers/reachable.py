@@ -127,6 +127,11 @@ def reachable(
     return _Search(is_left_out).run(roots)
 
 
+def is_generator(thing: Any) -> bool:
+    """Return whether an object is a random generator, without asking a proxy what it stands for."""
+    return issubclass(type(thing), GENERATORS)
+
+
 def is_package_code(module: str) -> bool:
     """Return whether a module is of Python's library or of a package with no private generators."""
     package = module.partition(".")[0]
@@ -267,9 +272,7 @@ class _Class:
                     self._slots.append((name, value))
         self.names = frozenset(self._bases)
         self.generators = {
-            name
-            for name, bases in self._bases.items()
-            if issubclass(type(vars(bases[0])[name]), GENERATORS)
+            name for name, bases in self._bases.items() if is_generator(vars(bases[0])[name])
         }
         """Names of the generators that the class gives to its objects."""
         self._is_module = issubclass(kind, torch.nn.Module)

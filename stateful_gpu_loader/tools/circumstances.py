@@ -157,10 +157,12 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
         elif _is_plain(value):
             found[path] = _slot(namespace, name, kind)
 
-    for path, each in reachable(roots).found:
-        if is_generator(each):
+    reached = reachable(roots).found
+    for path, each in reached:
+        if is_generator(each):  # first, so that it has this path wherever else it lies
             add(path, {"": each}, "", "generator")
-        elif isinstance(each, types.FunctionType):
+    for path, each in reached:
+        if isinstance(each, types.FunctionType):
             for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
                 if _has_contents(cell):
                     add(f"{path}.{name}", cell, "cell_contents", "variable")

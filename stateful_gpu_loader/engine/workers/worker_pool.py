@@ -40,7 +40,7 @@ class WorkerPool:
         self._is_new = False
         """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
-        """Whether the user's own generators were looked for, of which the pool warns once."""
+        """Whether private generators were looked for, of which the pool warns once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give a copy of the loader, or its pickle, a worker pool of its own."""

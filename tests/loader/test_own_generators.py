@@ -406,7 +406,7 @@ def test_what_could_not_be_searched_is_unverified() -> None:
         return StatefulGPULoader(Known(held), batch_size=4, strict=True)
 
     assert build([Unchanged(None)] * 100).unverified == ()
-    for held in (ctypes.CDLL(None).rand, [Unchanged(None)] * 1000):
+    for held in (ctypes.CDLL(None).rand, [Unchanged(None)] * 2000):
         loader = build(held)
         assert loader.unverified == ("dataset",)
         with pytest.raises(StateMismatch, match=r"generators in .*dataset\.held"):

@@ -38,10 +38,12 @@ GENERATORS = (
 
 _MOST = 20_000
 """Number of objects that one search looks at, at about a microsecond each."""
-_LONGEST = 256
-"""Longer lists and dicts are sampled."""
+_LONGEST_UNSEEN = 256
+"""Longer lists and dicts are sampled first, as most of them hold data."""
+_LONGEST = 1000
+"""Longer lists and dicts of other things are searched in these samples alone."""
 _SAMPLED = 8
-"""Number of entries that are looked at in a longer list or dict."""
+"""Number of entries in a sample of a list or dict."""
 _DEEPEST = 4
 _CALLED = frozenset({"__getitem__", "__getitems__", "__call__", "forward", "read_shard"})
 """Methods that are called per sample, whatever the code names."""
@@ -247,10 +249,11 @@ class _Search:
                 yield f"{place.path}.{name}", value, names
 
     def _entries(self, place: _Place) -> Iterator[tuple[str, Any, Names]]:
-        n, pairs = _sampled(place.thing)
+        n, pairs = _sampled(place.thing, _LONGEST_UNSEEN)
+        if n > _LONGEST_UNSEEN and all(_is_data(entry) for _, entry in pairs):
+            return
+        n, pairs = _sampled(place.thing, _LONGEST)
         if n > _LONGEST:
-            if all(_is_data(entry) for _, entry in pairs):
-                return
             self._note(place.root, f"{n - len(pairs)} entries of {place.path}")
         for key, entry in pairs:
             # No other repr() is called, as it may be the user's.
@@ -420,8 +423,8 @@ def _kind_of(kind: type) -> str:
     return next((name for name, each in kinds.items() if issubclass(kind, each)), "object")
 
 
-def _sampled(container: Any) -> tuple[int, list[tuple[Any, Any]]]:
-    """Return the length of a container, and keys and entries: some of them if it is long.
+def _sampled(container: Any, longest: int) -> tuple[int, list[tuple[Any, Any]]]:
+    """Return the length of a container, and keys and entries: some of them if it is longer.
 
     The methods of Python's own types are called, and never those of a subclass.
     """
@@ -434,12 +437,12 @@ def _sampled(container: Any) -> tuple[int, list[tuple[Any, Any]]]:
         base: Any = next(each for each in (*_SEQUENCES, dict) if issubclass(type(container), each))
         n = base.__len__(container)
         entries = base.items(container) if base is dict else base.__iter__(container)
-        if n > _LONGEST and base in (list, tuple):
+        if n > longest and base in (list, tuple):
             places = [i * (n - 1) // (_SAMPLED - 1) for i in range(_SAMPLED)]
             return n, [(i, base.__getitem__(container, i)) for i in places]
     is_mapping = issubclass(type(container), (dict, types.MappingProxyType))
     pairs = entries if is_mapping else enumerate(entries)
-    return n, list(itertools.islice(pairs, n if n <= _LONGEST else _SAMPLED))
+    return n, list(itertools.islice(pairs, n if n <= longest else _SAMPLED))
 
 
 def _is_data(thing: Any, depth: int = _DEEPEST) -> bool:
@@ -449,4 +452,4 @@ def _is_data(thing: Any, depth: int = _DEEPEST) -> bool:
         return True
     if kind not in (*_SEQUENCES, *_MAPPINGS) or not depth:
         return False
-    return all(_is_data(entry, depth - 1) for _, entry in _sampled(thing)[1][:_SAMPLED])
+    return all(_is_data(entry, depth - 1) for _, entry in _sampled(thing, _SAMPLED)[1])

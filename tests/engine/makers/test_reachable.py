@@ -279,6 +279,10 @@ HOLDERS: dict[str, tuple[Any, list[str]]] = {
         ConcatDataset([Items(), Items(rng=rng())]),
         ["dataset.datasets[1].rng"],
     ),
+    "a ConcatDataset of many": (
+        ConcatDataset([*(Items() for _ in range(500)), Items(rng=rng()), *[Items()] * 400]),
+        ["dataset.datasets[500].rng"],
+    ),
     "StackDataset": (StackDataset(a=Items(rng=rng())), ["dataset.datasets['a'].rng"]),
 }
 
@@ -374,13 +378,13 @@ def test_a_million_paths_are_not_looked_at_one_by_one() -> None:
 
 
 def test_entries_of_a_long_list_of_objects_are_sampled_and_that_is_said() -> None:
-    dataset = Items(steps=[Noise(rng()) for _ in range(1000)])
+    dataset = Items(steps=[Noise(rng()) for _ in range(2000)])
     reached = reachable({"dataset": dataset})
     found = [path for path, thing in reached.found if is_generator(thing)]
     assert found[0] == "dataset.steps[0].rng"
-    assert found[-1] == "dataset.steps[999].rng"
+    assert found[-1] == "dataset.steps[1999].rng"
     assert len(found) == 8
-    assert reached.unsearched == {"dataset": ["992 entries of dataset.steps"]}
+    assert reached.unsearched == {"dataset": ["1992 entries of dataset.steps"]}
 
 
 def test_a_bound_that_is_reached_is_said_for_the_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,10 @@ class SampleMaker:
     """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
     A dataset that draws from ``random``, ``numpy.random`` or torch so gives the same sample in any
-    worker. A dataset with generators of its own, even inside torch's Subset, ConcatDataset or
-    StackDataset, may have a method ``set_sample_seed(int)``, which is called before each item, or
-    before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
-    ``transform`` are seeded at the same moments.
+    worker. An object with private generators may have a method ``set_sample_seed(int)``, wherever
+    the dataset or ``transform`` holds it. The method is called before each item, or before each
+    call of the dataset's own ``__getitems__``. Transforms of albumentations are seeded at the same
+    moments.
 
     Seeding takes 8 us a sample, and most datasets draw nothing. So batches are made without it
     until one draws: that one is made again, and it and all behind it are seeded. What must not be

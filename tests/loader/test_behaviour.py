@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
+import random
 import threading
+import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -232,6 +235,40 @@ def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
         thread.join()
     assert same(found[0], wanted)
     assert same(found[1], wanted)
+
+
+class Drawing:
+    """A sampler that draws index by index, and lets another thread run in between."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(40):
+            first = random.randrange(40)
+            time.sleep(0)
+            yield (first + random.randrange(40)) % 40
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_samplers_that_draw_in_two_threads_do_not_disturb_each_other(peeks: bool) -> None:
+    """Neither their indices nor those that ``peek()`` draws."""
+
+    def batches() -> list[Any]:
+        loader, found = StatefulGPULoader(Indices(40), 4, sampler=Drawing(), seed=1), []
+        for batch in loader:
+            found.append(batch)
+            if peeks and len(found) < len(loader):
+                found.append(loader.peek())
+        return found
+
+    wanted, found = batches(), list[list[Any]]()
+    threads = [threading.Thread(target=lambda: found.append(batches())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [same(each, wanted) for each in found] == [True] * 3
 
 
 def test_an_interrupted_sample_is_read_again() -> None:

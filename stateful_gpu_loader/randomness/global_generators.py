@@ -53,6 +53,9 @@ def seed_global_generators(sample_seed: int) -> None:
     torch.default_generator.manual_seed(sample_seed & 0xFFFFFFFF)
 
 
+EVIDENCE = 1024
+"""Number of samples that are seeded and watched before later ones are only watched."""
+
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators, which belong to the whole process."""
 
@@ -118,11 +121,10 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 
 
 class DrawWatch:
-    """Tells of a block of code whether it may have drawn from a global generator; none has moved.
+    """Notices whether a block of code may have drawn from a global generator, in about 3 us.
 
     A block uses a generator if it leaves it in another state, or asks for its state or seed by the
-    functions of ``random``, ``numpy.random`` and torch. However the block ends, the generators are
-    as they were. About 3 us.
+    functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well.
 
     >>> with DrawWatch() as watch:
     ...     _ = sum(range(10))
@@ -136,7 +138,9 @@ class DrawWatch:
 
     def __init__(self) -> None:
         self.was_used = False
-        """Whether the block may have used a generator; known behind it."""
+        """Whether the block may have used a generator; known after it."""
+        self.has_moved = self.was_asked = False
+        """Whether a generator has moved, and whether the block asked for a state or seed."""
 
     def __enter__(self) -> DrawWatch:
         self._states = global_states()
@@ -147,11 +151,14 @@ class DrawWatch:
 
     def __exit__(self, *_: object) -> None:
         _let_look_up(*self._looked_up)
-        if _Asked.times != self._times_asked:
-            self.was_used = True
-        if global_states() != self._states:
-            self.was_used = True
-            _put_back(*self._states)
+        self.has_moved = global_states() != self._states
+        self.was_asked = _Asked.times != self._times_asked
+        self.was_used = self.was_used or self.has_moved or self.was_asked
+
+    def undo(self) -> None:
+        """Restore the generators to where they were before the block."""
+        if self.has_moved:
+            restore(self._states)
 
 
 _of_torch: Any = torch.random

@@ -222,11 +222,15 @@ def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> Non
 
 def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
     """The global generators are one process's, so inline requests take turns."""
-    wanted = list(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+
+    class Declared(Noisy):
+        draws = True
+
+    wanted = list(StatefulGPULoader(Declared(400), batch_size=4, seed=1))
     found: list[list[Any]] = [[], []]
 
     def work(number: int) -> None:
-        found[number].extend(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+        found[number].extend(StatefulGPULoader(Declared(400), batch_size=4, seed=1))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:

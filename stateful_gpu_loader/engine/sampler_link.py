@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stateful_gpu_loader.engine.config import LoaderConfig
@@ -69,12 +70,11 @@ def _is_one_of_several(divided: Any) -> bool:
     return 0 <= rank < num_replicas > 1
 
 
-def take_requested_epoch(sampler: Any) -> int | None:
-    """Return the epoch that ``sampler.set_epoch()`` was given since the last call, or None."""
-    if not isinstance(sampler, OWN_SAMPLERS):
-        return None
-    requested, sampler.requested_epoch = sampler.requested_epoch, None
-    return requested
+def pass_on_requested_epoch(sampler: Any, request: Callable[[int], None]) -> None:
+    """Call ``request`` with the epoch that ``sampler.set_epoch()`` was given, if it was called."""
+    if isinstance(sampler, OWN_SAMPLERS) and sampler.requested_epoch is not None:
+        request(sampler.requested_epoch)
+        sampler.requested_epoch = None
 
 
 def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:

@@ -43,17 +43,17 @@ class SettledSeed:
         self._value = None if seed is None else int(seed)
         self._owes_draw = False
         self._is_drawn = False
+        self._before: torch.Tensor | None = None
+        """State of the generator before the draw; None if none was tried."""
 
     @property
     def value(self) -> int:
         """The seed, without touching the caller's generator."""
         if self._value is None:
             self._is_drawn = self._owes_draw = not self._is_divided()
-            self._value = 0
-            if self._is_drawn:
-                copy = torch.Generator()
-                copy.set_state((self._generator or torch.default_generator).get_state())
-                self._value = _draw(copy)
+            copy = torch.Generator()
+            copy.set_state((self._generator or torch.default_generator).get_state())
+            self._value = _draw(copy) if self._is_drawn else 0
         return self._value
 
     @property
@@ -72,8 +72,13 @@ class SettledSeed:
         """The seed, for the pass that begins now."""
         value = self.value
         if self._owes_draw:
-            _draw(self._generator)
-        self._owes_draw = False
+            generator = self._generator or torch.default_generator
+            if self._before is None:
+                self._before = generator.get_state()
+            # Otherwise an interrupt has come between the draw and its note.
+            if torch.equal(self._before, generator.get_state()):
+                _draw(generator)
+            self._owes_draw = False
         return value
 
     def load(self, value: int, *, is_drawn: bool) -> None:

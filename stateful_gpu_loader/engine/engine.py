@@ -38,6 +38,7 @@ from stateful_gpu_loader.engine.sampler_link import (
     pass_on_requested_epoch,
     rank_in_words,
     seed_of,
+    settle_seed_of,
 )
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
@@ -47,6 +48,7 @@ from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
+from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.state.descriptions import own_fingerprint
 from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
@@ -136,6 +138,8 @@ class Engine:
         """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
+        self._former_sampler: Any = None
+        """Sampler that the loader was built with, if another one has taken its place."""
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
@@ -145,6 +149,38 @@ class Engine:
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
         if name in OF_WORKERS:
             self.workers = self.workers.successor()
+
+    def follow(self, index_sampler: Any, *, dataset: Any, collate_fn: Any) -> None:
+        """Take a sampler that a program has put in place of the loader's, before the first pass.
+
+        Args:
+            index_sampler: what torch's DataLoader would iterate.
+            dataset, collate_fn: the loader's present ones.
+
+        Raises:
+            LoaderError: a pass was begun or a state loaded with another sampler, the dataset is not
+                map-style, or the dataset or the ``collate_fn`` was replaced.
+        """
+        config = self.plan.config
+        for name, present in (("dataset", dataset), ("collate_fn", collate_fn)):
+            before = getattr(config, name)
+            if present is not before:
+                raise LoaderError(
+                    f"{name} of the loader was replaced: {type(present).__name__} instead of "
+                    f"{type(before).__name__}. Remedy: build a new loader with {name}="
+                )
+        if config.is_sampled_by(index_sampler):
+            return
+        name = "sampler" if config.batch_sampler is None else "batch_sampler"
+        if not (is_map(dataset) and self.plan.is_read and self.passes.is_new):
+            raise LoaderError(
+                f"{name} of the loader was replaced by a {type(index_sampler).__name__}, over "
+                f"{type(dataset).__name__}. Only a loader of a map-style dataset takes another "
+                "one, before its first batch and before load_state_dict(). Remedy: build the "
+                f"loader with {name}=; a property _index_sampler must return one object, always"
+            )
+        self._former_sampler = config.sampler
+        self.plan, self._identity = Plan.of(config.sampled_by(index_sampler)), None
 
     # Passes
 
@@ -156,6 +192,7 @@ class Engine:
         """
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
+        settle_seed_of(self._former_sampler, seed)
         config = plan.config
         current = self.passes.begin(
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"

@@ -36,6 +36,12 @@ def seed_of(sampler: Any) -> int | None:
     return seed
 
 
+def settle_seed_of(sampler: Any, seed: int) -> None:
+    """Give the loader's seed to a sampler of this package that another sampler iterates."""
+    if isinstance(sampler, OWN_SAMPLERS) and sampler.seed is None:
+        sampler.seed = seed
+
+
 def divides_data(config: LoaderConfig) -> bool:
     """Return whether ranks divide the data, so that their generators need not decide the order.
 

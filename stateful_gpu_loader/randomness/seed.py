@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -46,14 +48,20 @@ class SettledSeed:
         self._before: torch.Tensor | None = None
         """State of the generator before the draw; None if none was tried."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> SettledSeed:
+        """Return a twin with a generator of its own, which asks the same ``is_divided``."""
+        twin = copy.copy(self)
+        twin._generator = copy.deepcopy(self._generator, memo)
+        return twin
+
     @property
     def value(self) -> int:
         """The seed, without touching the caller's generator."""
         if self._value is None:
             self._is_drawn = self._owes_draw = not self._is_divided()
-            copy = torch.Generator()
-            copy.set_state((self._generator or torch.default_generator).get_state())
-            self._value = _draw(copy) if self._is_drawn else 0
+            twin = torch.Generator()
+            twin.set_state((self._generator or torch.default_generator).get_state())
+            self._value = _draw(twin) if self._is_drawn else 0
         return self._value
 
     @property
@@ -89,10 +97,10 @@ class SettledSeed:
 
 def after_the_draw(generator: torch.Generator) -> torch.Tensor:
     """The state that a generator will have once the seed was drawn from it."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    _draw(copy)
-    return copy.get_state()
+    twin = torch.Generator()
+    twin.set_state(generator.get_state())
+    _draw(twin)
+    return twin.get_state()
 
 
 def _draw(generator: torch.Generator | None) -> int:

@@ -43,7 +43,7 @@ from stateful_gpu_loader.engine.sampler_link import (
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
-from stateful_gpu_loader.engine.user_objects import DatasetMemory
+from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
 from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
@@ -138,6 +138,8 @@ class Engine:
         """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
+        self._may_lose_a_buffer = plan.is_iterable
+        """Whether the dataset was not yet looked at for a shuffle buffer, of which a save warns."""
         self._former_sampler: Any = None
         """Sampler that the loader was built with, if another one has taken its place."""
 
@@ -334,6 +336,9 @@ class Engine:
         self.take_requested_epoch()
         address = self.passes.address(batches_ago)
         user = address.user
+        if address.position and self._may_lose_a_buffer:
+            self._may_lose_a_buffer = False
+            warn_of_shuffle_buffer(self.plan.config.dataset)
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
             user = states_between_passes(self.plan, self.dataset_memory, self.seed)
         own, text, rank = self.identity.fingerprint, self.identity.text, self._drawn_by

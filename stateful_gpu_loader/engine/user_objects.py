@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import traceback
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,9 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.user_states import worker_state
+
+_MOST_EXAMPLES_ITERABLES = 1_000
+"""Number of nested parts of a Hugging Face dataset that are looked at."""
 
 
 def state_of(thing: Any) -> Any:
@@ -67,6 +72,62 @@ def begins_anew(dataset: Any) -> bool:
 def loaded_before(dataset: Any) -> Any:
     """Return the state that such a dataset begins its passes with; see :func:`begins_anew`."""
     return dataset._starting_state_dict
+
+
+def check_begins(dataset: Any) -> None:
+    """Read a first sample of a dataset that keeps a loaded state and uses it when it is iterated.
+
+    Hugging Face's IterableDataset cannot use its own state in several workers, if it reads its
+    shards in turns, as a shuffled one does.
+
+    Raises:
+        StateMismatch: the dataset fails where it uses the state.
+    """
+    try:
+        next(iter(dataset), None)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any("load_state_dict" in frame.name for frame in frames):
+            raise
+        raise StateMismatch(
+            "dataset's state",
+            saved=f"a state of {type(dataset).__name__}",
+            present=f"one that cannot use it: its load_state_dict() raised {error!r}",
+            remedy="num_workers=0 or 1, if the dataset is shuffled or interleaved; or a map-style "
+            "datasets.Dataset with shuffle=True, which resumes exactly with any number of workers",
+        ) from error
+
+
+def shuffle_buffer_of(dataset: Any) -> int | None:
+    """Return the size of the buffer that a Hugging Face IterableDataset shuffles in, or None.
+
+    Its state does not hold the samples in the buffer.
+    """
+    if not begins_anew(dataset):
+        return None
+    waiting, num_seen = [getattr(dataset, "_ex_iterable", None)], 0
+    while waiting and num_seen < _MOST_EXAMPLES_ITERABLES:
+        each = waiting.pop()
+        num_seen += 1
+        size = getattr(each, "buffer_size", None)
+        if isinstance(size, int) and size > 1:
+            return size
+        waiting.append(getattr(each, "ex_iterable", None))
+        waiting += list(getattr(each, "ex_iterables", None) or ())
+    return None
+
+
+def warn_of_shuffle_buffer(dataset: Any) -> None:
+    """Warn that a resume leaves out the samples in a dataset's shuffle buffer, if it has one."""
+    size = shuffle_buffer_of(dataset)
+    if size is not None:
+        warnings.warn(
+            f"this state does not hold the shuffle buffer of {type(dataset).__name__}: a resume "
+            f"leaves out up to {size} samples that were in it (for each worker), and the order is "
+            "another one. Remedy: a map-style datasets.Dataset with shuffle=True, or an "
+            "IterableDataset without shuffle()",
+            stacklevel=4,
+        )
 
 
 class DatasetMemory:

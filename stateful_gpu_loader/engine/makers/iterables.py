@@ -24,6 +24,7 @@ from stateful_gpu_loader.engine.sample_digest import digest_with
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import (
     begins_anew,
+    check_begins,
     load_user_state,
     loaded_before,
     state_keeper,
@@ -86,7 +87,7 @@ class IterableMaker:
         self._loaded: bytes | None = None
         self._digest: str | None = None
         """Digest of this pass's samples; None if the dataset or its iterator has state."""
-        self._failed: list[list[int]] = []
+        self._failed: list[tuple[int, int]] = []
         """Fetches that have raised, each with the number of samples that it had taken by then."""
         self._may_raise = False
         """Whether the next sample may raise what a fetch has raised when it was read before."""
@@ -111,12 +112,15 @@ class IterableMaker:
         if isinstance(self._dataset, IterDataPipe):
             prepare_datapipe(self._dataset, start)
         self._seed()
+        if self._put_back is not None:
+            check_begins(self._dataset)
+            self._seed()
         self._iterator = iter(self._dataset)
         load_user_state("iterator", self._iterator, state["iterator"])
         has_state = isinstance(self._keeper, Stateful) or isinstance(self._iterator, Stateful)
         self._digest = None if has_state else ""
         if state["dataset"] is None and state["iterator"] is None:
-            self._failed = list(state.get("failed", ()))
+            self._failed = [(fetch, count) for fetch, count in state.get("failed", ())]
             self._read_again(state["samples"], state["digest"])
         self._fetches, self._samples = state["fetches"], state["samples"]
 
@@ -149,7 +153,7 @@ class IterableMaker:
                 samples = self._fetch(self._batch_size or 1)
         except Exception:
             if self._digest is not None:
-                self._failed.append([self._fetches, self._samples - before])
+                self._failed.append((self._fetches, self._samples - before))
             raise
         if not samples or self._is_dropped(samples):
             self._ended = True
@@ -288,7 +292,7 @@ class IterableMaker:
         Raises:
             StateMismatch: the iterator yields other samples than before.
         """
-        taken: dict[int, int] = {fetch: count for fetch, count in self._failed}
+        taken = dict(self._failed)
         self._counts_raised = not taken
         last_failed = max(taken, default=0)
         while self._samples < count or self._fetches < last_failed:

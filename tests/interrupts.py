@@ -1,0 +1,173 @@
+"""Exceptions raised where a signal handler could raise: at any line or bytecode of the package.
+
+A signal handler runs between two bytecodes of the main thread. Here the bytecode is chosen::
+
+    places = count_places(lambda: next(iter(make())))
+    for n in range(1, places + 1):
+        batches = iter(make())
+        with interrupt_at(n) as interrupt, suppress(KeyboardInterrupt):
+            next(batches)
+        assert interrupt.reached, n
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import linecache
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+import stateful_gpu_loader
+
+_PACKAGE = str(Path(stateful_gpu_loader.__file__).parent) + "/"
+_TOOL = 4
+"""Number that no debugger, profiler or coverage tool takes in ``sys.monitoring``."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place in the package before which an interrupt is raised."""
+
+    file: str
+    """Path within the package."""
+    function: str
+    line: int
+    opcode: str
+    """Name of the bytecode that does not run any more; of the line's first where lines count."""
+    outermost: bool
+    """Whether no other function of the package had called this one."""
+
+    @property
+    def source(self) -> str:
+        return linecache.getline(_PACKAGE + self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}, {self.opcode}: {self.source}"
+
+
+class Interrupt:
+    """Counts the places met in the package by one thread, and raises at one of them."""
+
+    def __init__(
+        self, at: int | None, error: type[BaseException], by: Literal["line", "opcode"]
+    ) -> None:
+        self.count = 0
+        """Number of places met."""
+        self.where: Place | None = None
+        """Place where the exception was raised; None if it was not reached."""
+        self._at = at
+        self._error = error
+        self._by = by
+
+    @property
+    def reached(self) -> bool:
+        return self.where is not None
+
+    @contextmanager
+    def watching(self) -> Iterator[Interrupt]:
+        watch = self._monitored if sys.version_info >= (3, 12) else self._traced
+        with watch():
+            yield self
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            if not _is_of_package(frame.f_code):
+                return None
+            if event == "call":
+                frame.f_trace_opcodes = self._by == "opcode"
+            elif event == self._by:
+                self._meet(frame)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    @contextmanager
+    def _monitored(self) -> Iterator[None]:
+        # A trace function that asks for bytecodes misses the first ones of a frame since 3.12.
+        tool, thread = sys.monitoring, threading.get_ident()
+        event = tool.events.LINE if self._by == "line" else tool.events.INSTRUCTION
+
+        def met(code: CodeType, line_or_offset: int) -> Any:
+            if not _is_of_package(code):
+                return tool.DISABLE
+            if threading.get_ident() == thread:
+                self._meet(sys._getframe(1))
+            return None
+
+        tool.use_tool_id(_TOOL, "tests.interrupts")
+        tool.register_callback(_TOOL, event, met)
+        tool.set_events(_TOOL, event)
+        try:
+            yield
+        finally:
+            tool.set_events(_TOOL, 0)
+            tool.register_callback(_TOOL, event, None)
+            tool.free_tool_id(_TOOL)
+
+    def _meet(self, frame: FrameType) -> None:
+        # Bytecodes without a line are the compiler's own, at the end of an except block.
+        if self.reached or frame.f_lineno is None:
+            return
+        self.count += 1
+        if self.count == self._at:
+            self.where = _place(frame)
+            raise self._error(f"raised before {self.where}")
+
+
+@contextmanager
+def interrupt_at(
+    n: int,
+    error: type[BaseException] = KeyboardInterrupt,
+    *,
+    by: Literal["line", "opcode"] = "opcode",
+) -> Iterator[Interrupt]:
+    """Raise ``error`` in this thread before the n-th place of the package that runs in the block.
+
+    Args:
+        n: number of the place, counted from 1; nothing is raised if fewer run.
+        by: "opcode" or "line".
+    """
+    with Interrupt(n, error, by).watching() as interrupt:
+        yield interrupt
+
+
+def count_places(call: Callable[[], object], *, by: Literal["line", "opcode"] = "opcode") -> int:
+    """Return how many bytecodes, or lines, of the package ``call`` runs in this thread."""
+    with Interrupt(None, KeyboardInterrupt, by).watching() as interrupt:
+        call()
+    return interrupt.count
+
+
+def _place(frame: FrameType) -> Place:
+    outer = frame.f_back
+    while outer is not None and not _is_of_package(outer.f_code):
+        outer = outer.f_back
+    return Place(
+        file=frame.f_code.co_filename.removeprefix(_PACKAGE),
+        function=frame.f_code.co_name,
+        line=frame.f_lineno,
+        opcode=_opcodes(frame.f_code).get(frame.f_lasti, ""),
+        outermost=outer is None,
+    )
+
+
+def _is_of_package(code: CodeType) -> bool:
+    return code.co_filename.startswith(_PACKAGE)
+
+
+@functools.cache
+def _opcodes(code: CodeType) -> dict[int, str]:
+    return {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}

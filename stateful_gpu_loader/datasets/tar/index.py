@@ -22,7 +22,7 @@ from stateful_gpu_loader.datasets.tar.choice import MemberChoice
 from stateful_gpu_loader.datasets.tar.members import Members, RangeReader
 from stateful_gpu_loader.datasets.tar.samples import SampleGrouping
 
-_KIND = "tar-1"
+_KIND = "tar-2"
 _TWICE = "pack the files anew, each name once"
 
 Numbers = npt.NDArray[np.int64]

@@ -254,7 +254,7 @@ def test_the_fingerprint_is_kept(tars: list[Path]) -> None:
 def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) -> None:
     first = TarSource(tars)
     kept = sorted(path.name for path in tars[0].parent.glob("*.npz"))
-    assert kept == [".000.tar.tar-1.npz", ".001.tar.tar-1.npz", ".002.tar.tar-1.npz"]
+    assert kept == [".000.tar.tar-2.npz", ".001.tar.tar-2.npz", ".002.tar.tar-2.npz"]
 
     def forbidden(*arguments: object) -> None:
         raise AssertionError("a tar was read for its index")

@@ -153,7 +153,7 @@ def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, ending: str
 
 
 def test_a_damaged_index_is_built_anew(tar: Path) -> None:
-    name = ".a.tar.tar-1.npz"
+    name = ".a.tar.tar-2.npz"
     expected = contents(TarSource(tar))
     kept = (tar.parent / name).read_bytes()
     for damage in (b"", b"garbage", kept[:-30]):
@@ -166,7 +166,7 @@ def test_an_index_of_another_tar_is_not_used(tar: Path) -> None:
     expected = contents(TarSource(tar))
     other = write_tar(tar.parent / "b.tar", sample_entries(0, 40))
     TarSource(other)
-    names = [path.with_name(f".{path.name}.tar-1.npz") for path in (other, tar)]
+    names = [path.with_name(f".{path.name}.tar-2.npz") for path in (other, tar)]
     shutil.copy(*names)
     assert contents(TarSource(tar)) == expected
 

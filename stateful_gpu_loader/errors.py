@@ -6,7 +6,7 @@ LoaderError
 │   └── CheckpointNotFound (FileNotFoundError)    there is no such file
 ├── NoSuchPlace        (ValueError)    a place in a stream does not exist, or cannot be computed
 ├── BadSample          (ValueError)    the bytes of one sample are not what they should be
-├── WorkerLost         (RuntimeError)  a worker died more often than the loader may restart it
+├── WorkerLost         (RuntimeError)  a worker could not start, or died too often
 └── MissingDependency  (ImportError)   an optional package is not installed
 """
 
@@ -91,7 +91,7 @@ class BadSample(LoaderError, ValueError):
 
 
 class WorkerLost(LoaderError, RuntimeError):
-    """Workers died more often than ``max_worker_restarts`` allows."""
+    """Workers died more often than ``max_worker_restarts`` allows, or before they were ready."""
 
 
 class MissingDependency(LoaderError, ImportError):

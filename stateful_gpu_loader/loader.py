@@ -390,7 +390,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """What a state cannot verify: ``"dataset"``, ``"collate_fn"``, ``"sampler"``...
 
         These are objects known only by a name, which may do something else under the same name. A
-        method ``fingerprint()`` that returns a text identifies an object instead.
+        method ``fingerprint()`` that returns a text identifies an object instead. A name such as
+        ``"dataset (sampled)"`` stands for data that is too long to be compared in full.
 
         >>> StatefulGPULoader(range(10), collate_fn=lambda samples: samples).unverified
         ('collate_fn',)

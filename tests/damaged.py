@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from stateful_gpu_loader.engine.makers.images import CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.engine.makers.samples import SampleMaker
 from stateful_gpu_loader.engine.pipeline import Answer, never_stopped
-from stateful_gpu_loader.engine.schedules.positions import Division, Requests
+from stateful_gpu_loader.engine.schedules.positions import Division, PositionFeed
 from stateful_gpu_loader.records import EncodedSample, Request
 from stateful_gpu_loader.samplers import ShuffledOrder
 from stateful_gpu_loader.state.bad_samples import FoundBad
@@ -283,6 +283,13 @@ def request_of(indices: list[Any], start: int = 0, epoch: int = EPOCH) -> Reques
     )
 
 
+def drawing(feed: PositionFeed) -> Iterator[Request]:
+    """Draw the requests one after the other."""
+    while (request := feed.draw()) is not None:
+        feed.advance(request)
+        yield request
+
+
 def requests_of(
     length: int,
     batch_size: int,
@@ -295,7 +302,8 @@ def requests_of(
     """A rank's requests of a shuffled epoch."""
     division = Division(batch_size=batch_size, drop_last=False, rank=rank, num_replicas=ranks)
     indices = ShuffledOrder(range(length)).of_epoch(seed, epoch)
-    return list(Requests(Address(epoch, 0), seed=seed, indices=indices, division=division))
+    feed = PositionFeed(Address(epoch, 0), seed=seed, indices=indices, division=division)
+    return list(drawing(feed))
 
 
 def policy_for(dataset: Any, mode: str, **known: Any) -> BadSamplePolicy:

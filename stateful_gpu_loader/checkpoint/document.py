@@ -147,6 +147,16 @@ at its end. Remedy: load the one before, or a copy
         ) from error
 
 
+def claimed_length(beginning: bytes) -> int:
+    """Return the number of bytes that a checkpoint's head claims for the whole; 0 without a head.
+
+    >>> claimed_length(to_text({})[:200].encode()) == len(to_text({})), claimed_length(b"{}")
+    (True, 0)
+    """
+    head = _HEAD.match(beginning)
+    return 0 if head is None else head.end() + int(head[2])
+
+
 def _text(states: Mapping[str, SavedState], raw: bytearray | None) -> bytes:
     """All below the head; the data of tensors and arrays is appended to ``raw``, unless None."""
     lines = []

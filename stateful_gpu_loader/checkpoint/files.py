@@ -24,6 +24,7 @@ from typing import TypeGuard
 
 from stateful_gpu_loader.checkpoint import document
 from stateful_gpu_loader.checkpoint.document import SavedState
+from stateful_gpu_loader.checkpoint.regular_file import NotRegular, open_regular, size_of
 from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound
 
 _WIDTH = re.compile(r"(0[1-9]\d?)?d?")
@@ -39,6 +40,8 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "pass a shorter name",
 }
 _HEAD_BYTES = 512
+_MOST_BEYOND = 1 << 20
+"""Most bytes that are read of a file without a head, or after the end that its head gives."""
 
 _States = dict[str, SavedState]
 
@@ -215,22 +218,28 @@ def write(pattern: Pattern, data: bytes) -> tuple[int, str]:
 
 
 def read(path: str) -> bytes:
-    """The bytes of one file.
+    """Return the bytes of one file, or the first ones of a file that is no whole checkpoint.
 
     Raises:
         CheckpointNotFound: there is no such file.
-        CheckpointError: it is no regular file or cannot be read.
+        CheckpointError: it is no regular file, cannot be read or does not fit into memory.
     """
     try:
-        # The kind is asked for first, because opening a named pipe waits for its writer.
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode):
-            raise CheckpointError(
-                f"{path!r} is no regular file{' but a folder' if stat.S_ISDIR(mode) else ''}. "
-                "Remedy: pass a path that save() returned, or the pattern that was saved to"
-            )
-        with open(path, "rb") as file:
-            return file.read()
+        with open_regular(path) as file:
+            claimed = document.claimed_length(file.read(_HEAD_BYTES))
+            file.seek(0)
+            # A file may be larger than memory; what follows a checkpoint's end need not be read.
+            return file.read(min(size_of(file), claimed + _MOST_BEYOND))
+    except NotRegular as error:
+        raise CheckpointError(
+            f"{path!r} is {error}. Remedy: pass a path that save() returned, or the pattern that "
+            "was saved to"
+        ) from None
+    except MemoryError as error:
+        raise CheckpointError(
+            f"{path!r} does not fit into memory: {os.path.getsize(path)} bytes. Remedy: load it on "
+            "a machine with more memory, or pass another"
+        ) from error
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointNotFound(
             f"there is no file {path!r}. Remedy: pass the path that save() returned, or begin "
@@ -510,7 +519,8 @@ def _is_whole(path: str) -> bool:
 
 
 def _begins_as_checkpoint(path: str) -> bool:
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    try:
+        with open_regular(path) as file:
+            return document.FORMAT.encode() in file.read(_HEAD_BYTES)
+    except NotRegular:
         return False
-    with open(path, "rb") as file:
-        return document.FORMAT.encode() in file.read(_HEAD_BYTES)

@@ -39,9 +39,13 @@ app.command("bench")(bench_command)
 
 
 def run() -> None:
-    """Run one command; a user's mistake is one sentence on stderr, and status 2."""
+    """Run one command; a user's mistake is one sentence on stderr, and any failure status 2."""
     try:
         app()
     except (LoaderError, OSError) as error:
         complain(str(error))
+        sys.exit(2)
+    except Exception:
+        # Status 1, which Python itself would give, says that something differs.
+        sys.excepthook(*sys.exc_info())
         sys.exit(2)

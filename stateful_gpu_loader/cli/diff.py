@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
 from stateful_gpu_loader.cli.states import WhereOption
 from stateful_gpu_loader.samplers.described import order_in_words
 from stateful_gpu_loader.tools.compare_states import (
@@ -41,7 +41,7 @@ def diff(
     else:
         for pair in pairs:
             for line in _lines(pair, first, second):
-                console().print(Text(line))
+                console().print(Text(visible(line)))
     if not all(pair.comparison and pair.comparison.is_same for pair in pairs):
         raise typer.Exit(1)
 

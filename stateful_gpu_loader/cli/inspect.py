@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json, visible
 from stateful_gpu_loader.cli.states import StatesArgument
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.samplers.described import order_in_words
@@ -57,7 +57,7 @@ def _plain(found: FoundState, description: Description) -> dict[str, Any]:
 
 def _show(found: FoundState, description: Description) -> None:
     place = f", {found.where}" if found.where else ""
-    console().print(Text(f"{found.path}{place} ({found.container})", style="bold"))
+    console().print(Text(visible(f"{found.path}{place} ({found.container})"), style="bold"))
     if found.note:
         console().print(Text(found.note))
     ranks = description.ranks
@@ -68,7 +68,7 @@ def _show(found: FoundState, description: Description) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _rows(description, ranks):
-        table.add_row(name, Text(value))
+        table.add_row(Text(visible(name)), Text(visible(value)))
     console().print(table)
     console().print()
 
@@ -99,6 +99,8 @@ def _rows(found: Description, ranks: str) -> Iterator[tuple[str, str]]:
         # Both are None where there is nothing to tell, and not where it is unknown.
         meant = {"on_bad_sample": "raise", "decoder_version": "none"}.get(name, UNKNOWN)
         said = order_in_words(value) if name == "order" else str(value)
+        if name == "content" and value is not None:
+            said = ", ".join(f"{field}: {digest}" for field, digest in value.items()) or "none"
         yield name, meant if value is None else said
     for name, reason in found.unverified.items():
         yield f"{name} not proven", reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,24 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Categories of characters that move the cursor, colour, hide or reverse other text."""
+
+
+def visible(text: str) -> str:
+    r"""Return a text from a file with escapes for characters that a terminal would obey.
+
+    >>> visible("a\x1b[2Jb\n\u202e")
+    'a\\x1b[2Jb\\n\\u202e'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(character)[1:-1] if unicodedata.category(character) in _INVISIBLE else character
+        for character in text
+    )
+
+
 def print_json(value: Any) -> None:
     """Print a value as JSON, indented, on stdout."""
     print(json.dumps(value, indent=2))
@@ -26,9 +45,13 @@ def print_json(value: Any) -> None:
 
 def complain(message: str) -> None:
     """Print what went wrong on stderr."""
-    print(f"Error: {message}", file=sys.stderr)
+    _print_lines(f"Error: {message}")
 
 
 def note(message: str) -> None:
     """Print on stderr what somebody should know about the answer on stdout."""
-    print(f"Note: {message}", file=sys.stderr)
+    _print_lines(f"Note: {message}")
+
+
+def _print_lines(message: str) -> None:
+    print("\n".join(map(visible, message.split("\n"))), file=sys.stderr)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, FactoryError, factory_of
 from stateful_gpu_loader.tools.prepare import PrepareReport, prepared_sources
 from stateful_gpu_loader.tools.prepare import prepare as fill
@@ -86,7 +86,7 @@ def _show(report: PrepareReport) -> None:
         markup=False,
     )
     for index, reason in list(report.bad.items())[:_MOST_BAD]:
-        out.print(f"  {index} cannot be decoded: {reason}", markup=False)
+        out.print(visible(f"  {index} cannot be decoded: {reason}"), markup=False)
     if len(report.bad) > _MOST_BAD:
         out.print(f"  and {len(report.bad) - _MOST_BAD:,} more")
     if report.is_full:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
@@ -69,7 +69,7 @@ def preview(
         print_json({"sheet": str(out), "page": written, "samples": described})
         return
     files = str(out) if page is None else f"{out} and {page}"
-    console().print(f"{files}: {len(samples)} samples{_where(samples)}", markup=False)
+    console().print(visible(f"{files}: {len(samples)} samples{_where(samples)}"), markup=False)
 
 
 def _where(samples: list[PreviewedSample]) -> str:

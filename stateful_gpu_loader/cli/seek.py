@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import JsonOption, console, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
 from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
 from stateful_gpu_loader.tools.seek import seek_file
 
@@ -63,4 +63,5 @@ def seek(
         return
     for each in moved:
         named = f" {each.where}" if each.where else ""
-        console().print(f"{out}{named}: epoch {each.epoch}, position {each.position}", markup=False)
+        moved_to = f"{out}{named}: epoch {each.epoch}, position {each.position}"
+        console().print(visible(moved_to), markup=False)

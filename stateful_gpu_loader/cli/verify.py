@@ -15,7 +15,7 @@ from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_o
 from stateful_gpu_loader.tools.verify import verify_resume
 from stateful_gpu_loader.tools.verify_report import Report
 
-_COLOURS = {"exact": "green", "differs": "red", "skipped": "yellow"}
+_COLOURS = {"exact": "green", "differs": "red", "skipped": "yellow", "could not run": "magenta"}
 
 
 def verify(
@@ -37,7 +37,7 @@ def verify(
     The loader is run undisturbed, then interrupted and resumed at several places, in new loaders,
     on other numbers and kinds of workers, in a new process, and with a worker that is killed. All
     samples are compared bit for bit. Exit status: 0 nothing differs, 1 something does, 2 the loader
-    cannot be run.
+    or one of the checks cannot be run.
     """
     make_loader = factory_of(target, arg)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -55,8 +55,8 @@ def verify(
         print_json(asdict(report) | {"is_exact": report.is_exact, "verdict": report.verdict})
     else:
         _show(report)
-    if not report:
-        raise typer.Exit(1)
+    if not report.is_exact:
+        raise typer.Exit(2 if report.is_exact is None else 1)
 
 
 def _show(report: Report) -> None:
@@ -75,4 +75,4 @@ def _show(report: Report) -> None:
     out.print(table)
     if report.findings:
         out.print(report.findings, markup=False)
-    out.print(report.verdict, style="green" if report else "red", markup=False)
+    out.print(report.verdict, style="green" if report.is_exact else "red", markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json
+from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json, visible
 from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
 from stateful_gpu_loader.cli.target import ArgOption, factory_of
 from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
@@ -91,7 +91,7 @@ def which(
         print_json({"epoch": order.epoch, "samples": samples, "unknown": order.unknown})
     else:
         for each in placed:
-            console().print(_line(each), markup=False)
+            console().print(visible(_line(each)), markup=False)
         if order.unknown is not None:
             note(order.unknown)
     if sample is not None and not any(each.is_delivered is not False for each in placed):

@@ -32,7 +32,7 @@ from stateful_gpu_loader.engine.resume.places import (
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
-from stateful_gpu_loader.engine.sampler_link import seed_of, take_requested_epoch
+from stateful_gpu_loader.engine.sampler_link import pass_on_requested_epoch, seed_of
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
@@ -65,7 +65,11 @@ class Begun:
     losses: int = 0
     """Number of times that workers were lost since a batch was delivered."""
     is_running: bool = False
-    """Whether the pipeline has been started."""
+    """Whether the pipeline was started, and no exception has left it since."""
+    is_moving: bool = False
+    """Whether a delivery has begun to move the schedule, and was not completed."""
+    is_given_up: bool = False
+    """Whether the pass ends here, and the next one goes on from its delivered place."""
     is_alone: bool = False
     """Whether the pipeline makes one batch at a time, to find the one that kills its worker."""
     alone: int = 0
@@ -84,7 +88,17 @@ class Begun:
     @property
     def has_answered(self) -> bool:
         """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
-        return self.current.delivered or self.has_failed
+        return self.has_failed or self.current.standing.delivered
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an exception came while the schedule moved."""
+        return self.is_moving or self.schedule.is_torn
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether the pipeline made one batch at a time, and may prefetch again."""
+        return self.is_alone and self.alone == 0
 
 
 class Engine:
@@ -149,7 +163,8 @@ class Engine:
             self.passes.note_start(current, current.start)
         pipeline, has_new_workers = self.workers.take(plan, self._policy(plan), seed, current.start)
         schedule = plan.schedule(
-            current,
+            current.start,
+            resumed=current.resumed,
             seed=seed,
             has_new_workers=has_new_workers,
             promised_length=lambda: self.promised_length,
@@ -160,8 +175,23 @@ class Engine:
 
     def rebuild(self, begun: Begun) -> Pipeline:
         """Return a pipeline with new workers, not started, for a pass that has lost its own."""
-        plan, place = begun.plan, begun.current.place
+        plan, place = begun.plan, begun.current.standing.place
         return begun.workers.renew(plan, self._policy(plan), self.seed.value, place)
+
+    def draw_again(self, begun: Begun) -> None:
+        """Let a pass draw its order again from the delivered place, as if it were resumed there."""
+        current = begun.current
+        resumed, place = begun.has_answered, current.standing.place
+        if not resumed:
+            resumed, place = current.resumed, begun.schedule.start_place()
+        begun.schedule = begun.plan.schedule(
+            place,
+            resumed=resumed,
+            seed=begun.seed,
+            has_new_workers=True,
+            promised_length=lambda: self.promised_length,
+        )
+        begun.has_met_end = begun.is_moving = False
 
     def release(self, begun: Begun) -> None:
         """Keep persistent workers for the next pass, unless they are outdated or dismissed.
@@ -174,7 +204,8 @@ class Engine:
             if begun.plan.has_worker_states
             else begun.plan.decoder is self.plan.decoder
         )
-        keeps = self.plan.config.persistent_workers and is_of_use
+        is_whole = begun.is_running or begun.pipeline.is_whole
+        keeps = self.plan.config.persistent_workers and is_of_use and is_whole
         if keeps and begun.workers is self.workers:
             self.workers.keep(begun.pipeline)
         else:
@@ -194,7 +225,7 @@ class Engine:
                     batch,
                     device=begun.workers.device,
                     seed=begun.seed,
-                    epoch=begun.current.place.epoch,
+                    epoch=begun.current.start.epoch,
                     position=position,
                 )
         if plan.config.pin_memory and plan.device is None and torch.accelerator.is_available():
@@ -220,9 +251,7 @@ class Engine:
 
     def take_requested_epoch(self) -> None:
         """Treat an epoch set on a sampler of this package as given to the loader."""
-        requested = take_requested_epoch(self.plan.config.sampler)
-        if requested is not None:
-            self.passes.request_epoch(requested)
+        pass_on_requested_epoch(self.plan.config.sampler, self.passes.request_epoch)
 
     def draws(self) -> list[dict[str, Any]]:
         """Return what the recipes drew for the last delivered batch.

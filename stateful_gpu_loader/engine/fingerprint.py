@@ -24,7 +24,13 @@ from stateful_gpu_loader.state.descriptions import (
     own_fingerprint,
     shortened,
 )
-from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+from stateful_gpu_loader.state.schema import (
+    COMPARED,
+    DESCRIBED,
+    Fingerprint,
+    LoaderState,
+    sampled,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +99,9 @@ def identity_of(
     unverified = {
         name: ", ".join(found.unknown) for name, found in described.items() if found.unknown
     }
+    for name, found in described.items():
+        if found.is_sampled:
+            unverified[sampled(name)] = "what is too long to be compared in full"
     own = None if sampler is None else own_fingerprint(sampler)
     if own is not None:
         algorithm = shortened(f"{algorithm} {own()}")
@@ -113,13 +122,21 @@ def identity_of(
         on_bad_sample=None if on_bad_sample == "raise" else on_bad_sample,
         decoder="none" if decoder is None else decoder.family,
         decoder_version=version,
+        content={name: found.content for name, found in described.items() if found.content},
     )
     return Identity(fingerprint=fingerprint, unverified=unverified)
 
 
 def unsaid(fingerprint: Fingerprint) -> Fingerprint:
     """Return the fingerprint for a state that does not describe the data, such as torchdata's."""
-    return replace(fingerprint, dataset=None, dataset_transform=None, collate_fn=None, batched=None)
+    return replace(
+        fingerprint,
+        dataset=None,
+        dataset_transform=None,
+        collate_fn=None,
+        batched=None,
+        content=None,
+    )
 
 
 def check_proven(
@@ -143,19 +160,21 @@ def check_proven(
     for field in _SAVED_ALWAYS:
         if getattr(saved, field) is None and getattr(identity.fingerprint, field) is not None:
             open_fields[field] = "what the state does not say"
-    asked = {field: "dataset" if field == "length" else field for field in open_fields}
-    left = sorted(set(asked.values()) - set(accept))
-    for field, reason in open_fields.items():
-        if asked[field] not in accept:
-            described = getattr(saved, field, saved.order)
-            raise StateMismatch(
-                field,
-                saved="no description" if described is None else described,
-                present=f"{reason}, which nothing proves, under strict=True",
-                remedy="give what is yours a method fingerprint() that returns a text, or, where "
-                f"it is known to be the same, load_state_dict(state, accept={set(left)!r}) or "
-                "strict=False",
-            )
+    if saved.content is None:
+        for field in identity.fingerprint.content or ():
+            open_fields.setdefault(field, "what the state does not say in full")
+    also = {sampled(field): field for field in DESCRIBED} | {"length": "dataset"}
+    left = [field for field in open_fields if not {field, also.get(field, field)} & set(accept)]
+    for field in left[:1]:
+        names = sorted({"dataset" if each == "length" else each for each in left})
+        described = getattr(saved, field.partition(" ")[0], saved.order)
+        raise StateMismatch(
+            field,
+            saved="no description" if described is None else described,
+            present=f"{open_fields[field]}, which nothing proves, under strict=True",
+            remedy="give what is yours a method fingerprint() that returns a text, or, where it is "
+            f"known to be the same, load_state_dict(state, accept={set(names)!r}) or strict=False",
+        )
 
 
 def check_fits(
@@ -195,9 +214,9 @@ def report_changes(saved: Fingerprint, present: Fingerprint) -> None:
             f"{present.decoder_version}: pixels may differ in their last bits",
             stacklevel=3,
         )
-    for field, before in vars(saved).items():
-        now = getattr(present, field)
-        if before != now and None not in (before, now) and field != "decoder_version":
+    for field in COMPARED:
+        before, now = present.difference(saved, field) or (None, None)
+        if None not in (before, now):
             logger.warning("accepted another %s: %r instead of %r", field, now, before)
 
 

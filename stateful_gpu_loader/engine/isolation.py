@@ -18,10 +18,11 @@ import torch
 
 from stateful_gpu_loader.engine.workers.torch_workers import has_modes
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.state.forks import fork_safe
 
 _T = TypeVar("_T")
 
-_ONE_AT_A_TIME = threading.RLock()
+_ONE_AT_A_TIME = fork_safe(threading.RLock())
 """Guards the global generators and the number of threads, which belong to the whole process."""
 
 

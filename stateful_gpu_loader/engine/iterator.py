@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import warnings
@@ -20,8 +21,9 @@ from stateful_gpu_loader.engine.pipeline import (
     WorkersDied,
 )
 from stateful_gpu_loader.engine.stages import waiting
-from stateful_gpu_loader.errors import BadSample, WorkerLost
+from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.epoch_progress import Offer
 
 
 class Run:
@@ -40,6 +42,7 @@ class Run:
         self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
+        self._owner = os.getpid()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -55,57 +58,29 @@ class Run:
         return self._length()
 
     def __next__(self) -> Any:
-        with self._lock, waiting("wait", self._engine.tally.own):
-            while not self._ended:
-                self._leave_if_superseded()
-                if self._begun is not None and self._begun.has_met_end:
-                    self._end(self._begun)
-                    continue
-                begun = self._started()
-                try:
-                    request, found = next(begun.pipeline)
-                except WorkersDied as loss:
-                    self._recover(begun, loss)
-                    continue
-                except StopIteration:
-                    self._end(begun)
-                    continue
-                except Exception:
-                    raise
-                except BaseException:
-                    if begun.plan.has_worker_states and not begun.plan.config.in_flight:
-                        self._put_back(begun)
-                    raise
-                answer = found if isinstance(found, Answer) else None
-                payload = found if answer is None else answer.payload
-                if isinstance(payload, Failure):
-                    self._fail(begun, request, answer, payload)
-                    try:
-                        payload.reraise()
-                    finally:
-                        # The traceback must not keep the workers alive.
-                        del self, begun, found, answer, payload
-                if isinstance(payload, NoBatch):
-                    self._note_no_batch(begun, request, answer, payload)
-                    continue
-                arrival = begun.schedule.arrive(request, answer)
-                if arrival is None:
-                    begun.schedule.deliver(request, answer)
-                    continue
-                batch = self._finished(begun, request, answer, payload, arrival.position)
-                bad = () if answer is None else answer.bad
-                if bad:
-                    self._note_bad(begun, bad)
-                self._engine.last = arrival.request, bad
-                self._deliver(begun, request, answer)
-                self._engine.tally.deliver(request, answer)
-                return batch
-            raise StopIteration
+        if self._owner != os.getpid():
+            raise _inherited(self._owner)
+        while True:
+            offer = self._offered()
+            try:
+                if not offer.is_failure:
+                    # Taking the batch delivers it: between this call and the caller's own
+                    # assignment an interrupt loses it, and nowhere else.
+                    return offer.content.pop()
+                failure = offer.content.pop()
+            except IndexError:
+                continue  # another thread that shares this iterator has taken it
+            try:
+                failure.reraise()
+            finally:
+                # The traceback must not keep the workers alive.
+                del self, offer, failure
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At interpreter exit threads and processes have ended already, and modules that closing a
         # pipeline needs may be gone.
-        if not _is_finalizing():
+        # A forked child leaves the pass, and its workers, to the parent.
+        if not _is_finalizing() and self._owner == os.getpid():
             self._stop()
 
     @property
@@ -118,25 +93,62 @@ class Run:
             return self._former_workers
         return list(getattr(self._begun.pipeline, "workers", []))
 
-    def _leave_if_superseded(self) -> None:
-        """Begin the pass again if a state was loaded before anything was delivered."""
-        if self._begun is not None:
-            current = self._begun.current
-            if not (current.delivered or current.generation == self._passes.generation):
-                self._stop()
+    def _offered(self) -> Offer:
+        """Return the next batch, or an exception in its place, ready to be taken.
 
-    def _started(self) -> Begun:
+        A signal handler may raise at any moment. What was half done is then made again from the
+        delivered place, so it is marked before it is done: ``is_running`` and ``is_moving``.
+        """
+        with self._lock, waiting("wait", self._engine.tally.own):
+            try:
+                while not self._ended:
+                    begun = self._ready()
+                    offer = begun.current.offered
+                    if offer is not None:
+                        return offer
+                    if begun.has_met_end:
+                        self._end(begun)
+                        continue
+                    begun.is_running = False
+                    try:
+                        request, found = next(begun.pipeline)
+                    except WorkersDied as loss:
+                        self._recover(begun, loss)
+                    except StopIteration:
+                        self._end(begun)
+                    else:
+                        begun.is_moving = True
+                        has_begun = self._arrived(begun, request, found)
+                        begun.is_moving = False
+                        begun.is_running = has_begun
+            except BaseException as error:
+                self._note_interrupt(error)
+                raise
+            raise StopIteration
+
+    def _ready(self) -> Begun:
+        """Return the pass, with a pipeline that is running."""
         begun = self._begun
+        if begun is not None:
+            current = begun.current
+            is_superseded = current.generation != self._passes.generation
+            if begun.is_given_up or (is_superseded and not current.standing.delivered):
+                self._leave(begun)
+                begun = None
         if begun is None:
             self._begun = begun = self._engine.begin()
-        elif not begun.is_running or (begun.is_alone and begun.alone == 0):
-            # The previous workers failed to start, or have made their batches one at a time and may
-            # prefetch again.
+        elif begun.current.offered is not None or (begun.is_running and not begun.was_alone):
+            return begun
+        elif begun.is_torn or begun.was_alone or not begun.pipeline.is_whole:
             begun.is_running = False
             begun.pipeline.close()
+            if begun.is_torn:
+                self._engine.draw_again(begun)
             begun.pipeline = self._engine.rebuild(begun)
-        if not begun.is_running:
-            self._start(begun)
+        else:
+            begun.is_running = True
+            return begun
+        self._start(begun)
         return begun
 
     def _start(self, begun: Begun) -> None:
@@ -150,56 +162,71 @@ class Run:
         else:
             begun.is_running = True
 
-    def _finished(
-        self, begun: Begun, request: Any, answer: Answer | None, payload: Any, position: int
-    ) -> Any:
+    def _arrived(self, begun: Begun, request: Any, found: Any) -> bool:
+        """Offer what the pipeline has returned to the user, if it is for the user.
+
+        Returns:
+            Whether the worker has begun its pass; otherwise it can only be replaced.
+        """
+        answer = found if isinstance(found, Answer) else None
+        payload = found if answer is None else answer.payload
+        if isinstance(payload, BeginFailure):
+            self._passes.offer_failure(begun.current, payload, None)
+            return False
+        if isinstance(payload, Failure):
+            self._fail(begun, request, answer, payload)
+            return True
+        if isinstance(payload, NoBatch):
+            self._note_no_batch(begun, request, answer, payload)
+            return True
+        arrival = begun.schedule.arrive(request, answer)
+        if arrival is None:
+            begun.schedule.deliver(request, answer)
+            return True
         try:
-            return self._engine.finish(begun, payload, position=position)
+            batch = self._engine.finish(begun, payload, position=arrival.position)
         except Exception as error:
             if is_out_of_memory(error):
-                begun.is_running = False
                 raise
-            failure = Failure(error)
-            self._fail(begun, request, answer, failure)
-            failure.reraise()
-        except BaseException:
-            # An interrupt in the user's code may have changed the batch. It is made again, from the
-            # delivered position.
-            begun.is_running = False
-            raise
-
-    def _deliver(self, begun: Begun, request: Any, answer: Answer | None) -> None:
+            self._fail(begun, request, answer, Failure(error))
+            return True
+        bad = () if answer is None else answer.bad
+        if bad:
+            self._note_bad(begun, bad)
+        self._engine.last = arrival.request, bad
+        self._engine.tally.deliver(request, answer)
         place = begun.schedule.deliver(request, answer)
         _note_end_of_epoch(begun, answer)
-        if not begun.has_answered:
-            # The user's objects are asked for their state when the first request is drawn.
-            begun.current.place = begun.schedule.start_place()
-        self._passes.deliver(begun.current, place)
+        # The user's objects are asked for their state when the first request is drawn.
+        self._note_start(begun)
         begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
+        self._passes.offer(begun.current, batch, place)
+        return True
 
     def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:
-        if isinstance(failure, BeginFailure):
-            begun.is_running = False
-            return
-        if not begun.has_answered:
-            self._passes.note_start(begun.current, begun.schedule.start_place())
+        self._note_start(begun)
         begun.has_failed = True
         place = begun.schedule.fail(request, answer)
         _note_end_of_epoch(begun, answer)
         if place is not None:
-            self._passes.skip(begun.current, place)
             begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
+        self._passes.offer_failure(begun.current, failure, place)
 
-    def _put_back(self, begun: Begun) -> None:
-        """Set the user's objects back to the delivered position after an interrupt.
-
-        The interrupt came while a batch was made in the user's own thread, so they have moved on.
-        """
-        begun.is_running = False
+    def _note_start(self, begun: Begun) -> None:
+        """Complete the place where the pass began, once its first request was drawn."""
         if not begun.has_answered:
-            begun.current.place = begun.schedule.start_place()
+            self._passes.note_start(begun.current, begun.schedule.start_place())
+
+    def _note_interrupt(self, error: BaseException) -> None:
+        """Let the pass begin again, if it has delivered nothing and moved the user's objects."""
+        begun = self._begun
+        if begun is None or begun.has_answered or begun.is_given_up:
+            return
+        is_interrupt = begun.is_torn or not isinstance(error, Exception)
+        if is_interrupt and begun.schedule.start_place().user is not None:
+            self._note_start(begun)
             self._passes.go_back(begun.current)
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
@@ -244,16 +271,17 @@ class Run:
             self._engine.tally.bad_samples += len(found)
 
     def _end(self, begun: Begun) -> None:
-        begun.ended = True
-        self._engine.tally.epochs += begun.has_answered
         current = begun.current
+        if current.standing.following is None:
+            begun.is_moving = True
+            self._passes.end(current, begun.schedule.end())
+            self._engine.tally.epochs += begun.has_answered
+        begun.ended = begun.is_running = True
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
         skips_empty_rest = begun.plan.config.on_epoch_boundary == "next_epoch"
-        self._ended = not (is_empty_rest and skips_empty_rest)
-        following = begun.schedule.end()
         self._former_workers = self._workers
-        self._stop()
-        self._passes.end(begun.current, following)
+        self._ended = not (is_empty_rest and skips_empty_rest)
+        self._leave(begun)
 
     def _recover(self, begun: Begun, loss: WorkersDied) -> None:
         """Replace lost workers, as if the pass were resumed from the delivered position.
@@ -262,18 +290,15 @@ class Run:
         batches before the one that kills them are delivered, and that one is found.
         """
         begun.losses += 1
-        begun.is_running = False
         self._engine.tally.worker_restarts += loss.remedy is None
         begun.pipeline.close()
-        place = begun.current.place
+        place = begun.current.standing.place
         where = f"epoch {place.epoch}, position {place.position}"
         at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
         limit = begun.plan.config.max_worker_restarts
         if begun.losses > limit or loss.remedy is not None:
-            self._begun = None
-            if not begun.has_answered:
-                begun.current.place = begun.schedule.start_place()
-            self._passes.go_back(begun.current)
+            begun.is_given_up = True
+            self._leave(begun)
             why, remedy = f" at {where}{at}", loss.remedy
             if remedy is None:
                 why = (
@@ -289,18 +314,35 @@ class Run:
             f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
             f"(restart {begun.losses} of at most {limit} without a batch between them)",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         if begun.losses > 1:
             begun.alone = begun.plan.config.in_flight
         begun.pipeline = self._engine.rebuild(begun)
         self._start(begun)
 
+    def _leave(self, begun: Begun) -> None:
+        """Leave the pass; another one may begin."""
+        if begun.is_given_up:
+            self._note_start(begun)
+            self._passes.go_back(begun.current)
+        begun.current.is_left = True
+        self._begun = None
+        self._engine.release(begun)
+
     def _stop(self) -> None:
-        begun, self._begun = getattr(self, "_begun", None), None
+        begun = getattr(self, "_begun", None)
         if begun is not None:
-            begun.current.is_left = True
-            self._engine.release(begun)
+            self._leave(begun)
+
+
+def _inherited(owner: int) -> LoaderError:
+    return LoaderError(
+        f"this iterator belongs to process {owner}; process {os.getpid()} was forked from it, and "
+        "would take batches that the parent waits for. Remedy: iterate the loader itself here, "
+        "which begins the next pass with workers of this process; "
+        "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
+    )
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

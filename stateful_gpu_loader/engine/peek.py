@@ -36,7 +36,7 @@ def twin_of(engine: Engine) -> Engine:
         "prefetch_factor": 1 if has_processes else None,
         "persistent_workers": False,
     }
-    if passes.is_under_way:
+    if passes.is_in_progress:
         # The pass under way must end rather than continue with the next epoch.
         changes["on_epoch_boundary"] = "empty"
     moved: dict[str, Any] = {"seed": engine.seed}
@@ -64,7 +64,7 @@ def twin_of(engine: Engine) -> Engine:
     twin.workers = engine.workers.twin(twin.tally)
     twin.bad_samples = copy.deepcopy(engine.bad_samples)
     twin.passes = passes.twin()
-    if memory is not None and passes.is_under_way:
+    if memory is not None and passes.is_in_progress:
         put_sampler(memory, twin.passes.address())
     return twin
 

@@ -100,6 +100,12 @@ SKIPPED = NoBatch("SKIPPED")
 class Pipeline(Protocol):
     """Executes requests ahead of the user and returns their answers, by default in order."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the exception that has left ``next()`` came while nothing was half done, as in a
+        wait. Otherwise requests and answers may be lost, and the pipeline can only be closed."""
+        ...
+
     def launch(self) -> None:
         """Start worker processes, if there are any, ahead of the next pass.
 

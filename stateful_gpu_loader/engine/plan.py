@@ -32,7 +32,7 @@ from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapSchedule
-from stateful_gpu_loader.engine.schedules.positions import Division, Requests
+from stateful_gpu_loader.engine.schedules.positions import Division, PositionFeed
 from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, SamplerUse
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
@@ -48,7 +48,7 @@ from stateful_gpu_loader.samplers import (
     is_map,
     order_of,
 )
-from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
+from stateful_gpu_loader.state.epoch_progress import Address, Passes
 from stateful_gpu_loader.state.schema import Stateful
 from stateful_gpu_loader.state.torchdata import shuffled_indices
 from stateful_gpu_loader.transforms import Compose, Recipe
@@ -311,8 +311,9 @@ class Plan:
 
     def schedule(
         self,
-        current: Pass,
+        place: Address,
         *,
+        resumed: bool,
         seed: int,
         has_new_workers: bool,
         promised_length: Callable[[], int | None],
@@ -320,15 +321,16 @@ class Plan:
         """Return the schedule of a pass, which yields its requests.
 
         Args:
-            current: the pass.
+            place: where the pass begins.
+            resumed: whether the user's objects must be put there.
             seed: seed of the loader.
             has_new_workers: whether the workers have not yet run a pass.
             promised_length: returns what ``len()`` of an iterable dataset gave, if it was called.
         """
-        config, division, place = self.config, self.division, current.start
+        config, division = self.config, self.division
         interval = config.snapshot_every_n_steps or 0
         keeps_workers = config.persistent_workers or config.num_workers == 0
-        loads = current.resumed or (has_new_workers and config.num_workers > 0)
+        loads = resumed or (has_new_workers and config.num_workers > 0)
         feed: Feed
         if self.lanes is not None:
             lane_division = self.lane_division
@@ -344,9 +346,9 @@ class Plan:
         if self.order is not None and division is not None:
             follow_pass(config.sampler, seed=seed, epoch=place.epoch, division=division)
             indices = _indices(self.order, place, seed)
-            feed = Requests(place, seed=seed, indices=indices, division=division)
+            feed = PositionFeed(place, seed=seed, indices=indices, division=division)
         elif use is not None:
-            feed = SamplerFeed(use, place, seed=seed, resumed=current.resumed)
+            feed = SamplerFeed(use, place, seed=seed, resumed=resumed)
         else:
             num_replicas, rank = key_ranks(config.dataset)
             return WorkerSchedule(

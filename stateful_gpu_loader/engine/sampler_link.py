@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stateful_gpu_loader.engine.config import LoaderConfig
@@ -33,12 +34,11 @@ def seed_of(sampler: Any) -> int | None:
     return seed
 
 
-def take_requested_epoch(sampler: Any) -> int | None:
-    """Return the epoch that ``sampler.set_epoch()`` was given since the last call, or None."""
-    if not isinstance(sampler, OWN_SAMPLERS):
-        return None
-    requested, sampler.requested_epoch = sampler.requested_epoch, None
-    return requested
+def pass_on_requested_epoch(sampler: Any, request: Callable[[int], None]) -> None:
+    """Call ``request`` with the epoch that ``sampler.set_epoch()`` was given, if it was called."""
+    if isinstance(sampler, OWN_SAMPLERS) and sampler.requested_epoch is not None:
+        request(sampler.requested_epoch)
+        sampler.requested_epoch = None
 
 
 def follow_pass(sampler: Any, *, seed: int, epoch: int, division: Division) -> None:

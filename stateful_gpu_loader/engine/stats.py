@@ -7,6 +7,7 @@ stages themselves are marked by :class:`stateful_gpu_loader.engine.stages.stage`
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+from stateful_gpu_loader.state.forks import fork_safe
 
 SUMMED = ("read", "decode", "augment", "collate", "transfer", "wait", "idle")
 """Names of the times that a loader adds up; fields of :class:`LoaderStats`."""
@@ -129,7 +132,7 @@ class StageTimes:
         self._works = [self.own]
         self._ended = dict.fromkeys(SUMMED, 0.0)
         """Seconds of the threads that have ended."""
-        self._lock = threading.Lock()
+        self._lock = fork_safe(threading.Lock())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
@@ -177,10 +180,12 @@ class Tally(StageTimes):
         self._built = perf_counter()
         self._begun: weakref.ref[Any] | None = None
         """The pass that began last, while it is iterated."""
+        self._owner = 0
+        """Process in which that pass began; a forked child must not ask its workers."""
 
     def begin(self, begun: Any) -> None:
         """Note the pass whose pipeline tells how many batches are under way."""
-        self._begun = weakref.ref(begun)
+        self._begun, self._owner = weakref.ref(begun), os.getpid()
 
     def deliver(self, request: Any, answer: Any) -> None:
         """Count a batch that is handed to the loop."""
@@ -194,7 +199,7 @@ class Tally(StageTimes):
         Args:
             knows_samples: whether the number of samples in a batch is known.
         """
-        begun = None if self._begun is None else self._begun()
+        begun = None if self._begun is None or self._owner != os.getpid() else self._begun()
         under_way, ready = (0, 0) if begun is None else begun.pipeline.depth()
         return LoaderStats(
             elapsed=perf_counter() - self._built,

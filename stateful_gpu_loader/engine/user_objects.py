@@ -103,13 +103,14 @@ class DatasetMemory:
                 load.
             as_built: whether the pass begins from a loader state without a state of the dataset.
         """
-        has_begun, self._has_begun = self._has_begun, True
         if is_loaded:
+            self._has_begun = True
             return None
         now = self.state()
-        if has_begun:
+        if self._has_begun:
             return self._as_built if as_built else now
         self._as_built = now
+        self._has_begun = True
         return None if as_built else now
 
     def twin(self, dataset: Any) -> DatasetMemory:

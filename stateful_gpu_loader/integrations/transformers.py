@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from stateful_gpu_loader.checkpoint.regular_file import read_regular
 from stateful_gpu_loader.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -32,6 +33,7 @@ except ImportError as error:
     ) from error
 
 _STATE_FILE = "trainer_state.json"
+_MAX_STATE_FILE_BYTES = 64 << 20
 _LEFT_TO_THE_LOADER = {
     "per_device_train_batch_size": "batch_size",
     "dataloader_num_workers": "num_workers",
@@ -239,11 +241,10 @@ def _global_step(folder: str) -> int:
     path = os.path.join(folder, _STATE_FILE)
     remedy = "Remedy: resume from another checkpoint; this one was not saved to its end"
     try:
-        with open(path, encoding="utf-8") as file:
-            return int(json.load(file)["global_step"])
+        return int(json.loads(read_regular(path, _MAX_STATE_FILE_BYTES))["global_step"])
     except FileNotFoundError:
         raise CheckpointNotFound(f"{folder!r} has no {_STATE_FILE}. {remedy}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path!r} does not tell the steps trained ({error!r}). {remedy}"
         ) from error

@@ -33,6 +33,8 @@ class SettledSeed:
         undecided = None if not sharded else 0
         self._value = undecided if seed is None else int(seed)
         self._owes_draw = self._value is None
+        self._before: torch.Tensor | None = None
+        """State of the generator before the draw; None if none was tried."""
 
     @property
     def value(self) -> int:
@@ -52,8 +54,13 @@ class SettledSeed:
         """The seed, for the pass that begins now."""
         value = self.value
         if self._owes_draw:
-            _draw(self._generator)
-        self._owes_draw = False
+            generator = self._generator or torch.default_generator
+            if self._before is None:
+                self._before = generator.get_state()
+            # Otherwise an interrupt has come between the draw and its note.
+            if torch.equal(self._before, generator.get_state()):
+                _draw(generator)
+            self._owes_draw = False
         return value
 
     def load(self, value: int) -> None:

@@ -32,7 +32,7 @@ class ContentDigest:
         """Add a file's name, which may be of any bytes."""
         return self.add_blocks([name.encode(errors="surrogateescape")])
 
-    def add(self, content: bytes) -> ContentDigest:
+    def add(self, content: bytes | memoryview[int]) -> ContentDigest:
         """Add bytes whose length follows from what was added before."""
         self._digest.update(content)
         return self

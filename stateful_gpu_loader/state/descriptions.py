@@ -4,9 +4,10 @@ A description goes into a loader's fingerprint. It never uses ``repr`` of an obj
 bytecode, which change while the thing stays the same, and stay the same while it changes. What a
 text cannot tell is noted beside it, in words.
 
-Of a long list or a large array only a bounded sample is looked at. Up to a number of entries all
-are; of more, the first, the last and others evenly spread between them: a renamed folder is
-noticed, one renamed file of a million most likely not.
+A text shows a bounded sample of a long list or a large array: the first entry, the last, and
+others evenly spread between them. It says nothing about a table, a deque or an array of objects.
+Beside such a text stands the digest of :mod:`~stateful_gpu_loader.state.contents`, which tells
+everything. Older states have no digest, and so the texts stay as they are.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ import math
 import os
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from stateful_gpu_loader.state.contents import (
+    Contents,
+    Held,
+    fields_of,
+    is_content,
+    spread,
+    without_padding,
+)
 
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 """Where datasets, and transforms made of others, keep transforms."""
@@ -95,6 +106,8 @@ MOST_IN_ALL = 4096
 """Most entries and rows looked at of all lists and arrays of one dataset."""
 FEWEST_ENTRIES = 8
 """Entries of each list or array that are looked at even where the others have used up the rest."""
+_MOST_PARTS = 1 << 16
+"""Most datasets of one list whose transforms are looked at."""
 _MOST_MAPPED_ROWS = 8
 """Rows of an array in a file, each of which may cost an access to the disk."""
 _MOST_VALUES = 16
@@ -109,6 +122,10 @@ class Description:
     """The same for equal things, in every process."""
     unknown: tuple[str, ...] = ()
     """What the text does not tell, each in words; empty if it tells all that decides the stream."""
+    content: str | None = None
+    """Digest of all that is described, where the text tells only a part; None if it tells all."""
+    is_sampled: bool = False
+    """Whether the digest covers only a sample, too."""
 
 
 def describe(thing: Any) -> str:
@@ -130,9 +147,9 @@ def describe_dataset(dataset: Any) -> Description:
 
     That is ``dataset.fingerprint()`` where it has one; the digest that a Hugging Face dataset
     keeps; all that a dataset of torchvision or a wrapper of torch holds, files by their paths
-    below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. Of
-    lists and arrays it is a bounded sample. The text is :data:`NOTHING_KNOWN` where there is none
-    of that: a class of the user's may be renamed, wrapped or mended.
+    below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. The
+    text is :data:`NOTHING_KNOWN` where there is none of that: a class of the user's may be renamed,
+    wrapped or mended.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text
@@ -150,7 +167,9 @@ def describe_transforms_of(dataset: Any) -> Description:
     """
     describer = Describer()
     texts = [f"{path}={describer.text(transform)}" for path, transform in _inside(dataset)]
-    return Description(", ".join(texts) or "none", describer.unknown)
+    everything = list(_inside(dataset, most=_MOST_PARTS))
+    is_partial = len(texts) < len(everything)
+    return describer.described(", ".join(texts) or "none", everything, is_partial=is_partial)
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
@@ -197,6 +216,7 @@ class Describer:
         self._roots: tuple[str, ...] = ()
         self._depth = 0
         self._budget = MOST_IN_ALL
+        self._is_partial = False
         self._unknown: dict[str, None] = {}
 
     @property
@@ -235,8 +255,17 @@ class Describer:
             self._depth -= 1
 
     def description(self, thing: Any) -> Description:
-        """The thing's text and all that was found unknown."""
-        return Description(self.text(thing), self.unknown)
+        """Describe a thing: its text, its digest, and what neither tells."""
+        return self.described(self.text(thing), thing)
+
+    def described(self, text: str, thing: Any, *, is_partial: bool = False) -> Description:
+        """Return the description of a thing whose text was just written."""
+        if not (is_partial or self._is_partial):
+            return Description(text, self.unknown)
+        self._budget = MOST_IN_ALL
+        contents = Contents(self.text, self._held)
+        contents.add(thing)
+        return Description(text, self.unknown, contents.text(), contents.is_sampled)
 
     def _compound(self, thing: Any) -> str:
         if type(thing) in (list, tuple):
@@ -260,7 +289,13 @@ class Describer:
         if isinstance(thing, functools.partial):
             return self._partial(thing)
         known = self._hugging_face(thing) or self._albumentations(thing)
-        return known or self._object(thing)
+        if known is not None:
+            return known
+        if is_content(thing):
+            self._is_partial = True
+        elif not _tells_settings(thing):
+            self._note_class(thing)
+        return self._object(thing)
 
     def _string(self, text: str) -> str:
         for root in self._roots:
@@ -268,16 +303,21 @@ class Describer:
                 text = text[len(root) :]
                 break
         if len(text) > _LONGEST_STRING:
-            return f"{len(text)} characters {digest(text.encode(errors='surrogateescape'))}"
+            return f"{len(text)} characters {digest(_encoded(text))}"
         return repr(text)
 
     def _array(self, array: Any) -> str:
         if isinstance(array, torch.Tensor) and array.is_nested:
             return f"nested {self._sequence(array.unbind())}"
-        text = array_text(array, most_rows=self._room(MOST_ROWS, MOST_ROWS))
+        most_rows = self._room(MOST_ROWS, MOST_ROWS)
+        text = array_text(array, most_rows=most_rows)
         if text is not None:
+            self._is_partial |= not _is_whole(array, most_rows)
             return text
-        self._note(f"the values of an array of {array.dtype}")
+        if isinstance(array, np.ndarray):
+            self._is_partial = True
+        else:
+            self._note(f"the values of an array of {array.dtype}")
         return f"{array.dtype} {list(array.shape)}"
 
     def _sequence(self, things: Sequence[Any]) -> str:
@@ -285,6 +325,7 @@ class Describer:
         entries = [things[i] for i in spread(n, self._room(n, MOST_ENTRIES))]
         if n > MOST_ROWS and not all(map(_is_plain, entries[::32])):
             entries = [things[i] for i in spread(n, MOST_ROWS)]
+        self._is_partial |= len(entries) < n
         roots, self._roots = self._roots, self._roots or _common_folder(entries)
         texts = [self.text(entry) for entry in entries]
         self._roots = roots
@@ -292,19 +333,23 @@ class Describer:
 
     def _set(self, things: Set[Any]) -> str:
         if len(things) > MOST_ROWS:
-            self._note(f"a set of {len(things)} entries")
+            self._is_partial = True
             return f"{len(things)} entries"
         return self._listed(sorted(map(self.text, things)), len(things), "{}")
 
     def _mapping(self, things: Mapping[Any, Any]) -> str:
         keys = list(things)
         if len(keys) <= MOST_ENTRIES:
-            keys.sort(key=repr)  # equal dicts may have been filled in another order
+            keys.sort(key=self._sorting)  # equal dicts may have been filled in another order
         sampled = [keys[i] for i in spread(len(keys), self._room(len(keys), MOST_ROWS))]
+        self._is_partial |= len(sampled) < len(keys) or isinstance(things, OrderedDict)
         roots, self._roots = self._roots, self._roots or _common_folder(list(things.values()))
         texts = [f"{self.text(key)}: {self.text(things[key])}" for key in sampled]
         self._roots = roots
         return self._listed(texts, len(keys), "{}")
+
+    def _sorting(self, key: Any) -> str:
+        return self.text(key) if isinstance(key, frozenset) else repr(key)
 
     def _listed(self, texts: list[str], n: int, brackets: str) -> str:
         joined = ", ".join(texts)
@@ -366,32 +411,65 @@ class Describer:
 
     def _object(self, thing: Any) -> str:
         """All settings of an object of torch or torchvision; of another object what it holds."""
+        name = self._class_of(thing)
+        settings = self._settings(thing)
+        roots, self._roots = self._roots, _roots_of(thing) or self._roots
+        texts: list[str] = []
+        for attribute, value in settings.items():
+            if _tells_settings(thing) or _is_described(value):
+                texts.append(f"{attribute}={self.text(value)}")
+            else:
+                self._is_partial = True
+        self._roots = roots
+        self._is_partial |= fields_of(type(thing)) is not None
+        return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
+
+    def _class_of(self, thing: Any) -> str:
+        is_named = self._names_classes or _tells_settings(thing)
+        return _name(type(thing)) if is_named else ""
+
+    def _settings(self, thing: Any) -> dict[str, Any]:
+        """Return the attributes that decide what an object does, as far as they are known."""
         attributes = getattr(thing, "__dict__", {})
-        name = _name(type(thing))
         if not _tells_settings(thing):
-            self._note_class(thing)
-            name = name if self._names_classes else ""
             held = {name: attributes.get(name) for name in self._followed}
-            settings = {name: value for name, value in held.items() if _is_content(value)}
+            settings = {
+                name: value
+                for name, value in held.items()
+                if _is_described(value) or _is_digested(value)
+            }
         elif isinstance(thing, torch.nn.Module):
             settings = {name: value for name, value in attributes.items() if name[0] != "_"}
             settings |= thing._modules
             settings.pop("training", None)
             if thing._parameters or thing._buffers:
-                self._note(f"the parameters of {name}")
+                self._note(f"the parameters of {_name(type(thing))}")
         else:
             settings = dict(attributes)
-        roots, self._roots = self._roots, _roots_of(attributes) or self._roots
-        texts: list[str] = []
-        seen: list[Any] = []
+        found: dict[str, Any] = {}
         for attribute in sorted(settings.keys() - self._left_out):
             value = settings[attribute]
             # torchvision keeps the same list under several names.
-            if not (isinstance(value, list) and any(value is each for each in seen)):
-                seen.append(value)
-                texts.append(f"{attribute}={self.text(value)}")
-        self._roots = roots
-        return f"{name}({', '.join(texts)})" if texts else name or NOTHING_KNOWN
+            if not (isinstance(value, list) and any(value is each for each in found.values())):
+                found[attribute] = value
+        return found
+
+    def _held(self, thing: Any) -> Held | None:
+        """Return what is digested of an object; None if its text tells all."""
+        if own_fingerprint(thing) is not None:
+            if _package(type(thing)) != "stateful_gpu_loader":
+                return None
+            held = {name: getattr(thing, name, None) for name in _HELD_BY_OURS}
+            return (), {"": self.text(thing), **held}
+        if isinstance(thing, functools.partial):
+            return (), {"func": thing.func, "args": thing.args, "keywords": thing.keywords}
+        if isinstance(thing, (type, range, *_FUNCTIONS, *_NAMED_BY_TORCH)):
+            return None
+        if (self._hugging_face(thing) or self._albumentations(thing)) is not None:
+            return None
+        if not _tells_settings(thing):
+            self._note_class(thing)
+        return _roots_of(thing), {"": self._class_of(thing), **self._settings(thing)}
 
     def _room(self, wanted: int, most: int) -> int:
         """How many entries of a list may be looked at; they are taken from the budget for all."""
@@ -406,7 +484,9 @@ class Describer:
         self._unknown[unknown] = None
 
 
-def _inside(dataset: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _inside(
+    dataset: Any, path: str = "", depth: int = 0, most: int = MOST_ROWS
+) -> Iterator[tuple[str, Any]]:
     """Each transform with the attributes that lead to it."""
     attributes = getattr(dataset, "__dict__", {})
     transform: Any = attributes.get("transform")
@@ -417,30 +497,27 @@ def _inside(dataset: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str,
         if given is not None and not is_both:
             yield f"{path}{name}", given
     if depth < _DEEPEST:
-        yield from _inside_all(attributes.get("dataset"), f"{path}dataset", depth + 1)
-        yield from _inside_all(attributes.get("datasets"), f"{path}datasets", depth + 1)
+        for name in ("dataset", "datasets"):
+            yield from _inside_all(attributes.get(name), f"{path}{name}", depth + 1, most)
 
 
-def _inside_all(held: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _inside_all(held: Any, path: str, depth: int, most: int) -> Iterator[tuple[str, Any]]:
     if isinstance(held, dict):
         for key, each in held.items():
-            yield from _inside(each, f"{path}[{key!r}].", depth)
+            yield from _inside(each, f"{path}[{key!r}].", depth, most)
     elif isinstance(held, (list, tuple)):
-        for number in spread(len(held), MOST_ROWS):
-            yield from _inside(held[number], f"{path}[{number}].", depth)
+        for number in spread(len(held), most):
+            if hasattr(held[number], "__dict__"):
+                yield from _inside(held[number], f"{path}[{number}].", depth, most)
     elif held is not None:
-        yield from _inside(held, f"{path}.", depth)
+        yield from _inside(held, f"{path}.", depth, most)
 
 
-def spread(length: int, most: int) -> list[int]:
-    """Indices of a sequence: all of them, or the first, the last and evenly spread ones.
-
-    >>> spread(3, 5), spread(101, 5)
-    ([0, 1, 2], [0, 25, 50, 75, 100])
-    """
-    if length <= most:
-        return list(range(length))
-    return [number * (length - 1) // (most - 1) for number in range(most)]
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")  # half of a pair, as JSON may have
 
 
 def digest(content: bytes) -> str:
@@ -482,7 +559,17 @@ def _sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -
         return plain.view(torch.uint8).cpu().numpy().tobytes()
     if array.dtype.hasobject:
         raise TypeError("pointers are no content")
-    return (array.reshape(1) if array.ndim == 0 else array)[places].tobytes()
+    return without_padding((array.reshape(1) if array.ndim == 0 else array)[places]).tobytes()
+
+
+def _is_whole(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -> bool:
+    """Whether the text of an array tells all its values."""
+    rows, *others = map(int, array.shape or (1,))
+    row_size = math.prod(others)
+    if isinstance(array, np.memmap):
+        most_rows = min(most_rows, _MOST_MAPPED_ROWS)
+    most = most_rows * (_MOST_VALUES if row_size == 1 else 1)
+    return rows * row_size == 0 or (rows <= most and row_size <= _MOST_VALUES)
 
 
 def _inline(value: Any) -> str:
@@ -529,7 +616,13 @@ def _tells_settings(thing: Any) -> bool:
     return _package(type(thing)) == "torchvision"
 
 
-def _is_content(thing: Any) -> bool:
+def _is_digested(thing: Any) -> bool:
+    """Whether an attribute of an object of unknown class is part of its digest alone."""
+    kinds = (str, os.PathLike, bytes, set, frozenset)
+    return isinstance(thing, kinds) or is_content(thing)
+
+
+def _is_described(thing: Any) -> bool:
     """Whether an attribute of an object of unknown class is described.
 
     What such an object opens while it is read, such as a file of h5py, is not what it was built
@@ -546,9 +639,9 @@ def _is_plain(entry: Any) -> bool:
     )
 
 
-def _roots_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
+def _roots_of(thing: Any) -> tuple[str, ...]:
     """The root of a dataset, as it was given and as pathlib writes it, below which paths lie."""
-    root = attributes.get("root")
+    root = getattr(thing, "__dict__", {}).get("root")
     if not isinstance(root, (str, os.PathLike)):
         return ()
     written = os.fspath(root)

@@ -1,18 +1,18 @@
 """The progress of a loader: which epoch a pass takes, where it begins, and what it delivered.
 
-The state speaks of delivered batches. So it is moved by :meth:`Passes.deliver`,
-:meth:`Passes.skip` and :meth:`Passes.end` alone, which are called when a batch reaches the user's
-loop, has failed there, or was the last one; batches that are made ahead do not move it.
+The state speaks of delivered batches. A batch is delivered when the user's loop takes it out of
+its pass's :class:`Offer`, in one call of C that no signal handler can divide. Everything else here
+follows from what was taken, so an exception at any moment finds the progress before a delivery or
+after it. Batches that are made ahead do not move it.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 HISTORY = 16
 """How many batches back ``state_dict(batches_ago=)`` reaches."""
@@ -37,26 +37,104 @@ class Address:
     """The cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
 
 
-@dataclass(slots=True, eq=False)
-class Pass:
-    """What one iterator has delivered of one epoch."""
+class Standing(NamedTuple):
+    """What a pass has delivered; replaced as a whole."""
 
-    start: Address
-    """Where the pass began."""
-    number: int
-    """The pass's number among those of the loader, counted from 1 as they begin."""
-    generation: int
-    """How often ``load_state_dict`` had been called when the pass began."""
     place: Address
-    """Where the next sample to deliver lies."""
-    resumed: bool
-    """Whether the pass goes on from a loaded state."""
+    """Place of the next sample to deliver."""
+    history: tuple[Address, ...] = ()
+    """Places before the last delivered batches of the loader, oldest first, at most 16."""
     last_delivered: Address | None = None
-    """The place after the last delivered batch, if failed batches lie between it and ``place``."""
+    """Place after the last delivered batch, if failed batches lie between it and ``place``."""
     delivered: bool = False
     """Whether a batch of the pass has reached the user."""
-    is_left: bool = False
-    """Whether the pass cannot go on because its iterator is gone, as after a ``break``."""
+    has_moved: bool = False
+    """Whether a batch of the pass was delivered or has failed, or the pass has ended."""
+    following: Address | None = None
+    """Place of the next pass, once this one has ended."""
+
+
+class Offer(NamedTuple):
+    """A batch that is ready for the user's loop, or an exception that takes its place."""
+
+    content: list[Any]
+    """The batch or the exception; empty once the loop has taken it."""
+    standing: Standing
+    """Standing of the pass from then on."""
+    is_failure: bool
+    """Whether the content is an exception."""
+
+
+class Pass:
+    """What one iterator delivers of one epoch.
+
+    Args:
+        start: place where the pass begins.
+        number: number of the pass among those of the loader, counted from 1 as they begin.
+        generation: number of ``load_state_dict`` calls before the pass began.
+        resumed: whether the pass goes on from a loaded state.
+
+    >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
+    >>> current.offer("batch", Standing(Address(0, 8), delivered=True))
+    >>> current.standing.place
+    Address(epoch=0, position=0)
+    >>> current.offered.content.pop(), current.standing.place
+    ('batch', Address(epoch=0, position=8))
+    """
+
+    __slots__ = ("_offer", "_standing", "generation", "is_left", "number", "resumed", "start")
+
+    def __init__(self, start: Address, *, number: int, generation: int, resumed: bool) -> None:
+        self.start = start
+        self.number = number
+        self.generation = generation
+        self.resumed = resumed
+        self.is_left = False
+        """Whether the pass cannot go on because its iterator is gone, as after a ``break``."""
+        self._standing = Standing(start)
+        self._offer: Offer | None = None
+
+    @property
+    def standing(self) -> Standing:
+        """What was delivered by now."""
+        offer = self._offer
+        return self._standing if offer is None or offer.content else offer.standing
+
+    @property
+    def offered(self) -> Offer | None:
+        """The offer that was not taken yet; None if there is none."""
+        offer = self._offer
+        return offer if offer is not None and offer.content else None
+
+    def offer(self, content: Any, standing: Standing, *, is_failure: bool = False) -> None:
+        """Hold a batch, or an exception, ready for the user's loop."""
+        self._standing = self.standing
+        self._offer = Offer([content], standing, is_failure)
+
+    def set_standing(self, standing: Standing) -> None:
+        """Replace the standing, without a delivery."""
+        self._standing = self.standing
+        self._offer = Offer([], standing, is_failure=False)
+
+
+class _Base(NamedTuple):
+    """What the constructor or the last load decided."""
+
+    next: Address
+    """Place where the next pass begins, until one has moved."""
+    loaded: bool
+    """Whether ``next`` comes from a state."""
+    generation: int
+    """Number of loads."""
+
+
+class _Requested(NamedTuple):
+    """An epoch that the user asked for."""
+
+    epoch: int
+    begun: int
+    """Number of passes that had begun by then; a later one takes the epoch."""
+    generation: int
 
 
 class Passes:
@@ -68,7 +146,9 @@ class Passes:
 
     >>> passes = Passes()
     >>> first = passes.begin()
-    >>> passes.deliver(first, Address(epoch=0, position=8))
+    >>> passes.offer(first, "batch", Address(epoch=0, position=8))
+    >>> first.offered.content.pop()
+    'batch'
     >>> passes.address()
     Address(epoch=0, position=8)
     >>> passes.end(first, Address(epoch=1, position=0))
@@ -77,14 +157,16 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self._current: Pass | None = None
-        self._next = Address(epoch=0, position=0)
-        self._loaded = False
-        self._requested: int | None = None
-        self._history: deque[Address] = deque(maxlen=HISTORY)
+        self._base = _Base(Address(epoch=0, position=0), loaded=False, generation=0)
+        self._request: _Requested | None = None
+        self._passes: tuple[Pass, ...] = ()
+        """The passes that the state may speak of, oldest first."""
         self._begun = 0
-        self._last_to_move = 0
-        self.generation = 0
+
+    @property
+    def generation(self) -> int:
+        """Number of loads."""
+        return self._base.generation
 
     def begin(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
@@ -105,65 +187,67 @@ class Passes:
                 stacklevel=5,
             )
         self._begun += 1
-        return Pass(
-            start=start,
-            number=self._begun,
-            generation=self.generation,
-            place=start,
-            resumed=self._loaded,
+        current, new = (
+            self._current,
+            Pass(start, number=self._begun, generation=self.generation, resumed=self._loaded),
         )
+        before = 0 if current is None else current.number
+        self._passes = (*(one for one in self._passes if one.number >= before), new)
+        return new
 
-    def deliver(self, current: Pass, place: Address) -> None:
-        """Note that a batch of ``current`` reached the user; its next one starts at ``place``."""
-        before = current.last_delivered or current.place
-        self._take_over(current)
-        current.place, current.last_delivered = place, None
-        current.delivered = True
-        if self._current is current:
-            self._history.append(before)
+    def offer(self, current: Pass, batch: Any, place: Address) -> None:
+        """Offer a batch of ``current`` to the user; the next one starts at ``place``."""
+        standing = current.standing
+        before = standing.last_delivered or standing.place
+        history = (*self._history_of(current)[1 - HISTORY :], before)
+        current.offer(batch, Standing(place, history, delivered=True, has_moved=True))
 
-    def skip(self, current: Pass, place: Address) -> None:
-        """Note that a batch of ``current`` has failed; its next one starts at ``place``.
+    def offer_failure(self, current: Pass, error: Any, place: Address | None) -> None:
+        """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
         The state after an earlier batch (``batches_ago=``) still lies before the failed one, which
         is tried again if that state is loaded.
+
+        Args:
+            place: None if the failed batch does not move the place.
         """
-        self._take_over(current)
-        current.last_delivered = current.last_delivered or current.place
-        current.place = place
+        standing = current.standing
+        if place is not None:
+            standing = standing._replace(
+                place=place,
+                history=self._history_of(current),
+                last_delivered=standing.last_delivered or standing.place,
+                has_moved=True,
+            )
+        current.offer(error, standing, is_failure=True)
 
     def end(self, current: Pass, following: Address) -> None:
         """Note that ``current`` has delivered all; the next pass starts at ``following``."""
-        self._take_over(current)
-        if self._current is current:
-            self._current = None
-            self._next = following
+        history = self._history_of(current)
+        current.set_standing(
+            current.standing._replace(history=history, has_moved=True, following=following)
+        )
 
     def load(self, address: Address) -> None:
         """Let the next pass, and any begun one that has delivered nothing, start at ``address``."""
-        self.generation += 1
-        self._current = None
-        self._next = address
-        self._loaded = True
-        self._requested = None
-        self._history.clear()
+        self._base = _Base(address, loaded=True, generation=self.generation + 1)
 
     def note_start(self, current: Pass, place: Address) -> None:
         """Complete the start of a pass that has delivered nothing, now that all of it is known."""
-        current.place = place
+        current.set_standing(current.standing._replace(place=place))
         if self._current is None and current.generation == self.generation:
-            self._next = place
+            self._base = self._base._replace(next=place)
 
     def go_back(self, current: Pass) -> None:
         """Let the next pass go on where ``current`` had to stop, unless another has done so."""
-        took_over = self._current is current
-        never_moved = not current.delivered and current.generation == self.generation
-        if took_over or (never_moved and current.number > self._last_to_move):
-            self.load(current.place)
+        moved = self._current
+        never_moved = not current.standing.has_moved and current.generation == self.generation
+        if moved is current or (never_moved and (moved is None or current.number > moved.number)):
+            self.load(current.standing.place)
 
     def request_epoch(self, epoch: int) -> None:
         """Let the next pass take this epoch, unless it goes on from a loaded state."""
-        self._requested = epoch
+        self._request = _Requested(epoch, self._begun, self.generation)
 
     def address(self, batches_ago: int = 0) -> Address:
         """Where the stream stands, or stood so many delivered batches ago.
@@ -172,45 +256,88 @@ class Passes:
             ValueError: fewer batches were delivered since the loader was built or loaded, or
                 more than the last 16 are asked for.
         """
+        standing = None if self._current is None else self._current.standing
         if batches_ago == 0:
-            return self._upcoming() if self._current is None else self._current.place
-        if not 0 < batches_ago <= len(self._history):
+            if standing is None or standing.following is not None:
+                return self._upcoming()
+            return standing.place
+        history = () if standing is None else standing.history
+        if not 0 < batches_ago <= len(history):
             raise ValueError(
-                f"{batches_ago = } is out of reach: {len(self._history)} of the last {HISTORY} "
+                f"{batches_ago = } is out of reach: {len(history)} of the last {HISTORY} "
                 "batches are remembered since the loader was built or loaded"
             )
-        return self._history[-batches_ago]
+        return history[-batches_ago]
 
     def present(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
     ) -> Address:
-        """Where the pass under way stands, or, between two passes, where the next one begins.
+        """Where the pass in progress stands, or, between two passes, where the next one begins.
 
         Unlike :meth:`address`, it does not count a pass whose iterator is gone. The arguments are
         those of :meth:`begin`.
         """
-        under_way = self._under_way
-        return self._start(is_over, skips_empty_rest) if under_way is None else under_way.place
+        in_progress = self._in_progress
+        if in_progress is None:
+            return self._start(is_over, skips_empty_rest)
+        return in_progress.standing.place
 
     @property
-    def is_under_way(self) -> bool:
+    def is_in_progress(self) -> bool:
         """Whether some iterator has delivered a batch of a pass and may go on with it."""
-        return self._under_way is not None
+        return self._in_progress is not None
 
     def twin(self) -> Passes:
         """The passes of a copy of the loader, whose next pass begins with this one's next batch.
 
-        It goes on from the pass under way or, if there is none, is the next pass.
+        It goes on from the pass in progress or, if there is none, is the next pass.
         """
         twin = copy.copy(self)
-        twin._history = deque(maxlen=HISTORY)
-        if self._under_way is not None:
-            twin.load(self._under_way.place)
+        twin._passes = ()
+        if self._in_progress is not None:
+            twin.load(self._in_progress.standing.place)
+            return twin
+        if self._requested is None:
+            twin._request = None
+        twin._base = self._base._replace(next=self._following(), loaded=self._loaded)
         return twin
 
     @property
-    def _under_way(self) -> Pass | None:
-        return None if self._current is None or self._current.is_left else self._current
+    def _current(self) -> Pass | None:
+        """The pass that the state speaks of: the last one that has moved since the last load."""
+        generation = self.generation
+        for one in reversed(self._passes):
+            if one.generation == generation and one.standing.has_moved:
+                return one
+        return None
+
+    @property
+    def _in_progress(self) -> Pass | None:
+        current = self._current
+        if current is None or current.is_left or current.standing.following is not None:
+            return None
+        return current
+
+    @property
+    def _loaded(self) -> bool:
+        """Whether the next pass goes on from a loaded state."""
+        return self._base.loaded and self._current is None
+
+    @property
+    def _requested(self) -> int | None:
+        """The epoch that was asked for and that no pass has taken yet."""
+        request, current = self._request, self._current
+        if request is None or request.generation != self.generation:
+            return None
+        is_taken = current is not None and current.number > request.begun
+        return None if is_taken else request.epoch
+
+    def _history_of(self, current: Pass) -> tuple[Address, ...]:
+        """The places before earlier batches, those of the passes before ``current`` included."""
+        if current.standing.has_moved or current.generation != self.generation:
+            return current.standing.history
+        before = self._current
+        return () if before is None else before.standing.history
 
     def _start(self, is_over: Callable[[Address], bool] | None, skips_empty_rest: bool) -> Address:
         start = self._upcoming()
@@ -220,20 +347,14 @@ class Passes:
             return Address(start.epoch + 1, 0)
         return start
 
-    def _upcoming(self) -> Address:
-        if self._current is not None:
-            following = Address(self._current.start.epoch + 1, 0)
-        else:
-            following = self._next
-        if self._requested is None or self._loaded:
-            return following
-        return Address(self._requested, 0, user=following.user)
+    def _following(self) -> Address:
+        current = self._current
+        if current is None:
+            return self._base.next
+        return current.standing.following or Address(current.start.epoch + 1, 0)
 
-    def _take_over(self, current: Pass) -> None:
-        """Let the state speak of ``current``, unless a later pass or a load came after it."""
-        if current.generation != self.generation or current.number <= self._last_to_move:
-            return
-        self._last_to_move = current.number
-        self._current = current
-        self._loaded = False
-        self._requested = None
+    def _upcoming(self) -> Address:
+        following, requested = self._following(), self._requested
+        if requested is None or self._loaded:
+            return following
+        return Address(requested, 0, user=following.user)

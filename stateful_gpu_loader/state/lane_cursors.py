@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
 from stateful_gpu_loader.state.schema import lane_key
 
@@ -84,7 +85,7 @@ class _Latest:
     """What the moments of a pass share; the lock is for states that other threads ask for."""
 
     def __init__(self, epoch: int, cursors: dict[int, LaneCursor]) -> None:
-        self.lock = threading.Lock()
+        self.lock = fork_safe(threading.Lock())
         self.epoch = epoch
         self.cursors = cursors
         self.texts: dict[str, str] = {}

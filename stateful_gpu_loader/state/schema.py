@@ -20,6 +20,9 @@ VERSION = 1
 MAX_EPOCH = 2**32 - 1
 MAX_POSITION = 2**63 - 1
 
+SAMPLED = ", sampled"
+"""End of a digest that covers only a sample."""
+
 ADDED_BY_FRAMEWORKS = frozenset({"_iterator_finished"})
 """Keys that frameworks add to a loader's state: Accelerate's note that the epoch has ended."""
 
@@ -170,6 +173,9 @@ class Fingerprint:
     """"replace" or "drop". None under "raise", which never delivers anything else than the others
     in silence: a run that met a bad sample may be resumed without it, and one that left some out
     ends at the next."""
+    content: Mapping[str, str] | None = None
+    """Digest of everything, by field, for each field whose text tells only a part of what it
+    describes. None in states of versions that had none."""
 
     def to_text(self) -> str:
         """JSON, one line, keys in order of declaration."""
@@ -201,6 +207,14 @@ class Fingerprint:
                     present=" or ".join(kind.__name__ for kind in kinds),
                     remedy=REMEDY_FOREIGN,
                 )
+        for field, digest in (saved.content or {}).items():
+            if field not in DESCRIBED or not isinstance(digest, str):
+                raise StateMismatch(
+                    "fingerprint's content",
+                    saved=saved.content,
+                    present=f"a str for some of {', '.join(DESCRIBED)}",
+                    remedy=REMEDY_FOREIGN,
+                )
         return saved
 
     def check(self, saved: Fingerprint, *, accept: Collection[str], position: int) -> None:
@@ -215,8 +229,8 @@ class Fingerprint:
             StateMismatch: a field differs and is not accepted.
         """
         for field in COMPARED:
-            before, now = getattr(saved, field), getattr(self, field)
-            if before == now or before is None or now is None:
+            before, now = self.difference(saved, field) or (None, None)
+            if before is None or now is None:
                 continue
             if field == "length" and "dataset" in accept and position == 0:
                 continue
@@ -225,6 +239,23 @@ class Fingerprint:
             raise StateMismatch(
                 field, saved=before, present=now, remedy=_remedy(field, accept, position)
             )
+
+    def difference(self, saved: Fingerprint, field: str) -> tuple[Any, Any] | None:
+        """Return what a field was and is, or None if it is the same.
+
+        One of the two is None where there is nothing to compare. A digest is compared only with
+        another one of as much.
+        """
+        before, now = getattr(saved, field), getattr(self, field)
+        texts = None if before == now else (before, now)
+        if self.content is None or saved.content is None or (texts and None not in texts):
+            return texts
+        contents = saved.content.get(field), self.content.get(field)
+        is_sampled = [content is not None and content.endswith(SAMPLED) for content in contents]
+        is_unknown = (before, contents[0]) == (None, None) or (now, contents[1]) == (None, None)
+        if contents[0] == contents[1] or is_sampled[0] != is_sampled[1] or is_unknown:
+            return texts
+        return _with_content(before, contents[0]), _with_content(now, contents[1])
 
     def _is_as_long(self, saved: Fingerprint) -> bool:
         return self.length == saved.length
@@ -260,9 +291,25 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
     "collate_fn": (str, type(None)),
     "batched": (bool, type(None)),
     "on_bad_sample": (str, type(None)),
+    "content": (dict, type(None)),
 }
 
-ACCEPTABLE = frozenset(COMPARED) - {"length"} | {"seed", "sampler", "iterable"}
+DESCRIBED = ("dataset", "dataset_transform", "transform", "batch_transform", "collate_fn")
+"""Fields of :class:`Fingerprint` that describe objects of the user's."""
+
+
+def sampled(field: str) -> str:
+    """Return the name under which a field that is only sampled is unverified.
+
+    >>> sampled("dataset")
+    'dataset (sampled)'
+    """
+    return f"{field} (sampled)"
+
+
+ACCEPTABLE = frozenset(
+    {*COMPARED, *map(sampled, DESCRIBED), "seed", "sampler", "iterable"} - {"length"}
+)
 """Names that ``load_state_dict(..., accept=)`` understands."""
 
 
@@ -317,6 +364,11 @@ def as_epoch(epoch: Any) -> int:
     if not 0 <= number < MAX_EPOCH:
         raise ValueError(f"{epoch = } must be an int from 0 to {MAX_EPOCH - 1}")
     return number
+
+
+def _with_content(text: str | None, content: str | None) -> str:
+    described = "what no text describes" if text is None else text
+    return f"{described}; in full: {content or 'that is all'}"
 
 
 def _remedy(field: str, accept: Collection[str], position: int) -> str:

@@ -178,8 +178,7 @@ def write(form: Any, raw: bytearray | None = None) -> str:
 def parse(text: bytes, raw: memoryview | None = None) -> Any:
     """Parse JSON in UTF-8, of unknown origin.
 
-    Python's own parser follows nesting on the C stack, converts long integers in quadratic time
-    and lets the last of equal keys win, so the text is looked over first.
+    Python's own parser lets the last of equal keys win, and more: see :func:`check_text`.
 
     Args:
         text: what :func:`write` returned.
@@ -201,11 +200,7 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
         ...
     ValueError: the key 'a' comes twice in one object
     """
-    outside = _outside_strings(text)
-    if (depth := _json_depth(outside)) > MAX_JSON_DEPTH:
-        raise ValueError(f"nesting of depth {depth}, of which {MAX_JSON_DEPTH} is read")
-    if _TOO_MANY_DIGITS.search(outside):
-        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
+    check_text(text)
     num_used = 0
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,6 +225,20 @@ def parse(text: bytes, raw: memoryview | None = None) -> Any:
     if raw is not None and num_used < len(raw):
         raise ValueError(f"{len(raw) - num_used} raw bytes of no tensor or array")
     return form
+
+
+def check_text(text: bytes) -> None:
+    """Refuse JSON on which Python's own parser would spend quadratic time or the C stack.
+
+    Raises:
+        ValueError: it has a number of more than :data:`MAX_DIGITS` digits, or nesting beyond
+            :data:`MAX_JSON_DEPTH`.
+    """
+    outside = _outside_strings(text)
+    if (depth := _json_depth(outside)) > MAX_JSON_DEPTH:
+        raise ValueError(f"nesting of depth {depth}, of which {MAX_JSON_DEPTH} is read")
+    if _TOO_MANY_DIGITS.search(outside):
+        raise ValueError(f"a number of more than {MAX_DIGITS} digits")
 
 
 def is_text(value: str) -> bool:

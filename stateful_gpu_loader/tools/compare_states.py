@@ -109,9 +109,11 @@ def _identity(one: Description, other: Description) -> tuple[Difference, ...]:
     if one.seed != other.seed:
         meaning = "refused by a loader that was given a seed; one with seed=None takes the state's"
         found.append(_different("seed", IDENTITY, one.seed, other.seed, meaning))
+    loader, saved = (Fingerprint(**(each.fingerprint or {})) for each in (one, other))
     for field in COMPARED:
-        before, now = (each.fingerprint[field] for each in (one, other))  # type: ignore[index]
-        if before != now:
+        difference = loader.difference(saved, field)
+        if difference is not None:
+            now, before = difference
             meaning = _UNKNOWN if before is None or now is None else _REFUSED
             found.append(_different(field, IDENTITY, before, now, meaning))
     return tuple(found)

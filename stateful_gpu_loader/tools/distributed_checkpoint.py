@@ -1,42 +1,66 @@
 """Reads and replaces the values of a folder of ``torch.distributed.checkpoint`` (DCP).
 
-DCP itself executes pickles when it reads; here the folder's index may name DCP's own classes only,
-and each value is read as weights only. Most tensors are those of a model, so a tensor is read where
-it is asked for.
+DCP itself executes pickles when it reads. Here the folder's index is read with stand-ins in the
+place of DCP's own classes, and may name no other; each value is read as weights only. Most tensors
+are those of a model, so a tensor is read where it is asked for.
 """
 
 from __future__ import annotations
 
 import io
+import pathlib
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import filesystem, metadata
+
+from stateful_gpu_loader.checkpoint.regular_file import open_regular, read_regular, size_of
+from stateful_gpu_loader.tools import torch_file
+from stateful_gpu_loader.tools.bounds import MAX_DEPTH
+from stateful_gpu_loader.tools.pickle_machine import MAX_BYTES, Function, Instance, read_pickle
 
 Key = tuple[str | int, ...]
 """Keys that lead to a value in nested ones."""
 
 _INDEX = ".metadata"
 _CHANGED = "__changed_values.distcp"
+_MOST_ITEMS = 1 << 20
+"""Most items of all lists, where fewer values than that are saved."""
 _METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = {
-    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
-    *((_METADATA, name) for name in ("BytesStorageMetadata", "TensorStorageMetadata")),
-    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties")),
-    (_METADATA, "_MEM_FORMAT_ENCODING"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("torch", "Size"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "WindowsPath"),
+_CLASSES: dict[tuple[str, str], Any] = {
+    **{
+        (_METADATA, name): getattr(metadata, name)
+        for name in (
+            *("Metadata", "MetadataIndex", "StorageMeta", "BytesStorageMetadata"),
+            *("TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
 }
-"""One by one: the module also holds ``dataclass``, which executes the text that it is given."""
+"""DCP's classes, of which an index holds objects."""
+_PATHS = {("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
 _PATHS_OF_313 = "pathlib._local"
 """Where Python 3.13, and no other, says that ``pathlib``'s classes are."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Place of a value, or of a part of a tensor."""
+
+    file: str
+    """Path in the folder."""
+    first: int
+    """First byte in the file."""
+    num_bytes: int
+    offset: tuple[int, ...]
+    """Place of the part in the tensor."""
+    transforms: Any
+    """DCP's extensions that changed the bytes; None or empty if there are none."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +70,20 @@ class Unread:
     name: str
     """As DCP names it: keys joined by dots."""
     folder: Path
-    chunks: tuple[tuple[Any, Any], ...]
-    """DCP's index and place of each chunk of a tensor; one of another value."""
-    metadata: Any
-    """DCP's description of the value."""
+    chunks: tuple[Chunk, ...]
+    """Chunks of a tensor; one of another value."""
+    size: tuple[int, ...] | None
+    """Size of a tensor; None for another value."""
+    dtype: torch.dtype | None
 
     @property
     def is_tensor(self) -> bool:
         """Whether DCP keeps it as a tensor."""
-        return isinstance(self.metadata, TensorStorageMetadata)
+        return self.size is not None
 
     def content(self) -> bytes:
         """Return the bytes of the first chunk."""
-        return _content(self.folder, self.chunks[0][1])
+        return _content(self.folder, self.chunks[0])
 
     def read(self) -> Any:
         """Read the value.
@@ -67,17 +92,21 @@ class Unread:
             Exception: of many types, if a file is missing or damaged, or the value needs code to be
                 executed.
         """
-        if not self.is_tensor:
-            return _loaded(self.content())
-        whole = torch.empty(self.metadata.size, dtype=self.metadata.properties.dtype)
+        if self.size is None or self.dtype is None:
+            return torch_file.load(self.content())
+        claimed = torch.Size(self.size).numel() * self.dtype.itemsize
+        stored = sum(chunk.num_bytes for chunk in self.chunks)
+        if claimed > stored:
+            raise ValueError(f"it claims {claimed} bytes, and {stored} are stored")
+        whole = torch.empty(self.size, dtype=self.dtype)
         num_read = 0
-        for index, stored in self.chunks:
-            chunk = _loaded(_content(self.folder, stored))
+        for chunk in self.chunks:
+            numbers = torch_file.load(_content(self.folder, chunk))
             part = whole
-            for dim, start in enumerate(index.offset or ()):
-                part = part.narrow(dim, start, chunk.shape[dim])
-            part.copy_(chunk)
-            num_read += chunk.numel()
+            for dim, start in enumerate(chunk.offset):
+                part = part.narrow(dim, start, numbers.shape[dim])
+            part.copy_(numbers)
+            num_read += numbers.numel()
         if num_read != whole.numel():
             raise ValueError(f"{num_read} of its {whole.numel()} numbers are stored")
         return whole
@@ -94,14 +123,14 @@ def read_values(folder: Path) -> dict[str | int, Any]:
     Raises:
         Exception: of many types, if the index is missing, damaged, or needs code to be executed.
     """
-    index, tree = _read_index(folder), _TakenApart()
-    for key, unread in _values(folder, index):
+    values, tree = _values(folder, _read_index(folder)), _TakenApart()
+    for key, unread in values:
         inner = tree
         for name in key[:-1]:
             inner = inner.setdefault(name, _TakenApart())
         inner[key[-1]] = unread if unread.is_tensor else _value_of(unread)
-    longest = len(index.state_dict_metadata)
-    return {name: _with_lists(value, longest) for name, value in tree.items()}
+    lists = _Lists(len(values))
+    return {name: lists.joined(value) for name, value in tree.items()}
 
 
 class _TakenApart(dict[str | int, Any]):
@@ -115,17 +144,28 @@ def _value_of(unread: Unread) -> Any:
         return unread
 
 
-def _with_lists(value: Any, longest: int) -> Any:
-    """Return the value with its lists again, none of which has more items than there are values."""
-    if not isinstance(value, _TakenApart):
-        return value
-    inner = {name: _with_lists(each, longest) for name, each in value.items()}
-    places = [name for name in inner if isinstance(name, int)]
-    if not places or len(places) < len(inner):
-        return inner
-    if min(places) < 0 or max(places) >= longest:
-        raise ValueError(f"{_INDEX} has places {min(places)} to {max(places)} in a list")
-    return [inner.get(i) for i in range(max(places) + 1)]
+class _Lists:
+    """Makes lists again of what DCP has taken apart.
+
+    A list has as many items as its last place says, so all lists together are bounded.
+    """
+
+    def __init__(self, num_values: int) -> None:
+        self._num_values = num_values
+        self._left = max(num_values, _MOST_ITEMS)
+
+    def joined(self, value: Any) -> Any:
+        """Return a value with the lists inside it."""
+        if not isinstance(value, _TakenApart):
+            return value
+        inner = {name: self.joined(each) for name, each in value.items()}
+        places = [name for name in inner if isinstance(name, int)]
+        if not places or len(places) < len(inner):
+            return inner
+        self._left -= max(places) + 1
+        if min(places) < 0 or max(places) >= self._num_values or self._left < 0:
+            raise ValueError(f"{_INDEX} has places {min(places)} to {max(places)} in a list")
+        return [inner.get(i) for i in range(max(places) + 1)]
 
 
 def with_tensors(value: Any, name: str) -> Any:
@@ -165,9 +205,11 @@ def write_values(folder: Path, tree: dict[str | int, Any]) -> None:
         ValueError: the tree has other keys, or another tensor.
     """
     index = _read_index(folder)
-    values = list(_values(folder, index))
+    values = _values(folder, index)
     _check_keys({key for key, _ in values}, tree)
-    with open(folder / _CHANGED, "wb") as file:
+    places = {_field(place, "fqn", str): place for place in index["storage_data"]}
+    (folder / _CHANGED).unlink(missing_ok=True)
+    with open(folder / _CHANGED, "xb") as file:
         for key, unread in values:
             value: Any = tree
             for name in key:
@@ -178,13 +220,19 @@ def write_values(folder: Path, tree: dict[str | int, Any]) -> None:
                 if not (isinstance(value, torch.Tensor) and torch.equal(value, unread.read())):
                     raise ValueError(f"the tensor {unread.name!r} would be another one")
                 continue
+            if len(unread.chunks) != 1:
+                raise ValueError(f"the value {unread.name!r} lies in {len(unread.chunks)} places")
             content, offset = io.BytesIO(), file.tell()
             torch.save(value, content)
             file.write(content.getvalue())
-            ((place, stored),) = unread.chunks
+            stored = index["storage_data"][places[unread.name]]
             length = file.tell() - offset
-            index.storage_data[place] = type(stored)(_CHANGED, offset, length)
-    (folder / _INDEX).write_bytes(pickle.dumps(index))
+            state = {"relative_path": _CHANGED, "offset": offset, "length": length}
+            index["storage_data"][places[unread.name]] = Instance(stored.kind, (), state)
+    written = pickle.dumps(_Real().of(Instance((_METADATA, "Metadata"), (), index)))
+    if (folder / _INDEX).is_symlink():
+        (folder / _INDEX).unlink()  # what it leads to belongs to another checkpoint
+    (folder / _INDEX).write_bytes(written)
 
 
 def _check_keys(keys: set[Key], tree: Any) -> None:
@@ -216,52 +264,157 @@ def _keys(value: Any, key: Key, inner: set[Key]) -> Iterator[Key]:
         yield from _keys(each, (*key, name), inner)
 
 
-def _values(folder: Path, index: Any) -> Iterator[tuple[Key, Unread]]:
-    """Each value's keys, and where it is stored."""
-    keys: dict[str, Any] = index.planner_data or {}
-    chunks: dict[str, list[tuple[Any, Any]]] = {}
-    for place, stored in index.storage_data.items():
-        chunks.setdefault(place.fqn, []).append((place, stored))
-    for name, places in chunks.items():
-        metadata = index.state_dict_metadata[name]
-        yield tuple(keys.get(name, (name,))), Unread(name, folder, tuple(places), metadata)
+def _values(folder: Path, index: Mapping[str, Any]) -> list[tuple[Key, Unread]]:
+    """Return each value's keys, and where it is stored.
 
-
-def _content(folder: Path, stored: Any) -> bytes:
-    """Return bytes of a file in the folder that is long enough to hold them."""
-    if stored.transform_descriptors:
-        raise ValueError(f"DCP's extensions {stored.transform_descriptors} are not known here")
-    path = folder / stored.relative_path
-    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-        raise FileNotFoundError(
-            f"{_INDEX} names {str(stored.relative_path)!r}, which is no file in it"
+    Raises:
+        Exception: of many types, if the index is damaged or names the same bytes twice.
+    """
+    keys, described = index.get("planner_data") or {}, index["state_dict_metadata"]
+    chunks: dict[str, list[Chunk]] = {}
+    for place, stored in index["storage_data"].items():
+        offset = place.state.get("offset")
+        chunk = Chunk(
+            file=_field(stored, "relative_path", str),
+            first=_field(stored, "offset", int),
+            num_bytes=_field(stored, "length", int),
+            offset=() if offset is None else _sizes(offset),
+            transforms=stored.state.get("transform_descriptors"),
         )
-    size, end = path.stat().st_size, stored.offset + stored.length
-    if not 0 <= stored.offset <= end <= size:
-        raise ValueError(f"{path.name} has {size} bytes, and {_INDEX} those up to {end}")
-    with open(path, "rb") as file:
-        file.seek(stored.offset)
-        return file.read(stored.length)
+        chunks.setdefault(_field(place, "fqn", str), []).append(chunk)
+    _check_apart([chunk for parts in chunks.values() for chunk in parts])
+    found = []
+    for name, parts in chunks.items():
+        about = described[name]
+        size = dtype = None
+        if about.kind == (_METADATA, "TensorStorageMetadata"):
+            size = _sizes(about.state["size"])
+            dtype = about.state["properties"].state[0]
+            if not isinstance(dtype, torch.dtype):
+                raise ValueError(f"{_INDEX} has a tensor of no dtype")
+        key = tuple(keys.get(name, (name,)))
+        if not 0 < len(key) <= MAX_DEPTH or not all(type(part) in (str, int) for part in key):
+            raise ValueError(f"{_INDEX} names a value by keys that lead nowhere")
+        found.append((key, Unread(name, folder, tuple(parts), size, dtype)))
+    return found
 
 
-def _loaded(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def _check_apart(chunks: list[Chunk]) -> None:
+    """Refuse an index that names the same bytes many times, each time as another value."""
+    end, last = 0, ""
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.file, chunk.first)):
+        if chunk.file == last and chunk.first < end and chunk.num_bytes:
+            raise ValueError(f"{_INDEX} names byte {chunk.first} of {last[:100]!r} twice")
+        end, last = chunk.first + chunk.num_bytes, chunk.file
 
 
-def _read_index(folder: Path) -> Any:
-    with open(folder / _INDEX, "rb") as file:
-        index = _Unpickler(file).load()
-    if not isinstance(index, Metadata):
-        raise ValueError(f"{_INDEX} holds a {type(index).__name__} and not DCP's Metadata")
-    return index
+def _content(folder: Path, chunk: Chunk) -> bytes:
+    """Return bytes of a file in the folder that is long enough to hold them."""
+    if chunk.transforms:
+        raise ValueError(f"DCP's extensions {chunk.transforms} are not known here")
+    path = folder / chunk.file
+    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+        raise FileNotFoundError(f"{_INDEX} names {chunk.file!r}, which is no file in it")
+    with open_regular(path) as file:
+        size, end = size_of(file), chunk.first + chunk.num_bytes
+        if not 0 <= chunk.first <= end <= size:
+            raise ValueError(f"{path.name} has {size} bytes, and {_INDEX} those up to {end}")
+        file.seek(chunk.first)
+        return file.read(chunk.num_bytes)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Unpickles an index that names nothing but what DCP puts there."""
+def _read_index(folder: Path) -> dict[str, Any]:
+    """Return the fields of DCP's Metadata, in which stand-ins lie.
 
-    def find_class(self, module: str, name: str) -> Any:
-        module = "pathlib" if module == _PATHS_OF_313 else module
-        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not (is_type or (module, name) in _ALLOWED):
-            raise pickle.UnpicklingError(f"{_INDEX} names {module}.{name}, which is not executed")
-        return super().find_class(module, name)
+    Raises:
+        Exception: of many types, if it is no Metadata, or needs code to be executed.
+    """
+    found = read_pickle(read_regular(folder / _INDEX, MAX_BYTES), _admitted)
+    if not isinstance(found, Instance) or found.kind != (_METADATA, "Metadata"):
+        raise ValueError(f"{_INDEX} holds no Metadata of DCP")
+    fields: dict[str, Any] = found.state
+    if not isinstance(fields["storage_data"], dict):
+        raise ValueError(f"{_INDEX} names no files")
+    return fields
+
+
+def _field(instance: Any, name: str, kind: type) -> Any:
+    """Return a field of a stand-in.
+
+    Raises:
+        ValueError: it is of another type.
+    """
+    value = instance.state[name]
+    if type(value) is not kind:
+        raise ValueError(f"{_INDEX} has a {name} that is no {kind.__name__}")
+    return value
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
+        raise ValueError(f"{_INDEX} has a size that is none")
+    return tuple(value)
+
+
+def _admitted(module: str, name: str) -> Any:
+    """Stand-in for what an index names: DCP's own classes, and nothing else.
+
+    Raises:
+        pickle.UnpicklingError: it names something else.
+    """
+    module = "pathlib" if module == _PATHS_OF_313 else module
+    value = getattr(torch, name, None) if module == "torch" else None
+    if isinstance(value, torch.dtype):
+        return value
+    if (module, name) == ("torch", "Size"):
+        return Function(lambda sizes=(): torch.Size(_sizes(tuple(sizes))))
+    if (module, name) == ("torch.serialization", "_get_layout"):
+        return Function(_layout)
+    if (module, name) not in {*_CLASSES, *_PATHS}:
+        raise pickle.UnpicklingError(
+            f"{_INDEX} names {module}.{name}"[:200] + ", which is not executed"
+        )
+    return Function(lambda *arguments: Instance((module, name), arguments))
+
+
+def _layout(name: Any) -> torch.layout:
+    found = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(found, torch.layout):
+        raise ValueError(f"{_INDEX} has an unknown layout")
+    return found
+
+
+class _Real:
+    """Makes DCP's own objects of stand-ins, to be written."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return a value with objects in the place of the stand-ins inside it.
+
+        Raises:
+            Exception: of many types, if a stand-in does not fit its class.
+        """
+        if id(value) not in self._made:
+            self._made[id(value)] = self._new(value)
+        return self._made[id(value)]
+
+    def _new(self, value: Any) -> Any:
+        if type(value) is dict:
+            return {self.of(key): self.of(inner) for key, inner in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(map(self.of, value))
+        if not isinstance(value, Instance):
+            return value
+        if value.kind in _PATHS:
+            return str(pathlib.PurePosixPath(*value.arguments))
+        kind = _CLASSES[value.kind]
+        if value.arguments:
+            return kind(*map(self.of, value.arguments))
+        made = kind.__new__(kind)
+        if kind is metadata.TensorProperties:
+            made.__setstate__(self.of(value.state))
+        else:
+            vars(made).update(self.of(value.state) or {})
+        return made

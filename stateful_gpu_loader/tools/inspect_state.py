@@ -18,10 +18,12 @@ from stateful_gpu_loader.state.lane_cursor import ENDED, epoch_and_cursor
 from stateful_gpu_loader.state.schema import (
     FORMAT,
     REMEDY_FOREIGN,
+    SAMPLED,
     Fingerprint,
     LoaderState,
     lane_key,
     lane_of,
+    sampled,
 )
 from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.torchdata import TorchdataState, is_torchdata_state
@@ -272,6 +274,9 @@ def _unverified(fingerprint: Fingerprint, *, has_digest: bool) -> dict[str, str]
         names = _OWN_NAME.findall(getattr(fingerprint, field) or "")
         if names:
             found[field] = f"{', '.join(dict.fromkeys(names))} is compared by name only"
+    for field, digest in (fingerprint.content or {}).items():
+        if digest.endswith(SAMPLED):
+            found[sampled(field)] = "it is too long to be compared in full"
     kind, _, sampler = fingerprint.order.partition(" ")
     if fingerprint.order == "iterable":
         found["order"] = "an iterable dataset yields what it yields; only its kind is compared"

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-import pickletools
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from stateful_gpu_loader.tools import torch_file
+from stateful_gpu_loader.tools.pickle_machine import MAX_BYTES, Function, checked_keys, read_pickle
 
 
 def load_plain(content: bytes) -> Any:
@@ -19,7 +21,7 @@ def load_plain(content: bytes) -> Any:
 
     Raises:
         pickle.UnpicklingError: it names something that would have to be executed.
-        Exception: of other types, if it is damaged.
+        Exception: of other types, if it is damaged or too large.
 
     >>> load_plain(pickle.dumps({"next": 3, "seen": [1, 2], "drawn": torch.zeros(2)}))
     {'next': 3, 'seen': [1, 2], 'drawn': tensor([0., 0.])}
@@ -28,40 +30,43 @@ def load_plain(content: bytes) -> Any:
         ...
     _pickle.UnpicklingError: it names builtins.print, which is not executed
     """
-    # Plain values have no attributes: what sets some would change the functions below.
-    if any(opcode.name == "BUILD" for opcode, _, _ in pickletools.genops(content)):
-        raise pickle.UnpicklingError("it sets an object's attributes, which is not executed")
-    return _Unpickler(io.BytesIO(content)).load()
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"its pickle has {len(content)} bytes, and {MAX_BYTES} are read")
+    return read_pickle(content, _admitted)
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not executed")
-        return _ADMITTED[module, name]
+def _admitted(module: str, name: str) -> Function:
+    if (module, name) not in _ADMITTED:
+        raise pickle.UnpicklingError(f"it names {module}.{name}"[:200] + ", which is not executed")
+    return Function(_ADMITTED[module, name])
 
 
-def _bytes(text: str, encoding: str) -> bytes:
-    """Bytes as protocols 0 to 2 write them; other encodings would import modules."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes are encoded as {encoding!r} and not as latin1")
-    return text.encode("latin1")
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> torch.Tensor:
+    """Return a tensor that lies within its storage."""
+    if not isinstance(storage, torch.TypedStorage):
+        raise ValueError("a tensor has no numbers")
+    num_bytes = storage._untyped_storage.nbytes()
+    torch_file.check_view(num_bytes, storage._element_size(), offset, size, stride)
+    tensor: torch.Tensor = torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
+    return tensor
+
+
+def _dict(items: Any = ()) -> OrderedDict[Any, Any]:
+    pairs = list(items)
+    keys = checked_keys(key for key, _ in pairs)
+    return OrderedDict(zip(keys, (value for _, value in pairs), strict=True))
 
 
 def _no_bytes() -> bytes:
-    """As protocols 0 to 2 write bytes of length 0."""
+    """Return bytes of length 0, as protocols 0 to 2 write them."""
     return b""
 
 
-def _storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-
-
-_ADMITTED = {
-    ("__builtin__", "bytes"): _no_bytes,
-    ("_codecs", "encode"): _bytes,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch.storage", "_load_from_bytes"): _storage,
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "bytes"): _no_bytes,
+    ("_codecs", "encode"): torch_file.encoded,
+    ("collections", "OrderedDict"): _dict,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch.storage", "_load_from_bytes"): torch_file.load,
 }
 """What a pickle of plain values and tensors names; the last two make a tensor of its numbers."""

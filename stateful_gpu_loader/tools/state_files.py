@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import copy
 import json
-import mmap
 import os
 import pickle
 import re
 import shutil
+import stat
 import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from stateful_gpu_loader.checkpoint import document
+from stateful_gpu_loader.checkpoint.files import read as read_checkpoint
+from stateful_gpu_loader.checkpoint.regular_file import (
+    kind_of,
+    open_regular,
+    read_regular,
+    size_of,
+)
 from stateful_gpu_loader.engine.resume.rank_states import comparable
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
-from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
-from stateful_gpu_loader.tools import distributed_checkpoint
+from stateful_gpu_loader.state.typed_json import check_text, decode, encode, parse, write
+from stateful_gpu_loader.tools import distributed_checkpoint, torch_file
+from stateful_gpu_loader.tools.bounds import MAX_DEPTH, Expansion
 from stateful_gpu_loader.tools.distributed_checkpoint import Key, Unread, with_tensors
+from stateful_gpu_loader.tools.folders import files_in
 from stateful_gpu_loader.tools.plain_pickle import load_plain
 
 TORCH, LIGHTNING = "torch.save file", "Lightning checkpoint"
@@ -39,7 +47,10 @@ DCP = "distributed checkpoint (DCP)"
 
 _RANK = re.compile(r"dp_rank_(\d+)")
 """The key of a data-parallel rank's state, torchtitan's and RankedState's."""
-_MAX_JSON_BYTES = 256 << 20
+_MAX_JSON_BYTES = 64 << 20
+_MAX_STATES = 10_000
+"""Most states in one file."""
+_BLOCK = 1 << 20
 _LONGEST_REASON = 300
 """Characters: a damaged file may have names of a megabyte."""
 _MARKS = (FORMAT.encode(), b"_iterator_finished", b"_num_yielded", b"_steps_since_snapshot")
@@ -149,10 +160,14 @@ def search(path: str | os.PathLike[str]) -> Search:
         raise NoState(f"there is no file or folder {str(top)!r}")
     found: list[FoundState] = []
     unreadable: list[Unreadable] = []
-    for file in _files(top):
+    for listed in files_in(top, distributed_checkpoint.is_one):
+        file = listed.path
+        if listed.refusal:
+            unreadable.append(Unreadable(file, "", listed.refusal))
+            continue
         try:
             container, tree = _content(file)
-            states = list(_states_in(tree, (), None))
+            states = list(_Finder().states(tree, (), None))
         except RecursionError:
             unreadable.append(Unreadable(file, "", "cannot be read: it is nested too deeply"))
             continue
@@ -192,12 +207,12 @@ def write_states(
             is written then.
     """
     source, target = Path(path), Path(out)
-    if target.exists():
+    if os.path.lexists(target):
         raise NoState(f"{str(target)!r} exists already. Remedy: choose another name")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         copied = Path(folder, target.name)
         if source.is_dir():
-            shutil.copytree(source, copied)
+            shutil.copytree(source, copied, symlinks=True, copy_function=_copy_regular)
         for file in dict.fromkeys(found.path for found, _ in changes):
             container, tree = _content(file)
             for found, state in changes:
@@ -205,13 +220,40 @@ def write_states(
                     tree = _replaced(tree, found.key, dict(state))
             inner = copied / file.relative_to(source)
             try:
-                _write(file, container, tree, inner)
-            except (TypeError, ValueError) as error:
+                _write(file, container, tree, _own(inner, copied))
+            except (TypeError, ValueError, RecursionError) as error:
                 raise NoState(f"the state cannot be written into a {container}: {error}") from error
+            if not file.is_dir():
+                os.chmod(inner, stat.S_IMODE(file.stat().st_mode) & 0o777)
             _check_written(
                 inner, [(found, state) for found, state in changes if found.path == file]
             )
         os.replace(copied, target)
+
+
+def _copy_regular(source: str, copied: str) -> None:
+    """Copy one file of a folder.
+
+    Raises:
+        NoState: it is no regular file, so a copy might wait or never end.
+    """
+    mode = os.stat(source).st_mode
+    if not stat.S_ISREG(mode):
+        raise NoState(f"{source!r} is {kind_of(mode)}, which is not copied. Remedy: move it away")
+    shutil.copy2(source, copied)
+
+
+def _own(inner: Path, copied: Path) -> Path:
+    """Return the path of a file in the copy, which is no link any more.
+
+    Raises:
+        NoState: a link on its way leads out of the copy, so another file would be changed.
+    """
+    if not inner.parent.resolve().is_relative_to(copied.parent.resolve()):
+        raise NoState(f"{inner.name!r} lies in a folder that is a link. Remedy: give its own path")
+    if inner.is_symlink():
+        inner.unlink()
+    return inner
 
 
 def _check_written(file: Path, changes: Sequence[tuple[FoundState, Mapping[str, Any]]]) -> None:
@@ -226,55 +268,58 @@ def _check_written(file: Path, changes: Sequence[tuple[FoundState, Mapping[str, 
             raise NoState(f"the state at {found.where!r} cannot be kept in a {found.container}")
 
 
-def _files(top: Path) -> Iterator[Path]:
-    """The files to look into; the folder of a distributed checkpoint counts as one."""
-    if top.is_dir() and not distributed_checkpoint.is_one(top):
-        for inner in sorted(top.iterdir()):
-            if not inner.name.startswith("."):
-                yield from _files(inner)
-    else:
-        yield top
-
-
 def _content(file: Path) -> tuple[str, Any]:
     """The kind of a file and what it holds; None in a file of no known kind.
 
     Raises:
-        Exception: of many types, if the file is damaged, or code in it would have to be executed.
+        Exception: of many types, if the file is damaged, too large or no regular file, or code in
+            it would have to be executed.
     """
     if file.is_dir():
         return DCP, distributed_checkpoint.read_values(file)
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         beginning = opened.read(64)
-    if document.FORMAT.encode() in beginning:
-        saved = document.from_text(file.read_bytes())
-        return _kind_of_checkpoint(file), {name: one.state for name, one in saved.items()}
-    if beginning[:1] == b"{" and file.stat().st_size <= _MAX_JSON_BYTES:
-        return JSON, json.loads(file.read_bytes())
-    is_zip = beginning[:2] == b"PK"
-    if (is_zip or beginning[:1] == b"\x80") and _may_hold_a_state(file, is_zip=is_zip):
-        tree = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-        is_lightning = isinstance(tree, Mapping) and "pytorch-lightning_version" in tree
-        return LIGHTNING if is_lightning else TORCH, tree
+        opened.seek(0)
+        if document.FORMAT.encode() in beginning:
+            saved = document.from_text(read_checkpoint(str(file)))
+            return _kind_of_checkpoint(file), {name: one.state for name, one in saved.items()}
+        if beginning[:1] == b"{" and _names_a_state(opened):
+            text = read_regular(file, _MAX_JSON_BYTES)
+            check_text(text)
+            return JSON, json.loads(text)
+        is_zip = beginning[:2] == b"PK"
+        if is_zip and not _has_mark(torch_file.Zip.of(opened, size_of(opened)).read_pickle(opened)):
+            return "", None
+        if is_zip or (beginning[:1] == b"\x80" and _names_a_state(opened)):
+            opened.seek(0)
+            torch_file.check(opened, size_of(opened))
+            path = _path_of(opened, file)
+            tree = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            is_lightning = isinstance(tree, Mapping) and "pytorch-lightning_version" in tree
+            return LIGHTNING if is_lightning else TORCH, tree
     return "", None
 
 
-def _may_hold_a_state(file: Path, *, is_zip: bool) -> bool:
-    """Whether a file of ``torch.save`` or a pickle names what every state names.
+def _path_of(opened: BinaryIO, file: Path) -> Path:
+    """Return a path of an open file itself, whatever lies at its own path by now.
 
-    Of a zip only its pickle is read, where all but the tensors' numbers is.
+    torch maps a file by a path of text alone, and not every path is text.
     """
-    if is_zip:
-        with zipfile.ZipFile(file) as archive:
-            pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
-            return any(_has_mark(archive.read(name)) for name in pickles)
-    with open(file, "rb") as opened:
-        content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        with content:
-            return _has_mark(content)
+    own = Path(f"/proc/self/fd/{opened.fileno()}")
+    return own if own.exists() else file
 
 
-def _has_mark(content: bytes | mmap.mmap) -> bool:
+def _names_a_state(file: BinaryIO) -> bool:
+    """Whether a file holds one of the texts of which each state has one."""
+    longest, last = max(map(len, _MARKS)), b""
+    while block := file.read(_BLOCK):
+        if _has_mark(last + block):
+            return True
+        last = block[-longest:]
+    return False
+
+
+def _has_mark(content: bytes) -> bool:
     return any(content.find(mark) >= 0 for mark in _MARKS)
 
 
@@ -311,41 +356,72 @@ _Place = tuple[Key, dict[str, Any] | Exception, int | None]
 """Keys, the state there or why it cannot be read, and the number of ranks if it is known."""
 
 
-def _states_in(tree: Any, key: Key, num_ranks: int | None) -> Iterator[_Place]:
-    if isinstance(tree, Mapping):
-        is_damaged = isinstance(tree.get("format"), Unread) and "fingerprint" in tree
-        if says_own_format(tree) or is_damaged or is_torchdata_state(tree):
-            yield key, _whole(tree), num_ranks
+class _Finder:
+    """Looks for states in the nested values of one file.
+
+    A value that is shared is looked through once, unless it holds states.
+    """
+
+    def __init__(self) -> None:
+        self._barren: dict[int, Any] = {}
+        """Containers without a state, by their ids; they are kept, so that no id is used again."""
+        self._num_states = 0
+        self._expansion = Expansion()
+
+    def states(self, tree: Any, key: Key, num_ranks: int | None) -> Iterator[_Place]:
+        """Yield what is found below a key.
+
+        Raises:
+            ValueError: there are too many states, or values are nested too deeply.
+        """
+        if id(tree) in self._barren:
             return
-        for name in ("world_size", "dp_world_size"):  # RankedState's and torchtitan's
-            num_ranks = tree[name] if type(tree.get(name)) is int else num_ranks
-        for name, inner in tree.items():
-            yield from _states_in(inner, (*key, name), num_ranks)
-    elif isinstance(tree, list | tuple):
-        for i, inner in enumerate(tree):
-            yield from _states_in(inner, (*key, i), num_ranks)
-    elif isinstance(tree, str) and (ranks := _ranks(tree)) is not None:
-        yield from _states_in(ranks, key, num_ranks)
-    elif isinstance(tree, bytes) and tree[:1] == b"\x80" and _has_mark(tree):
-        try:
-            yield from _states_in(load_plain(tree), key, num_ranks)
-        except Exception as error:
-            yield key, error, num_ranks
-    elif isinstance(tree, Unread) and not tree.is_tensor:
-        try:
-            if _has_mark(tree.content()):
-                tree.read()
-        except Exception as error:
-            # A file that is missing is missed by many values.
-            yield () if isinstance(error, OSError) else key, error, num_ranks
+        if len(key) > MAX_DEPTH:
+            raise ValueError(f"it is nested too deeply (more than {MAX_DEPTH}), or holds itself")
+        before = self._num_states
+        for place in self._places(tree, key, num_ranks):
+            self._num_states += 1
+            if self._num_states > _MAX_STATES:
+                raise ValueError(f"it has more than {_MAX_STATES} states")
+            yield place
+        if self._num_states == before and isinstance(tree, Mapping | list | tuple | bytes | str):
+            self._barren[id(tree)] = tree
 
+    def _places(self, tree: Any, key: Key, num_ranks: int | None) -> Iterator[_Place]:
+        if isinstance(tree, Mapping):
+            is_damaged = isinstance(tree.get("format"), Unread) and "fingerprint" in tree
+            if says_own_format(tree) or is_damaged or is_torchdata_state(tree):
+                yield key, self._whole(tree), num_ranks
+                return
+            for name in ("world_size", "dp_world_size"):  # RankedState's and torchtitan's
+                num_ranks = tree[name] if type(tree.get(name)) is int else num_ranks
+            for name, inner in tree.items():
+                yield from self.states(inner, (*key, name), num_ranks)
+        elif isinstance(tree, list | tuple):
+            for i, inner in enumerate(tree):
+                yield from self.states(inner, (*key, i), num_ranks)
+        elif isinstance(tree, str) and (ranks := _ranks(tree)) is not None:
+            yield from self.states(ranks, key, num_ranks)
+        elif isinstance(tree, bytes) and tree[:1] == b"\x80" and _has_mark(tree):
+            try:
+                yield from self.states(load_plain(tree), key, num_ranks)
+            except Exception as error:
+                yield key, error, num_ranks
+        elif isinstance(tree, Unread) and not tree.is_tensor:
+            try:
+                if _has_mark(tree.content()):
+                    tree.read()
+            except Exception as error:
+                # A file that is missing is missed by many values.
+                yield () if isinstance(error, OSError) else key, error, num_ranks
 
-def _whole(state: Mapping[str, Any]) -> dict[str, Any] | Exception:
-    """The state with the tensors that a distributed checkpoint keeps apart from it."""
-    try:
-        return {name: with_tensors(value, str(name)) for name, value in state.items()}
-    except (ValueError, pickle.UnpicklingError) as error:
-        return error
+    def _whole(self, state: Mapping[str, Any]) -> dict[str, Any] | Exception:
+        """The state with the tensors that a distributed checkpoint keeps apart from it."""
+        try:
+            self._expansion.add(state)
+            return {name: with_tensors(value, str(name)) for name, value in state.items()}
+        except (ValueError, pickle.UnpicklingError) as error:
+            return error
 
 
 def _ranks(text: str) -> Any:
@@ -381,6 +457,6 @@ def _write(file: Path, container: str, tree: Any, copied: Path) -> None:
     elif container in (TORCH, LIGHTNING):
         torch.save(tree, copied)
     else:
-        saved = document.from_text(file.read_bytes())
+        saved = document.from_text(read_checkpoint(str(file)))
         states = {name: document.SavedState.of(saved[name].type_name, tree[name]) for name in saved}
         copied.write_bytes(document.to_bytes(states))

@@ -12,6 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from stateful_gpu_loader.engine.workers.torch_workers import is_being_started
+from stateful_gpu_loader.engine.workers.worker_start import BEING_STARTED, GUARD
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import as_int
 from stateful_gpu_loader.tools.differences import differences
@@ -20,6 +22,7 @@ from stateful_gpu_loader.tools.verify_plan import (
     Planned,
     Skipped,
     kind_of_workers,
+    obstacle_in,
     obstacle_to_processes,
     places_of,
     plan_of,
@@ -41,9 +44,9 @@ def verify_resume(
     The states after the first batch, in the middle, after an epoch's last batch and at its end go
     through JSON, or ``torch.save`` where JSON cannot hold them, into a new loader of
     ``make_loader()``. In the middle this is done with other numbers and kinds of workers as well,
-    in a new Python process, and with a worker process that is killed. A check that does not apply
-    is in the report as skipped, with the reason. If samples differ, the first of them is made again
-    in other circumstances to find the likely cause.
+    in a new Python process, and with a worker process that is killed. A check that does not apply,
+    or could not run, is in the report with the reason. If samples differ, the first of them is made
+    again in other circumstances to find the likely cause.
 
     A plain DataLoader has no state: what is verified is a StatefulGPULoader with its arguments. A
     StatefulDataLoader is verified with its own workers.
@@ -56,13 +59,17 @@ def verify_resume(
         on_check: called before each check with its number, how many there are, and its name.
 
     Returns:
-        A report, which is true if nothing differs. In a test, ``verify_resume(make).check()``
+        A report, which is true if nothing differs, and whose truth raises VerifyError if nothing
+        differs but some check could not run. In a test, ``verify_resume(make).check()``
         raises an AssertionError with all of the report, and ``assert verify_resume(make)`` is
         enough, too.
 
     Raises:
-        VerifyError: the loader cannot be built, or its undisturbed run raises or has no batch.
+        VerifyError: the loader cannot be built, its undisturbed run raises or has no batch, or this
+            process imports the main script because another one has started it.
         ValueError: ``batches`` is less than 2.
+
+    A script that calls it needs ``if __name__ == "__main__":``, as the new processes import it.
 
     >>> from stateful_gpu_loader import StatefulGPULoader
     >>> def make_loader():
@@ -73,6 +80,8 @@ def verify_resume(
     """
     if as_int("batches", batches) < 2:
         raise ValueError(f"{batches = }. Remedy: at least 2, as one has to be left after a resume")
+    if is_being_started():
+        raise VerifyError(f"{BEING_STARTED}. Remedy: {GUARD}")
     since = time.time_ns()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -148,6 +157,9 @@ def _carry_out(planned: Planned, steps: list[Step]) -> tuple[Check, Mismatch | N
     except Skipped as reason:
         return Check(name, place, "skipped", reason=str(reason)), None
     except Exception as error:
+        obstacle = obstacle_in(error)
+        if obstacle is not None:
+            return Check(name, place, "could not run", reason=obstacle), None
         first = Mismatch(planned, planned.place.number, expected[0] if expected else None, None)
         raised = f"raises {type(error).__name__}: {error}"
         return Check(name, place, "differs", difference=raised), replace(first, error=error)

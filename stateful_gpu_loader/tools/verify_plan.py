@@ -6,12 +6,14 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.engine.workers.start_method import method_of
+from stateful_gpu_loader.engine.workers.worker_start import GUARD, is_of_a_start
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.tools.verify_report import VerifyError
 from stateful_gpu_loader.tools.verify_runs import (
@@ -28,6 +30,13 @@ from stateful_gpu_loader.tools.verify_runs import (
 
 class Skipped(Exception):
     """A check does not apply to this loader; the message says why."""
+
+
+def obstacle_in(error: Exception) -> str | None:
+    """Return why a check could not run, if its error says nothing about the batches."""
+    if isinstance(error, BrokenProcessPool):
+        return f"the new process ended before it had resumed the loader. Remedy: {GUARD}"
+    return str(error) if isinstance(error, VerifyError) or is_of_a_start(error) else None
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.tools.differences import Difference
 
-Outcome = Literal["exact", "differs", "skipped"]
+Outcome = Literal["exact", "differs", "skipped", "could not run"]
 
 
 class VerifyError(LoaderError):
-    """There is nothing to compare: the loader cannot be built, or delivers no batch."""
+    """The question cannot be answered: the loader cannot be built, or a process not be started."""
 
 
 class ResumeDiffers(LoaderError, AssertionError):
@@ -31,7 +32,7 @@ class Check:
     difference: str | None = None
     """The first difference in a sentence, if any."""
     reason: str | None = None
-    """Why it was skipped, if it was."""
+    """Why it was skipped, or could not run."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared; true if nothing differs.
+    """What was compared; true if nothing differs. Its truth raises where a check could not run.
 
     >>> report = Report("a loader", 3, (Check("same workers", "batch 1", "exact"),))
     >>> bool(report), report.check() is report
@@ -101,24 +102,31 @@ class Report:
     """What the reader should know about the loader, such as its own warnings."""
 
     @property
-    def is_exact(self) -> bool:
-        """Whether no check differs."""
-        return all(check.outcome != "differs" for check in self.checks)
+    def is_exact(self) -> bool | None:
+        """Whether no check differs; None if none does, but some could not run."""
+        outcomes = {check.outcome for check in self.checks}
+        if "differs" in outcomes:
+            return False
+        return None if "could not run" in outcomes else True
 
     def __bool__(self) -> bool:
+        if self.is_exact is None:
+            raise VerifyError(str(self))
         return self.is_exact
 
     @property
     def verdict(self) -> str:
         """The outcome in a sentence."""
-        compared = [check for check in self.checks if check.outcome != "skipped"]
-        skipped = len(self.checks) - len(compared)
-        rest = f" {skipped} skipped." if skipped else ""
-        number = f"{len(compared)} check{'s' * (len(compared) != 1)}"
+        count = Counter(check.outcome for check in self.checks)
+        compared, failed = count["exact"] + count["differs"], count["could not run"]
+        rest = f" {count['skipped']} skipped." if count["skipped"] else ""
+        number = f"{compared} check{'s' * (compared != 1)}"
         if self.is_exact:
             return f"Exact: {number}, nothing differs.{rest}"
-        bad = sum(check.outcome == "differs" for check in compared)
-        return f"Not exact: {bad} of {number} differ.{rest}"
+        if self.is_exact is None:
+            return f"Could not run: {failed} of {compared + failed} checks; nothing differs.{rest}"
+        rest = f" {failed} could not run.{rest}" if failed else rest
+        return f"Not exact: {count['differs']} of {number} differ.{rest}"
 
     @property
     def findings(self) -> str:
@@ -131,8 +139,9 @@ class Report:
 
         Raises:
             ResumeDiffers: something differs; it is an AssertionError, and its text is the report.
+            VerifyError: a check could not run; its text is the report.
         """
-        if not self.is_exact:
+        if not self:
             raise ResumeDiffers(str(self))
         return self
 

@@ -154,16 +154,16 @@ def test_newest_is_loaded_while_a_writer_removes_the_one_before(
 ) -> None:
     """And no older one, which another process has still to remove."""
     files = fill(tmp_path, 1, 2)
-    original = os.stat
+    original = open
 
-    def stat(path: Any, *given: Any, **named: Any) -> Any:
-        if path == str(files[1]) and files[1] in files[1].parent.iterdir():
-            monkeypatch.setattr(os, "stat", original)
+    def opened(path: Any, *given: Any, **named: Any) -> Any:
+        if path == str(files[1]):
+            monkeypatch.setattr("builtins.open", original)
             fill(tmp_path, 3)
             files[1].unlink()
         return original(path, *given, **named)
 
-    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr("builtins.open", opened)
     assert loaded(tmp_path / PATTERN) == 3
 
 

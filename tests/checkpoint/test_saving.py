@@ -53,6 +53,15 @@ def make_dangling(path: Path) -> None:
     path.symlink_to(path.parent / "missing")
 
 
+def make_enormous(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+def make_enormous_and_foreign(path: Path) -> None:
+    path.write_text("{")
+    make_enormous(path)
+
+
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (truncate, "truncated: 9 bytes are missing"),
     (flip, "altered: its checksum does not fit"),
@@ -62,6 +71,8 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (make_folder, "is no regular file"),
     (make_pipe, "is no regular file"),
     (make_dangling, "there is no file"),
+    (make_enormous, "bytes follow its end"),
+    (make_enormous_and_foreign, "no checkpoint of stateful_gpu_loader"),
 ]
 EACH_DAMAGE = pytest.mark.parametrize(
     ("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES]
@@ -143,7 +154,7 @@ def test_all_damaged_files_are_listed_where_none_is_whole(tmp_path: Path) -> Non
     for file, (damage, _) in zip(files, DAMAGES, strict=True):
         damage(file)
     checkpoint = Checkpoint()
-    with pytest.raises(CheckpointError, match="none of the 8 files") as caught:
+    with pytest.raises(CheckpointError, match="none of the 10 files") as caught:
         checkpoint.load(tmp_path / PATTERN)
     assert not isinstance(caught.value, FileNotFoundError)
     for file, (_, reason) in zip(files, DAMAGES, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,28 @@ def test_a_file_without_a_state_is_status_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("Error: no state of a loader in")
     assert len(done.stderr.splitlines()) == 1
+
+
+NAME = "a\x1b[2J\nepoch 9\u202e.pt"
+"""A name that clears a terminal, begins a line and turns the rest around."""
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    torch.save({NAME: after(1)}, tmp_path / "run" / NAME)
+    (tmp_path / "run/b\x1b[2J.pt").write_bytes(b"PK")
+    done = command("inspect", tmp_path / "run")
+    assert done.returncode == 0
+    for text in (done.stdout, done.stderr):
+        assert not {"\x1b", "\u202e"} & set(text)
+    assert not [line for line in done.stdout.splitlines() if line.startswith("epoch 9")]
+    assert done.stdout.count("a\\x1b[2J\\nepoch 9\\u202e.pt") == 2
+    assert done.stderr.count("b\\x1b[2J.pt") == 1
+
+
+def test_names_that_are_no_text_are_printed(tmp_path: Path) -> None:
+    torch.save({"loader": after(1)}, tmp_path / "a.pt")
+    os.rename(tmp_path / "a.pt", bytes(tmp_path) + b"/\xff.pt")
+    done = command("inspect", tmp_path)
+    assert done.returncode == 0
+    assert "\\udcff.pt" in done.stdout

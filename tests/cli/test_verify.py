@@ -76,6 +76,38 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
+ENDS_ELSEWHERE = """
+import multiprocessing, os
+if multiprocessing.parent_process() is not None:
+    os._exit(3)
+"""
+
+
+@pytest.mark.processes
+def test_a_check_that_could_not_run_is_no_difference(tmp_path: Path) -> None:
+    """A new process cannot import the module of the factory."""
+    (tmp_path / "training.py").write_text(ENDS_ELSEWHERE + TRAIN)
+    done = command("verify", "training:make_loader", "--batches", "4", "--json", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["is_exact"] is None
+    assert report["sample"] is report["cause"] is None
+    outcomes = {check["name"]: check["outcome"] for check in report["checks"]}
+    assert outcomes.pop("a new Python process") == "could not run"
+    assert "could not run" not in outcomes.values()
+    assert "differs" not in outcomes.values()
+    assert report["verdict"].startswith("Could not run: 1 of ")
+
+
+@pytest.mark.processes
+def test_an_unforeseen_error_is_no_difference(tmp_path: Path) -> None:
+    """Status 1 says that something differs."""
+    (tmp_path / "training.py").write_text("raise MemoryError\n")
+    done = command("verify", "training:make_loader", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "MemoryError" in done.stderr
+
+
 @pytest.mark.processes
 def test_what_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAIN)

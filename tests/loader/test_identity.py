@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -29,6 +31,7 @@ from stateful_gpu_loader import (
     StatefulGPULoader,
     StateMismatch,
 )
+from stateful_gpu_loader.state import contents
 from stateful_gpu_loader.transforms import CenterCrop
 from tests.conformance import assert_exact_resume
 from tests.images import write_photo_folder
@@ -234,6 +237,105 @@ def test_an_older_state_says_less_and_is_not_compared_in_that() -> None:
     assert json.loads(loader.state_dict()["fingerprint"])["dataset"] is not None
     with pytest.raises(StateMismatch, match="the state does not say, which nothing proves"):
         StatefulGPULoader(tensors(), 2, strict=True).load_state_dict(state)
+
+
+PATHS = [f"/data/{number:06d}.jpg" for number in range(100_000)]
+
+
+class Held(Indices):
+    """A user's dataset, made of something that it keeps."""
+
+    def __init__(self, samples: Any) -> None:
+        super().__init__(12)
+        self.samples = samples
+
+
+HELD: dict[str, tuple[Callable[[list[str]], Any], list[str]]] = {
+    "a list of 100,000 paths": (list, PATHS),
+    "an array of objects": (lambda names: np.array(names, object), PATHS),
+    "a deque": (deque, PATHS[:9]),
+    "a set": (set, PATHS[:9]),
+    "a frozenset": (frozenset, PATHS[:9]),
+    "text": ("\n".join, PATHS[:9]),
+    "bytes": (lambda names: " ".join(names).encode(), PATHS[:9]),
+    "a DataFrame": (lambda names: pytest.importorskip("pandas").DataFrame({"a": names}), PATHS),
+    "a Series": (lambda names: pytest.importorskip("pandas").Series(names), PATHS),
+    "a Table": (lambda names: pytest.importorskip("pyarrow").table({"a": names}), PATHS),
+}
+
+
+@pytest.mark.parametrize("what", HELD)
+def test_one_other_entry_is_another_dataset_whatever_holds_it(what: str) -> None:
+    """A13. Each of these loaded in silence once."""
+    hold, names = HELD[what]
+    changed = [*names[:5], "/data/other.jpg", *names[6:]]
+    state = state_in_the_middle(lambda: StatefulGPULoader(Held(hold(names)), 2))
+    StatefulGPULoader(Held(hold(list(names))), 2).load_state_dict(state)
+    other = StatefulGPULoader(Held(hold(changed)), 2)
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, accept={"dataset"})
+
+
+def test_a_long_list_is_proven_and_a_longer_one_named_as_sampled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A13. ``accept`` takes the name, and with it no other dataset."""
+
+    def make(paths: list[str] = PATHS) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(paths, 2, strict=True)
+
+    assert make().unverified == ()
+    make().load_state_dict(state_in_the_middle(make))
+    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    assert make().unverified == ("dataset (sampled)",)
+    state = state_in_the_middle(make)
+    with pytest.raises(StateMismatch, match=r"accept=\{'dataset \(sampled\)'\}") as caught:
+        make().load_state_dict(state)
+    assert caught.value.field == "dataset (sampled)"
+    make().load_state_dict(state, accept={"dataset (sampled)"})
+    make().load_state_dict(state, accept={"dataset"})
+    with pytest.raises(StateMismatch, match="dataset differs"):
+        make(PATHS[::-1]).load_state_dict(state, accept={"dataset (sampled)"})
+
+
+@pytest.mark.parametrize("field", ["transform", "batch_transform", "collate_fn"])
+def test_a_callables_long_argument_is_compared_in_full(field: str) -> None:
+    """A tokenizer's vocabulary, for one."""
+
+    def make(words: list[str]) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(range(12), 2, **{field: partial(looked_up, words=words)})
+
+    state = state_in_the_middle(partial(make, PATHS))
+    make(list(PATHS)).load_state_dict(state)
+    with pytest.raises(StateMismatch, match=f"{field} differs"):
+        make([*PATHS[:5], "other", *PATHS[6:]]).load_state_dict(state)
+
+
+def looked_up(sample: Any, words: list[str]) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("samples", [PATHS, deque(PATHS)], ids=["list", "deque"])
+def test_a_state_without_digests_loads_and_proves_its_text_alone(samples: Any) -> None:
+    """As earlier versions saved it."""
+
+    def older(make: Make) -> dict[str, Any]:
+        state = state_in_the_middle(make)
+        fields = json.loads(state["fingerprint"])
+        del fields["content"]
+        return {**state, "fingerprint": json.dumps(fields)}
+
+    def make(strict: bool = False) -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(samples, 2, strict=strict)
+
+    make().load_state_dict(older(make))
+    with pytest.raises(StateMismatch, match="does not say in full, which nothing proves"):
+        make(strict=True).load_state_dict(older(make))
+    make(strict=True).load_state_dict(older(make), accept={"dataset"})
+    StatefulGPULoader(tensors(), 2, strict=True).load_state_dict(
+        older(lambda: StatefulGPULoader(tensors(), 2))
+    )
 
 
 def test_an_older_text_of_a_transform_is_refused_with_both_and_can_be_accepted() -> None:

@@ -105,6 +105,9 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
     expected = [copy_of(batch) for batch in make()]
     loader = make()
     start_workers(loader)
+    reports = loader._engine.workers.idle.torch_workers._reports  # type: ignore[union-attr]
+    while not reports.any_is_ready():
+        reports._reader.poll(None)
     os.kill(pids(loader)[0], signal.SIGKILL)
     with pytest.warns(RuntimeWarning, match="The workers are replaced"):
         assert same([copy_of(batch) for batch in loader], expected)

@@ -8,7 +8,8 @@ from stateful_gpu_loader.state.epoch_progress import HISTORY, Address, Pass, Pas
 
 
 def deliver(passes: Passes, current: Pass, position: int) -> None:
-    passes.deliver(current, Address(current.start.epoch, position))
+    passes.offer(current, "batch", Address(current.start.epoch, position))
+    current.offered.content.pop()
 
 
 def end(passes: Passes, current: Pass) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,27 +72,29 @@ def test_the_state_of_version_1_is_golden() -> None:
 
 def test_the_fingerprint_of_version_1_is_golden() -> None:
     """Texts that version 1 wrote load in every later one. The first is from before a dataset's
-    own transforms, ``collate_fn`` and the rest were in it: what a state does not say is not
-    compared."""
+    own transforms, ``collate_fn`` and the rest were in it, the second from before digests of
+    everything: what a state does not say is not compared."""
     first = (
         '{"dataset": null, "length": 12, "order": "sequential", "shuffle": false, '
         '"drop_last": false, "transform": "none", "decoder": "none", "decoder_version": null, '
         '"batch_transform": "none"}'
     )
-    last = (
+    second = (
         '{"dataset": "range(0, 12)", "length": 12, "order": "sequential", "shuffle": false, '
         '"drop_last": false, "transform": "none", "decoder": "none", "decoder_version": null, '
         '"batch_transform": "none", "dataset_transform": "none", '
         '"collate_fn": "torch.utils.data.default_collate", "batched": true, '
         '"on_bad_sample": null}'
     )
+    last = f'{second[:-1]}, "content": {{}}}}'
     present = Fingerprint.from_text(last)
     assert present.to_text() == last
-    present.check(Fingerprint.from_text(first), accept=(), position=5)
     loader = StatefulGPULoader(range(12))
     assert loader.state_dict()["fingerprint"] == last
-    loader.load_state_dict({**loader.state_dict(), "fingerprint": first, "position": 5})
-    assert [batch.item() for batch in loader] == list(range(5, 12))
+    for text in (first, second):
+        present.check(Fingerprint.from_text(text), accept=(), position=5)
+        loader.load_state_dict({**loader.state_dict(), "fingerprint": text, "position": 5})
+        assert [batch.item() for batch in loader] == list(range(5, 12))
 
 
 @pytest.mark.parametrize(
@@ -261,6 +264,40 @@ def test_what_is_unknown_is_not_compared() -> None:
     unknown = Fingerprint(**{**vars(FINGERPRINT), "dataset": None, "decoder_version": "9"})
     FINGERPRINT.check(unknown, accept=(), position=5)
     unknown.check(FINGERPRINT, accept=(), position=5)
+
+
+def with_content(**content: str) -> Fingerprint:
+    return replace(FINGERPRINT, content=content)
+
+
+def test_a_digest_is_compared_beside_a_text_that_tells_a_part() -> None:
+    """And accepted by the name of its field."""
+    for saved in (with_content(dataset="a"), with_content()):
+        with pytest.raises(StateMismatch, match="in full: b") as caught:
+            with_content(dataset="b").check(saved, accept=(), position=5)
+        assert caught.value.field == "dataset"
+        with_content(dataset="b").check(saved, accept={"dataset"}, position=5)
+    with pytest.raises(StateMismatch, match="in full: that is all"):
+        with_content().check(with_content(dataset="a"), accept=(), position=5)
+
+
+def test_a_digest_that_another_state_lacks_is_not_compared() -> None:
+    """Older states have none, and unknown data has none."""
+    with_content(dataset="a").check(FINGERPRINT, accept=(), position=5)
+    FINGERPRINT.check(with_content(dataset="a"), accept=(), position=5)
+    with_content(dataset="a, sampled").check(with_content(dataset="b"), accept=(), position=5)
+    unknown = replace(with_content(), dataset=None)
+    unknown.check(with_content(dataset="a"), accept=(), position=5)
+    known = replace(with_content(dataset="a"), dataset=None)
+    with pytest.raises(StateMismatch, match="what no text describes; in full: a"):
+        known.check(replace(known, content={"dataset": "b"}), accept=(), position=5)
+
+
+@pytest.mark.parametrize("content", ["a", [], {"dataset": 1}, {"length": "a"}])
+def test_a_damaged_digest_is_refused(content: Any) -> None:
+    text = json.dumps({**vars(FINGERPRINT), "content": content})
+    with pytest.raises(StateMismatch, match="fingerprint's content"):
+        Fingerprint.from_text(text)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,18 @@ def test_what_one_state_does_not_say_is_not_refused() -> None:
     assert "does not say it" in difference.meaning
 
 
+def test_digests_of_long_data_are_compared() -> None:
+    """Their texts, which show a sample, are the same."""
+    paths = [f"{number}.jpg" for number in range(5000)]
+    one, other = (
+        StatefulGPULoader([*paths[:2001], name, *paths[2002:]], seed=1).state_dict()
+        for name in ("one", "other")
+    )
+    found = compare(one, other)
+    assert [each.field for each in found.differences] == ["dataset"]
+    assert (found.resumes, found.accept) == (False, ("dataset",))
+
+
 def test_states_of_a_users_objects_are_compared() -> None:
     one = after(1, Counting(), shuffle=None)
     other = json.loads(json.dumps(one))

@@ -15,6 +15,7 @@ from stateful_gpu_loader import (
     merge_state_dicts,
 )
 from stateful_gpu_loader.samplers.described import order_in_words
+from stateful_gpu_loader.state import contents
 from stateful_gpu_loader.tools.inspect_state import describe
 from tests.datasets.shards import Numbers
 from tests.stream_kinds import KINDS
@@ -142,6 +143,14 @@ def test_a_callable_of_yours_is_compared_by_name_only() -> None:
     found = [describe(loader.state_dict()).unverified for loader in made]
     assert "<lambda> is compared by name only" in found[0]["transform"]
     assert "transform" not in found[1]
+
+
+def test_data_that_is_only_sampled_is_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [f"{number}.jpg" for number in range(5000)]
+    assert describe(StatefulGPULoader(paths).state_dict()).unverified == {}
+    monkeypatch.setattr(contents, "MOST_COST", 1000)
+    found = describe(StatefulGPULoader(paths).state_dict()).unverified
+    assert set(found) == {"dataset (sampled)"}
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))

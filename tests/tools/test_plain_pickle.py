@@ -62,7 +62,10 @@ def test_a_storage_inside_executes_nothing(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00hextR.", "encoded as 'hex'"),
-        (b"c_codecs\nencode\n(N}X\x01\x00\x00\x00a\x88st\x62.", "sets an object's attributes"),
+        (
+            b"c_codecs\nencode\n(N}X\x01\x00\x00\x00a\x88st\x62.",
+            "sets the attributes of a Function",
+        ),
     ],
 )
 def test_what_is_admitted_is_admitted_for_plain_values(content: bytes, reason: str) -> None:

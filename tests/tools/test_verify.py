@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -23,10 +26,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards, verify_resume
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.tools.verify_report import Report, ResumeDiffers, VerifyError
+from stateful_gpu_loader.tools.verify_report import Check, Report, ResumeDiffers, VerifyError
 from tests.datasets.tar.tar_files import sample_entries, write_photo_tars, write_tar
 from tests.images import write_photo_folder
 from tests.map_datasets import Indices
+from tests.patience import seconds
 from tests.tools import faults
 from tests.user_objects import PlainIterable, StatefulIterable
 
@@ -113,6 +117,96 @@ def test_what_is_compared_and_what_is_skipped() -> None:
     assert "draw from the global generators" in reasons[0]
     assert "has to be in a module" in reasons[1]
     assert json.loads(json.dumps(asdict(report)))["batches"] == 8
+
+
+SCRIPT = """
+import sys
+from stateful_gpu_loader import StatefulGPULoader, verify_resume
+
+def make_loader():
+    return StatefulGPULoader(range(12), batch_size=4, shuffle=True, seed=1)
+
+report = verify_resume(make_loader, batches=4)
+print(report.is_exact)
+print(*sorted({check.outcome for check in report.checks}))
+print(next(check.reason for check in report.checks if check.outcome == "could not run"))
+report.check()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["file", "command"])
+def test_a_script_that_new_processes_cannot_import(way: str, tmp_path: Path) -> None:
+    """Its loader is not found to be inexact: the question could not be asked."""
+    (tmp_path / "check.py").write_text(SCRIPT)
+    arguments = [str(tmp_path / "check.py")] if way == "file" else ["-c", SCRIPT]
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds(60))
+    assert done.stdout.splitlines()[:2] == ["None", "could not run exact skipped"]
+    assert "Remedy: keep the main script in a file, and its code under `if __name__" in done.stdout
+    assert "VerifyError: " in done.stderr
+    assert "Could not run: 1 of" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "is_exact", "verdict"),
+    [
+        (["exact", "skipped"], True, "Exact: 1 check, nothing differs. 1 skipped."),
+        (["exact", "could not run"], None, "Could not run: 1 of 2 checks; nothing differs."),
+        (
+            ["exact", "differs", "could not run", "skipped"],
+            False,
+            "Not exact: 1 of 2 checks differ. 1 could not run. 1 skipped.",
+        ),
+    ],
+)
+def test_a_verdict_tells_no_from_could_not_ask(
+    outcomes: list[Any], is_exact: bool | None, verdict: str
+) -> None:
+    checks = tuple(Check("a check", "batch 1", outcome) for outcome in outcomes)
+    report = Report("a loader", 3, checks)
+    assert report.is_exact is is_exact
+    assert report.verdict == verdict
+    if is_exact is None:
+        with pytest.raises(VerifyError):
+            report.check()
+        with pytest.raises(VerifyError):
+            assert report
+    else:
+        assert bool(report) is is_exact
+
+
+def test_a_system_without_room_for_processes_makes_no_loader_inexact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", fork)
+    report = verify_resume(map_style(faults.augmented), batches=8)
+    reasons = {
+        check.name: check.reason for check in report.checks if check.outcome == "could not run"
+    }
+    assert set(reasons) == {"2 processes", "a worker process is killed"}
+    assert all("ulimit -u" in str(reason) for reason in reasons.values())
+    assert report.is_exact is None
+
+
+def test_a_loader_that_cannot_be_built_again_is_not_inexact() -> None:
+    built = []
+
+    def make() -> StatefulGPULoader[Any]:
+        built.append(1)
+        if len(built) > 4:
+            raise OSError("the share is gone")
+        return StatefulGPULoader(range(12), batch_size=4)
+
+    report = verify_resume(make, batches=4)
+    assert "differs" not in outcomes(report).values()
+    reasons = [str(check.reason) for check in report.checks if check.outcome == "could not run"]
+    assert reasons
+    assert all("the share is gone" in reason for reason in reasons)
 
 
 def test_an_iterable_keeps_its_workers() -> None:

@@ -7,6 +7,7 @@ read. Nothing depends on it but time: what was not asked for, or failed, is read
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -49,6 +50,7 @@ class ReadAhead:
         self._most_bytes = most_bytes
         self._read = read
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._ranges: dict[Range, _Part] = {}
         self._parts: OrderedDict[int, _Part] = OrderedDict()
         """By their identity, the oldest first."""
@@ -100,6 +102,8 @@ class ReadAhead:
         return memoryview(content)[offset - part.begin :][:size]
 
     def __del__(self) -> None:
+        if self._owner != os.getpid():
+            return  # a forked child has none of the requests, and their locks may be held for ever
         for part in self._parts.values():
             part.content.cancel()
 

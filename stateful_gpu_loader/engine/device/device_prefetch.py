@@ -40,13 +40,21 @@ class _Turn:
         return not (self.is_finished or isinstance(self.payload, (Failure, NoBatch)))
 
 
+@dataclass(frozen=True)
+class _Raised:
+    """An exception of the inner pipeline, to be raised in its turn."""
+
+    error: Exception
+    left_whole: bool
+    """Whether the inner pipeline can go on."""
+
+
 class DevicePrefetch:
     """Finishes the answers of ``inner`` in the stage, at most ``ahead`` of them at a time.
 
     Only the user's thread calls ``inner``, whose requests may run the user's own sampler. Each
     ``next()`` waits for the oldest answer and takes over all others that are ready. An exception is
-    raised in its turn. After an interrupt, or when the device is out of memory, the batch is made
-    again.
+    raised in its turn. When the device is out of memory, the batch is made again.
 
     Args:
         inner: pipeline that reads batches.
@@ -77,7 +85,15 @@ class DevicePrefetch:
         self._ahead = self._limit = ahead
         self._timeout = timeout
         self._forks = forks
-        self._turns: deque[_Turn | Exception] = deque()
+        self._turns: deque[_Turn | _Raised] = deque()
+        self._is_asking = False
+        """Whether the inner pipeline is asked, and nothing else is half done."""
+        self._is_idle = False
+        """Whether nothing is half done here, and the inner pipeline is not asked."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self._is_idle or (self._is_asking and self._inner.is_whole)
 
     @property
     def workers(self) -> list[Any]:
@@ -112,12 +128,14 @@ class DevicePrefetch:
 
     def __next__(self) -> tuple[Any, Any]:
         turns = self._turns
+        self._is_asking = self._is_idle = False
         self._fill(self._limit)
         turn = turns[0]
-        if isinstance(turn, Exception):
+        if isinstance(turn, _Raised):
             turns.popleft()
+            self._is_idle = turn.left_whole
             try:
-                raise turn
+                raise turn.error
             finally:
                 del self, turn, turns  # the traceback refers to this frame
         if turn.waits:
@@ -155,18 +173,20 @@ class DevicePrefetch:
         turns = self._turns
         for turn in turns:
             self._begin(turn)
-        while len(turns) < limit and not (turns and isinstance(turns[-1], Exception)):
+        while len(turns) < limit and not (turns and isinstance(turns[-1], _Raised)):
             if turns and not self._inner.is_ready():
                 return
+            self._is_asking = True
             try:
                 request, answer = next(self._inner)
             except Exception as error:
-                turns.append(error)
+                turns.append(_Raised(error, left_whole=self._inner.is_whole))
             else:
                 turns.append(_Turn(request, answer))
                 self._begin(turns[-1])
+            self._is_asking = False
 
-    def _begin(self, turn: _Turn | Exception) -> None:
+    def _begin(self, turn: _Turn | _Raised) -> None:
         if isinstance(turn, _Turn) and turn.task is None and turn.waits:
             if self._first is None:
                 turn.task = self._stage.submit(partial(self._finish, turn.payload))
@@ -179,7 +199,10 @@ class DevicePrefetch:
         while True:
             self._begin(turn)
             task = turn.task
-            if task is None or not task.wait(self._timeout):
+            self._is_idle = True
+            is_done = task is not None and task.wait(self._timeout)
+            self._is_idle = False
+            if task is None or not is_done:
                 stage.abandon()
                 raise WorkersDied(
                     "the device stage did not finish a batch within "
@@ -193,9 +216,6 @@ class DevicePrefetch:
                     self._make_room(turn, error)
                     continue
                 result = Failure(error)
-            except BaseException:
-                turn.task = None  # its partial result is lost
-                raise
             return _with_payload(turn.answer, result)
 
     def _make_room(self, turn: _Turn, error: Exception) -> None:
@@ -216,6 +236,7 @@ class DevicePrefetch:
         place.free_cached()
         turn.has_room = not turn.has_room
         if not turn.has_room:
+            self._is_idle = True
             raise full from error
 
 

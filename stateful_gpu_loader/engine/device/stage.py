@@ -30,6 +30,7 @@ from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.state.forks import fork_safe
 
 _JOIN_SECONDS = 5.0
 
@@ -135,7 +136,7 @@ class Stage:
         """Whether a thread hangs, so that another stage is needed."""
         times = times or StageTimes()
         self._threads = [_StepThread(place, stream, times) for stream in (0, 1)]
-        self._lock = threading.RLock()
+        self._lock = fork_safe(threading.RLock())
 
     def submit(self, first: Callable[[], Any], last: Callable[[Any], Any] | None = None) -> Task:
         """Queue a batch to be made; either step may raise.

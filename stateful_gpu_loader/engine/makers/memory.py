@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stateful_gpu_loader.state.forks import fork_safe
+
 _SIZES = 2
 """Number of sizes that are kept: those of whole batches, and of an epoch's last one."""
 
@@ -50,7 +52,7 @@ class BatchMemory:
         self._keep = keep
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
         # Re-entrant: a buffer may die, and return here, while another one is taken.
-        self._lock = threading.RLock()
+        self._lock = fork_safe(threading.RLock())
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised CPU tensor of this shape and dtype."""

@@ -53,6 +53,8 @@ class LaneRequests:
         self._service = service
         self._position = position
         self._start = next(_starts)
+        self.is_torn = False
+        """Whether an exception came while a request was drawn, so that one may be missing."""
         self._ordinals = itertools.count()
         self._under_way = 0
         """Number of unanswered requests that may become batches."""
@@ -82,6 +84,14 @@ class LaneRequests:
         return self
 
     def __next__(self) -> LaneTurn | RestTurn:
+        self.is_torn = True
+        request = self._next()
+        self.is_torn = False
+        if request is None:
+            raise StopIteration
+        return request
+
+    def _next(self) -> LaneTurn | RestTurn | None:
         num_steps, division = self._service.num_steps, self._service.division
         if not self._is_checked:
             self._service.plan.check_shares(self._service.seed, self._service.epoch, division)
@@ -104,7 +114,7 @@ class LaneRequests:
             if self._under_way:
                 return self._nothing()
             self._begin_next_lap(num_steps)
-        raise StopIteration
+        return None
 
     def cursor_before(self, request: LaneTurn) -> LaneCursor:
         """Return the cursor of a lane before the oldest unanswered request."""

@@ -57,6 +57,10 @@ class LaneSchedule:
         """Cursors after requests that gave no batch; they count once a later one does."""
         self._requests = LaneRequests(self._service, self._cursors, self._position)
 
+    @property
+    def is_torn(self) -> bool:
+        return self._requests.is_torn
+
     def requests(self) -> Iterator[LaneTurn | RestTurn]:
         self._requests = LaneRequests(self._service, self._cursors, self._position)
         self._pending = dict(self._requests.opening)

@@ -26,7 +26,7 @@ _REMEDY_STEPS = (
 
 
 class Feed(Protocol):
-    """Yields new requests in the order of the pass; may be asked again after an exception."""
+    """Yields new requests in the order of the pass."""
 
     position: int
     """Position at which the next request begins."""
@@ -38,7 +38,21 @@ class Feed(Protocol):
         """Whether it resumes from marks; False if a position is sufficient."""
         ...
 
-    def __next__(self) -> Request: ...
+    @property
+    def is_lost(self) -> bool:
+        """Whether an exception has ended the user's iterator, or come within it."""
+        ...
+
+    def draw(self) -> Request | None:
+        """Return the next request, or None at the end; the same one until :meth:`advance`.
+
+        It may be called again after an exception, unless :attr:`is_lost`.
+        """
+        ...
+
+    def advance(self, request: Request) -> None:
+        """Go on to the request after this one."""
+        ...
 
     def mark(self) -> bytes:
         """Return the serialized state after the last request; only for a feed with state."""
@@ -146,6 +160,11 @@ class MapSchedule:
         """Number of requests after the last snapshot that were delivered."""
         self._failed: dict[int, _Issued] = {}
         """Failed requests: skipped once a later one is delivered, retried by a state before it."""
+        self._is_drawing = False
+
+    @property
+    def is_torn(self) -> bool:
+        return self._is_drawing or self._feed.is_lost
 
     def requests(self) -> Iterator[Request]:
         self._ledger = WorkerLedger(self._ledger.states, interval=self._interval)
@@ -235,23 +254,22 @@ class MapSchedule:
     def _next(self) -> Request:
         """Return the next request, once all that were delivered ahead of it are proven the same."""
         while self._ahead or not self._to_repeat:
-            try:
-                request = self._draw()
-            except StopIteration:
+            request = self._feed.draw()
+            if request is None:
+                self._check_not_skipping()
                 self._check_ahead(None)
-                raise
+                raise StopIteration
+            self._is_drawing = True
+            request = self._note_drawn(request)
             if request is not None:
                 self._to_repeat.append(request)
+            self._is_drawing = False
         return self._to_repeat.popleft()
 
-    def _draw(self) -> Request | None:
-        """Return the next request, or None if it need not be made again."""
+    def _note_drawn(self, request: Request) -> Request | None:
+        """Return the request, or None if it need not be made again."""
         begin, ordinal = self._feed.position, self._drawn
-        try:
-            request = next(self._feed)
-        except StopIteration:
-            self._check_not_skipping()
-            raise
+        self._feed.advance(request)
         self._drawn += 1
         mark = self._feed.start_mark()
         if self._mark is None:
@@ -382,7 +400,7 @@ class MapSchedule:
 
 
 class _Requests:
-    """Not a generator, because an exception of the order would end that."""
+    """Iterates over the requests. It is no generator, as an exception would end that."""
 
     def __init__(self, next_request: Callable[[], Request]) -> None:
         self._next_request = next_request

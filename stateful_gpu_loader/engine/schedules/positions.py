@@ -46,7 +46,7 @@ class Division:
         return whole + (1 if rest and not self.drop_last else 0)
 
 
-class Requests:
+class PositionFeed:
     """Iterates over one rank's requests from a position to the end of its epoch.
 
     In each step the ranks together take the next ``global_batch_size`` positions, rank r of R those
@@ -55,7 +55,6 @@ class Requests:
     DistributedSampler pads. After the last step the position is the epoch's end, whether or not a
     tail was dropped.
 
-    It is not a generator, because an exception would end that, and the rest of the epoch with it.
     """
 
     def __init__(
@@ -71,11 +70,8 @@ class Requests:
         self._block: IndexArray = np.empty(0, dtype=np.int64)
         self._next_block_size = 0
 
-    has_state = False
+    has_state = is_lost = False
     batches: int | None = None
-
-    def __iter__(self) -> Requests:
-        return self
 
     def mark(self) -> bytes:
         raise TypeError("a position has no state beside itself")
@@ -92,26 +88,28 @@ class Requests:
     def end_mark(self) -> None:
         return None
 
-    def __next__(self) -> Request:
+    def draw(self) -> Request | None:
         if self._ordinal == self._num_steps:
-            raise StopIteration
+            return None
         division, n = self._division, self._indices.n
         is_last = self._ordinal == self._num_steps - 1
         count = min(division.batch_size, -(-(n - self.position) // division.num_replicas))
-        request = Request(
+        return Request(
             ordinal=self._ordinal,
             seed=self._seed,
             epoch=self._epoch,
             start=self._key_offset + self.position + division.rank,
             step=division.num_replicas,
-            indices=self._take(count),
+            indices=self._looked_up(count),
             end=n if is_last else self.position + division.global_batch_size,
         )
+
+    def advance(self, request: Request) -> None:
+        self._block = self._block[len(request.indices) :]
         self._ordinal += 1
         self.position = request.end
-        return request
 
-    def _take(self, count: int) -> IndexArray:
+    def _looked_up(self, count: int) -> IndexArray:
         """Look up indices in growing blocks: a fast first batch, then few large calls."""
         if len(self._block) < count:
             stride = self._division.num_replicas
@@ -122,5 +120,4 @@ class Requests:
             positions %= self._indices.n
             self._block = np.concatenate([self._block, self._indices(positions)])
             self._next_block_size = 4 * size
-        taken, self._block = self._block[:count], self._block[count:]
-        return taken
+        return self._block[:count]

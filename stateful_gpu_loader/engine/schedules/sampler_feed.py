@@ -8,10 +8,12 @@ a digest of the skipped indices verifies that they are the same.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from torch.utils.data import (
@@ -104,8 +106,8 @@ class SamplerFeed:
         self._share = RankShare(None if type(use.sampler) in _DIVIDES else use.sampler)
         self._seeds = SeedBlock(Stream.SAMPLER)
         self._partial: list[Any] = []
-        self._dropped: list[Any] = []
         self._exhausted = False
+        self.is_lost = False
         self._ordinal = 0
         self._capture: dict[str, Any] = {"attributes": {}, "generators": {}}
         self._start_mark: bytes | None = None
@@ -121,10 +123,7 @@ class SamplerFeed:
         """Whether the sampler or its iterator has ``state_dict``; known once it was iterated."""
         return self._has_state
 
-    def __iter__(self) -> SamplerFeed:
-        return self
-
-    def __next__(self) -> Request:
+    def draw(self) -> Request | None:
         with self._keyed():
             if self._iterator is None:
                 try:
@@ -133,9 +132,11 @@ class SamplerFeed:
                     self._iterator = None  # begin again next time
                     self._digest = hashlib.blake2b(digest_size=12)
                     raise
-            indices = self._draw()
+            indices = self._drawn()
+        if indices is None:
+            return None
         step = self._use.num_replicas
-        request = Request(
+        return Request(
             ordinal=self._ordinal,
             seed=self._seed,
             epoch=self._place.epoch,
@@ -144,9 +145,11 @@ class SamplerFeed:
             indices=indices,
             end=self.position + len(indices),
         )
+
+    def advance(self, request: Request) -> None:
+        self._partial = []
         self._ordinal += 1
         self.position = request.end
-        return request
 
     def mark(self) -> bytes:
         """Return the serialized state of the sampler and its iterator after the last request."""
@@ -184,11 +187,12 @@ class SamplerFeed:
         if has_own_state(self._use.sampler):
             return self._frozen_state({}, iterator=None)
         if not self._has_state and type(self._use.sampler) not in _SETTLED_AT_THE_START:
-            self._digest.update(_text(self._dropped))
+            whole = self._digest.copy()
+            whole.update(_text(self._partial))  # a tail that drop_last leaves out
             passed = {
                 "epoch": self._place.epoch,
-                "indices": self.position + len(self._dropped),
-                "digest": self._share.signed(self._digest.hexdigest()),
+                "indices": self.position + len(self._partial),
+                "digest": self._share.signed(whole.hexdigest()),
             }
             return self._frozen_capture(self._capture, passed=passed)
         capture = self._use.memory.capture()
@@ -389,7 +393,7 @@ class SamplerFeed:
                 indices = list(next(self._iterator, ()))
             else:
                 size = min(self._use.batch_size, count - skipped)
-                indices = _take(self._iterator, size, [])
+                indices = list(_next_of(self._iterator, size))
             if not indices:
                 break
             skipped, steps = skipped + len(indices), steps + 1
@@ -398,24 +402,27 @@ class SamplerFeed:
             self._seed_for(skipped, epoch)
         return skipped, steps
 
-    def _draw(self) -> list[Any]:
-        if self._exhausted or self._iterator is None:
-            raise StopIteration
-        if self._use.yields_batches:
+    def _drawn(self) -> list[Any] | None:
+        """Return the indices of the next request; None at the end.
+
+        What the sampler has given is kept in an attribute, so that an exception does not lose it.
+        """
+        yields_batches = self._use.yields_batches
+        size = 1 if yields_batches else self._use.batch_size
+        if not self._exhausted and len(self._partial) < size:
+            given = _next_of(self._iterator, size - len(self._partial))
             try:
-                return list(next(self._iterator))
-            except StopIteration:
-                self._exhausted = True
+                # One call of C, which no signal handler can divide.
+                self._partial.extend(map(list, given) if yields_batches else given)
+            except BaseException as error:
+                ends_it = not isinstance(error, Exception) or inspect.isgenerator(self._iterator)
+                self.is_lost = ends_it
                 raise
-        # Kept in an attribute, so that an exception of the sampler does not lose earlier indices.
-        _take(self._iterator, self._use.batch_size - len(self._partial), self._partial)
-        indices, self._partial = self._partial, []
-        if len(indices) < self._use.batch_size:
-            self._exhausted = True
-            if not indices or self._use.drop_last:
-                self._dropped = indices
-                raise StopIteration
-        return indices
+            self._exhausted = len(self._partial) < size
+        if yields_batches:
+            return self._partial[0] if self._partial else None
+        is_dropped = len(self._partial) < size and self._use.drop_last
+        return None if is_dropped or not self._partial else self._partial
 
     @contextmanager
     def _keyed(self) -> Iterator[None]:
@@ -463,14 +470,12 @@ def has_own_state(sampler: Any) -> bool:
     return isinstance(sampler, Stateful) and type(sampler) is not StatefulDistributedSampler
 
 
-def _take(iterator: Iterator[Any], count: int, taken: list[Any]) -> list[Any]:
-    """Call ``next()`` only, as torch does: ``iter()`` of an iterator might start it again."""
-    for _ in range(count):
-        try:
-            taken.append(next(iterator))
-        except StopIteration:
-            break
-    return taken
+def _next_of(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """Return the next items of an iterator, at most ``count``.
+
+    Only ``next()`` is called, as in torch: ``iter()`` of an iterator might start it again.
+    """
+    return map(next, repeat(iterator, count))
 
 
 def _text(indices: list[Any]) -> bytes:

@@ -22,6 +22,11 @@ class Arrival(NamedTuple):
 class Schedule(Protocol):
     """One pass, in the main process; holds the position, which counts delivered batches only."""
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether an exception came while a request was drawn, so that one may be missing."""
+        ...
+
     def requests(self) -> Iterator[Any]:
         """Return the requests after the last delivered batch, oldest first.
 

@@ -71,6 +71,11 @@ class WorkerSchedule:
         # Numbers of batches since the workers started: made, delivered by then, made at the
         # snapshot.
         self._made, self._delivered, self._at_snapshot = 0, user.steps, 0
+        self._turns = _Turns(self._workers, self._next_worker, self._ended, self._ledger)
+
+    @property
+    def is_torn(self) -> bool:
+        return self._turns.is_torn
 
     def requests(self) -> Iterator[Turn]:
         self._delivered = max(self._made, self._delivered) - self._at_snapshot
@@ -81,7 +86,8 @@ class WorkerSchedule:
             states = map(_thawed, self._ledger.states)
             self._fetches = [state["fetches"] for state in states]
         kind = _Turns if self._in_order else _TurnsOfAnybody
-        return kind(self._workers, self._next_worker, self._ended, self._ledger)
+        self._turns = kind(self._workers, self._next_worker, self._ended, self._ledger)
+        return self._turns
 
     def start_place(self) -> Address:
         return self._start
@@ -193,6 +199,7 @@ class _Turns:
         self._ended = ended
         self._ledger = ledger
         self._ordinal = 0
+        self.is_torn = False
 
     def __iter__(self) -> _Turns:
         return self
@@ -200,9 +207,11 @@ class _Turns:
     def __next__(self) -> Turn:
         if len(self._ended) == self._workers:
             raise StopIteration
+        self.is_torn = True
         worker = self._choose()
         turn = Turn(self._ordinal, worker, self._ledger.wants_snapshot(self._ordinal))
         self._ordinal += 1
+        self.is_torn = False
         return turn
 
     def _choose(self) -> int | None:

@@ -30,7 +30,9 @@ class InlinePipeline:
         self._times = times or StageTimes()
         self._requests: Iterator[Any] = iter(())
         self._start: WorkerStart | None = None
-        self._interrupted: Any = None
+
+    is_whole = False
+    """It waits for nothing."""
 
     def launch(self) -> None:
         """Do nothing, as there are no workers."""
@@ -44,19 +46,15 @@ class InlinePipeline:
     ) -> None:
         self._requests = requests
         self._start = starts[0] if starts else None
-        self._interrupted = None
 
     def __next__(self) -> tuple[Any, Any]:
-        request = next(self._requests) if self._interrupted is None else self._interrupted
-        # After a KeyboardInterrupt the same request is executed again.
-        self._interrupted = request
+        request = next(self._requests)
         before, PRESENT.work = PRESENT.work, self._times.own
         try:
             draws = self._maker.uses_global_generators
             answer = isolated(self._answer, request, draws=draws)
         finally:
             PRESENT.work = before
-        self._interrupted = None
         return request, answer
 
     def is_ready(self) -> bool:
@@ -68,7 +66,6 @@ class InlinePipeline:
     def close(self) -> None:
         self._requests = iter(())
         self._start = None
-        self._interrupted = None
 
     def _answer(self, request: Any) -> Any:
         if self._start is not None:

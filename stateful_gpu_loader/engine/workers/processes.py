@@ -37,8 +37,7 @@ class ProcessPipeline:
         self._torch_workers: TorchWorkers | None = None
         self.workers: list[Any] = []
         """The worker processes, or the last ones."""
-        self._is_torn = False
-        """Whether an interrupt came at a point where it loses requests or answers."""
+        self.is_whole = False
         self._is_fresh = False
         """Whether the workers were started and have not run a pass."""
 
@@ -58,15 +57,16 @@ class ProcessPipeline:
         *,
         one_at_a_time: bool = False,
     ) -> None:
+        self.is_whole = False
         self._dispatch = self._nothing_to_do()
-        if self._is_torn or not (self._persistent or self._is_fresh):
+        if not (self._persistent or self._is_fresh):
             self.close()
         self._is_fresh = False
         torch_workers = self._torch_workers
         if torch_workers is None:
             torch_workers = self._launched()
         elif torch_workers.monitor.has_lost():
-            raise WorkersDied(torch_workers.monitor.verdict(), None)
+            raise torch_workers.loss(None)
         self._dispatch = Dispatch(
             requests,
             starts,
@@ -80,12 +80,14 @@ class ProcessPipeline:
         torch_workers, dispatch = self._torch_workers, self._dispatch
         if torch_workers is None:
             raise StopIteration
+        self.is_whole = False
         while not dispatch.is_ready():
             if not dispatch.num_under_way:
                 self._send(torch_workers)
             if dispatch.num_under_way:
                 self._receive(torch_workers)
                 continue
+            self.is_whole = True
             try:
                 dispatch.end()
             except StopIteration:
@@ -112,7 +114,6 @@ class ProcessPipeline:
     def close(self) -> None:
         torch_workers, self._torch_workers = self._torch_workers, None
         self._dispatch = self._nothing_to_do()
-        self._is_torn = False
         if torch_workers is not None:
             torch_workers.end()
 
@@ -129,10 +130,8 @@ class ProcessPipeline:
             issued = dispatch.assign(number, spare=spare)
             if issued is None:
                 return
-            self._is_torn = True
             worker, request, start = issued
             torch_workers.send(worker, number, WorkerMessage(request, start))
-            self._is_torn = False
 
     def _receive(self, torch_workers: TorchWorkers) -> None:
         """Receive one answer.
@@ -140,22 +139,16 @@ class ProcessPipeline:
         Raises:
             WorkersDied: no answer will come.
         """
-        if self._is_torn:
-            raise WorkersDied(
-                "DataLoader was interrupted between a worker and the main process",
-                self._dispatch.oldest,
-            )
         try:
             with torch_workers.monitor.waiting():
+                self.is_whole = True
                 torch_workers.wait()
-                self._is_torn = True
+                self.is_whole = False
                 number, answer = torch_workers.receive()
         except WritersLost:
             torch_workers.monitor.has_lost(_SECONDS_TO_BE_TOLD)
-            self._is_torn = False
-            raise WorkersDied(torch_workers.monitor.verdict(), self._dispatch.oldest) from None
+            raise torch_workers.loss(self._dispatch.oldest) from None
         self._dispatch.answer(number, answer)
-        self._is_torn = False
 
     def _nothing_to_do(self) -> Dispatch:
         return Dispatch(iter(()), None, num_workers=self._num_workers, limit=1, in_order=True)

@@ -73,6 +73,7 @@ class RemotePipeline:
         self._tally = tally
         self._dispatch: RemoteDispatch | None = None
         self._end: weakref.finalize[..., Any] | None = None
+        self.is_whole = False
         self._is_fresh = False
         """Whether the workers were asked for and have not run a pass."""
 
@@ -104,7 +105,7 @@ class RemotePipeline:
             raise StopIteration
         began = time.monotonic()
         dispatch.fill()
-        while not dispatch.wait(min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf)):
+        while not self._wait(dispatch):
             dispatch.look_for_overdue(began, self._timeout)
             _tell(dispatch)
         _tell(dispatch)
@@ -117,6 +118,12 @@ class RemotePipeline:
                 self.close()
             raise
         return request, with_failure_rebuilt(answer)
+
+    def _wait(self, dispatch: RemoteDispatch) -> bool:
+        self.is_whole = True
+        has_come = dispatch.wait(min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf))
+        self.is_whole = False
+        return has_come
 
     def is_ready(self) -> bool:
         if self._dispatch is None:

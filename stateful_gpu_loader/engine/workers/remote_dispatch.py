@@ -126,18 +126,12 @@ class RemoteDispatch:
         """
         # Drawn without the lock, as a user's sampler may take its time.
         while self._fatal is None and (drawn := self._window.draw(spare=spare)) is not None:
-            try:
-                with self._lock:
-                    number = next(self._numbers)
-                    place, request, start = self._window.place(number, drawn)
-                    self._messages[number] = place, WorkerMessage(request, start)
-                    self._unsent.append(number)
-                    self._send()
-            except BaseException:
-                # An interrupt may have left the request half sent; it is asked for again.
-                with self._lock:
-                    self._die(WorkersDied("a request could not be sent", self._window.oldest))
-                raise
+            with self._lock:
+                number = next(self._numbers)
+                place, request, start = self._window.place(number, drawn)
+                self._messages[number] = place, WorkerMessage(request, start)
+                self._unsent.append(number)
+                self._send()
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for the next batch; return whether it, or the end, has come."""

@@ -52,6 +52,10 @@ class ThreadPipeline:
         self._exchange: _Exchange | None = None
         self._end: weakref.finalize[..., Any] | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        return self._exchange is not None and self._exchange.is_whole
+
     def launch(self) -> None:
         """Do nothing: threads need not be started ahead of their pass."""
 
@@ -115,6 +119,7 @@ class _Exchange:
         self._work = threading.Condition(self._lock)
         self._answered = threading.Condition(self._lock)
         self.stopped = False
+        self.is_whole = False
 
     def fill(self) -> None:
         """Issue requests until enough batches are in flight; called in the user's own thread."""
@@ -149,12 +154,15 @@ class _Exchange:
     def next_answer(self, timeout: float) -> tuple[Any, Any]:
         self.fill()
         with self._lock:
-            if self._lost is not None or not self._answered.wait_for(
+            self.is_whole = True
+            has_come = self._lost is None and self._answered.wait_for(
                 self._is_ready, timeout or None
-            ):
+            )
+            if not has_come:
                 raise self._given_up(timeout)
             if not self._window.is_ready():
                 self._window.end()
+            self.is_whole = False
             answered = self._window.deliver()
             self.fill()
             return answered
@@ -233,5 +241,5 @@ def _end_threads(exchange: _Exchange, threads: list[threading.Thread], pid: int)
         return
     deadline = time.monotonic() + _JOIN_SECONDS
     for thread in threads:
-        if thread not in exchange.hung:
+        if thread not in exchange.hung and thread.ident is not None:
             thread.join(max(0.0, deadline - time.monotonic()))

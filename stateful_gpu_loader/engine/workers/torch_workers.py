@@ -16,6 +16,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -40,7 +41,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
 
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, WorkersDied
-from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe, WritersLost
 from stateful_gpu_loader.engine.workers.packing import pack, remove_what_was_left_by, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
@@ -56,6 +57,14 @@ from stateful_gpu_loader.engine.workers.worker_monitor import (
     describe_exit,
     have_ended,
     kill,
+)
+from stateful_gpu_loader.engine.workers.worker_start import (
+    BEING_STARTED,
+    GUARD,
+    StartReports,
+    explained,
+    loss,
+    loss_of_the_server,
 )
 from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import LoaderError
@@ -78,7 +87,7 @@ class InnerLoader(DataLoader[Any]):
         num_workers, prefetch_factor, timeout, multiprocessing_context, persistent_workers,
             in_order: as in DataLoader.
         segments: where the maker allocates its batches; None if it allocates none.
-        times: where the workers' seconds are noted.
+        times: where the workers' seconds are noted, and the delivered batches counted.
     """
 
     def __init__(
@@ -95,9 +104,9 @@ class InnerLoader(DataLoader[Any]):
         persistent_workers: bool,
         in_order: bool = True,
         segments: WorkerSegments | None = None,
-        times: StageTimes | None = None,
+        times: Tally | None = None,
     ) -> None:
-        self.times = times or StageTimes()
+        self.times = times or Tally()
         self.context = _Context(multiprocessing_context)
         segments = segments or WorkerSegments(keep=prefetch_factor)
         self.side = WorkerAdapter(
@@ -129,26 +138,58 @@ class InnerLoader(DataLoader[Any]):
 
         Raises:
             WorkersDied: one of them died before all were started.
+            LoaderError: this process imports the main script to become a worker itself.
+            OSError: the system lacks what processes need; the message has the remedy.
         """
+        if is_being_started():
+            raise LoaderError(f"{BEING_STARTED}. Remedy: {GUARD}")
         self.context.renew()
-        # create the directory for all of them here, so that it outlives killed workers
-        get_temp_dir()
+        reports: StartReports | None = None
         try:
-            return TorchWorkers(self)
+            # create the directory for all of them here, so that it outlives killed workers
+            get_temp_dir()
+            reports = StartReports()
+            self.side.report = reports.workers_side
+            torch_workers = TorchWorkers(self, reports)
+            reports.close_writer()
+            return torch_workers
         except BaseException as error:
-            started = self.context.started()
-            died = [describe_exit(worker) for worker in started if worker.exitcode is not None]
-            kill(started)
-            broken = isinstance(error, (EOFError, ConnectionError))
-            if died or (broken and error is not self.side.refusal):
-                what = " ".join(died) or "DataLoader worker exited unexpectedly during its start."
-                raise WorkersDied(what, None) from error
-            if self.context.has_avoided_a_fork and error is self.side.refusal:
-                raise LoaderError(NOT_FORKED.format(error)) from error
-            raise
+            failure = self._explained(error, reports)
+            if reports is not None:
+                reports.close()
+            try:
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                del failure  # a cycle would keep open what the workers were given
         finally:
+            self.side.report = None
             self.side.forget_what_was_sent()
             self.context.forget()
+
+    def _explained(self, error: BaseException, reports: StartReports | None) -> BaseException:
+        """End the processes that were started; return what to raise for the error of a start."""
+        started, has_delivered = self.context.started(), self.times.batches > 0
+        died = [worker for worker in started if worker.exitcode is not None]
+        texts = " ".join(map(describe_exit, died))
+        kill(started)
+        if died and reports is not None:
+            is_forked = self.context.is_forked
+            return loss(
+                texts,
+                died,
+                reports,
+                oldest=None,
+                is_forked=is_forked,
+                has_delivered=has_delivered,
+            )
+        if error is self.side.refusal:
+            avoided = self.context.has_avoided_a_fork
+            return LoaderError(NOT_FORKED.format(error)) if avoided else error
+        if isinstance(error, (EOFError, ConnectionError)):
+            return loss_of_the_server(has_delivered=has_delivered)
+        return explained(error)
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: the outer loader was checked."""
@@ -163,12 +204,14 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
 
     _ended = True  # until there are workers to end
 
-    def __init__(self, loader: InnerLoader) -> None:
+    def __init__(self, loader: InnerLoader, reports: StartReports) -> None:
         self._owner = os.getpid()
         self._watch: WorkerMonitor | None = None
         self._ended = False
-        self._times: StageTimes = loader.times
+        self._times: Tally = loader.times
         self._segments = MappedSegments()
+        self._reports = reports
+        self._is_forked = loader.context.is_forked
         super().__init__(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -213,6 +256,21 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
     def has_answer(self) -> bool:
         """Whether an answer has begun to arrive."""
         return self._pipe.has_begun()
+
+    def loss(self, oldest: Any) -> WorkersDied:
+        """Return the loss of these workers.
+
+        Args:
+            oldest: the oldest unanswered request, if it is known.
+        """
+        return loss(
+            self.monitor.verdict(),
+            self.monitor.died,
+            self._reports,
+            oldest=oldest,
+            is_forked=self._is_forked,
+            has_delivered=self._times.batches > 0,
+        )
 
     def wait(self) -> None:
         """Wait for an answer to begin to arrive; an interrupt here loses nothing.
@@ -299,6 +357,11 @@ def is_profiling() -> bool:
     return torch_profiler._is_profiler_enabled
 
 
+def is_being_started() -> bool:
+    """Return whether this process was started by multiprocessing, and imports the main script."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
 def has_modes() -> bool:
     """Return whether autocast or a mode of torch's functions, as a default device is, is on.
 
@@ -366,6 +429,11 @@ class _Context(BaseContext):
         self._real = wanted if is_context else multiprocessing.get_context(wanted)
         self._processes = []
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether the processes are forked from this one."""
+        return bool(self._real.get_start_method() == "fork")
+
     def started(self) -> list[BaseProcess]:
         """Return the processes that were started."""
         return [process for process in self._processes if process.pid is not None]
@@ -382,8 +450,21 @@ class _Context(BaseContext):
 
     def Process(self, *args: Any, **kwargs: Any) -> Any:  # noqa: N802
         process = self._real.Process(*args, **kwargs)
+        _PROCESSES.add(process)
         self._processes.append(process)
         return process
+
+
+_PROCESSES: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def _leave_workers_to_the_parent() -> None:
+    """Let a forked child forget its parent's workers, which multiprocessing would end at exit."""
+    children: Any = multiprocessing.process
+    children._children.difference_update(_PROCESSES)
+
+
+os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
 
 
 class _Flag:

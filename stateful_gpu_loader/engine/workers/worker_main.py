@@ -22,6 +22,13 @@ from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
+from stateful_gpu_loader.engine.workers.worker_start import (
+    INITIALISING,
+    READY,
+    REFUSED,
+    UNPICKLING,
+    StartReport,
+)
 from stateful_gpu_loader.records import WorkerStart
 
 
@@ -68,6 +75,8 @@ class WorkerAdapter(Dataset[Any]):
         self._epoch: int | None = None
         self._idle_since = 0.0
         self._sent: IO[bytes] | None = None
+        self.report: StartReport | None = None
+        """Where a worker process reports how its start goes on."""
         self.refusal: Exception | None = None
         """Why the workers could not be sent what they need."""
 
@@ -86,9 +95,18 @@ class WorkerAdapter(Dataset[Any]):
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
         try:
             if self._initialise is not None:
+                self._say(INITIALISING)
                 self._initialise(worker)
+        except KeyboardInterrupt:
+            self._say(READY)  # it could start
+            raise
         except Exception as error:
             self._unusable = self._failed(error)
+        self._say(READY)
+
+    def _say(self, stage: str) -> None:
+        if self.report is not None:
+            self.report.say(stage)
 
     def for_this_thread(self) -> WorkerAdapter:
         """Return an adapter to the same maker, for another thread of a worker that has started."""
@@ -161,7 +179,7 @@ class WorkerAdapter(Dataset[Any]):
             self.refusal = error
             raise
         self._sent.flush()
-        return _read_worker_side, (DupFd(self._sent.fileno()),)
+        return _read_worker_side, (DupFd(self._sent.fileno()), self.report)
 
     def forget_what_was_sent(self) -> None:
         """Close the file with the maker, once the workers have read it."""
@@ -211,7 +229,14 @@ def _anonymous_file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _read_worker_side(duplicate: Any) -> WorkerAdapter:
-    with open(duplicate.detach(), "rb") as file:
-        file.seek(0)
-        return WorkerAdapter(*pickle.load(file))
+def _read_worker_side(duplicate: Any, report: StartReport) -> WorkerAdapter:
+    report.say(UNPICKLING)
+    try:
+        with open(duplicate.detach(), "rb") as file:
+            file.seek(0)
+            adapter = WorkerAdapter(*pickle.load(file))
+    except Exception as error:
+        report.say(REFUSED, f"{type(error).__name__}: {error}")
+        raise SystemExit(1) from None  # the main process raises it
+    adapter.report = report
+    return adapter

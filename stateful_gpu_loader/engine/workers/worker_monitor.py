@@ -43,14 +43,19 @@ class WorkerMonitor:
         self._timeout = timeout
         self._state = _State()
         self._owner = os.getpid()
-        self._ours, theirs = socket.socketpair()
+        exits = _exits_of(processes)
+        try:
+            self._ours, theirs = socket.socketpair()
+        except OSError:
+            _close_all(exits)
+            raise
         # The thread ends with its other end. Garbage is collected in any order: the socket would
         # warn, if its turn came before that of the workers, which stop this monitor.
         self._close = weakref.finalize(self, self._ours.close)
         self._close.atexit = False
         self._thread = threading.Thread(
             target=_watch,
-            args=(self._state, [_Exit(process) for process in processes], theirs, timeout),
+            args=(self._state, exits, theirs, timeout),
             name="stateful_gpu_loader watch",
             daemon=True,
         )
@@ -76,12 +81,16 @@ class WorkerMonitor:
         """Whether the workers are lost, or get lost within so many seconds."""
         return self._state.lost.wait(seconds)
 
+    @property
+    def died(self) -> list[BaseProcess]:
+        """The processes whose end was the first."""
+        return [process for process in self._processes if process.pid in self._state.died]
+
     def verdict(self) -> str:
         """Describe what happened, in the words of torch's DataLoader."""
         if self._state.timed_out:
             return f"DataLoader timed out after {self._timeout} seconds"
-        died = [process for process in self._processes if process.pid in self._state.died]
-        return " ".join(describe_exit(process) for process in died) or "DataLoader worker is lost"
+        return " ".join(map(describe_exit, self.died)) or "DataLoader worker is lost"
 
     def stop(self) -> None:
         """End the thread; workers may end from now on."""
@@ -118,12 +127,11 @@ def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
     ``join`` is not used: its sentinel is a pipe, which stays open as long as a child of the worker
     holds it, even when the worker is dead.
     """
-    exits = [_Exit(process) for process in processes]
+    exits = _exits_of(processes)
     try:
         return _wait_for_all(exits, seconds)
     finally:
-        for one in exits:
-            one.close()
+        _close_all(exits)
 
 
 def kill(processes: Iterable[BaseProcess]) -> None:
@@ -132,7 +140,8 @@ def kill(processes: Iterable[BaseProcess]) -> None:
     for process in processes:
         if process.exitcode is None:
             process.kill()
-    have_ended(processes, _SECONDS_TO_DIE)
+    with suppress(OSError):  # no descriptor is free to wait for them
+        have_ended(processes, _SECONDS_TO_DIE)
     for process in processes:
         reap(process)
 
@@ -179,6 +188,21 @@ class _Exit:
         os.close(self.fd)
 
 
+def _exits_of(processes: Iterable[BaseProcess]) -> list[_Exit]:
+    exits: list[_Exit] = []
+    try:
+        exits.extend(map(_Exit, processes))
+    except OSError:
+        _close_all(exits)
+        raise
+    return exits
+
+
+def _close_all(exits: Iterable[_Exit]) -> None:
+    for one in exits:
+        one.close()
+
+
 def _readable() -> int:
     reader, writer = os.pipe()
     os.close(writer)
@@ -208,8 +232,7 @@ def _watch(state: _State, exits: list[_Exit], stop: socket.socket, timeout: floa
             stop.send(b"l")
     finally:
         stop.close()
-        for one in exits:
-            one.close()
+        _close_all(exits)
 
 
 def _something_is_wrong(

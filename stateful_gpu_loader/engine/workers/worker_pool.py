@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -35,8 +36,9 @@ class WorkerPool:
         self._stage: Stage | None = None
         self._former_stage: Callable[[], Stage | None] = _nothing
         """Stage of the previous worker pool, as long as a live iterator uses it."""
-        self.idle: Pipeline | None = None
-        """Pipeline that is kept for the next pass."""
+        self._idle: Pipeline | None = None
+        self._owner = os.getpid()
+        """Process whose workers the idle pipeline has."""
         self._is_new = False
         """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
@@ -50,6 +52,15 @@ class WorkerPool:
     def device(self) -> torch.device | None:
         """The device of finished batches, with its index once that is known."""
         return self._device if self._stage is None else self._stage.place.device
+
+    @property
+    def idle(self) -> Pipeline | None:
+        """Pipeline kept for the next pass; None in a forked child, whose parent uses it."""
+        return self._idle if self._owner == os.getpid() else None
+
+    @idle.setter
+    def idle(self, pipeline: Pipeline | None) -> None:
+        self._idle, self._owner = pipeline, os.getpid()
 
     def take(
         self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address
@@ -75,7 +86,7 @@ class WorkerPool:
             pipeline.launch()
         except WorkersDied as loss:
             raise WorkerLost(
-                f"{loss.what}. Remedy: look for what ends them: memory, or worker_init_fn"
+                f"{loss.what}. Remedy: {loss.remedy or 'look for what ends them, such as memory'}"
             ) from loss
         self.idle, self._is_new = pipeline, True
 

@@ -59,7 +59,8 @@ def contents_of(operator: Operator) -> dict[str, str]:
 
 
 def _exists(path: Any) -> bool:
-    return isinstance(path, str) and os.path.exists(path)
+    """Whether a file or folder is there; reading a named pipe would wait for its writer."""
+    return isinstance(path, str) and (os.path.isfile(path) or os.path.isdir(path))
 
 
 def _content(path: str, operator: Operator) -> str:

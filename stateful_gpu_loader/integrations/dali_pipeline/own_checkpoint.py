@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
+from stateful_gpu_loader.checkpoint.regular_file import read_regular
 from stateful_gpu_loader.datasets.protobuf import DELIMITED, as_bytes, fields
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali_pipeline.description import NO_OPERATOR, unmatched
@@ -23,6 +23,8 @@ from stateful_gpu_loader.samplers.sharded import least_multiple
 
 _INSERTED = re.compile(r"__(Copy|MakeContiguous)_[CG]puTo[CG]pu_")
 """Matches the names of operators that DALI adds itself."""
+
+_MAX_FILE_BYTES = 1 << 30
 
 _MODULUS = 2**31 - 1
 """Modulus of the generator of DALI's readers."""
@@ -41,7 +43,10 @@ def read(checkpoint: bytes | str | os.PathLike[str]) -> Place:
         StateMismatch: it is not a checkpoint of DALI.
         OSError: the file cannot be read.
     """
-    content = checkpoint if isinstance(checkpoint, bytes) else Path(checkpoint).read_bytes()
+    if isinstance(checkpoint, bytes):
+        content = checkpoint
+    else:
+        content = read_regular(checkpoint, _MAX_FILE_BYTES)
     place = Place(0, 0, content)
     try:
         _operators(content)

@@ -30,6 +30,7 @@ class Scripted:
         self.closed = 0
         self.place: FakePlace | None = None
         self.was_open: bool | None = None
+        self.is_whole = False
 
     def start(
         self,
@@ -46,7 +47,7 @@ class Scripted:
         if not self.answers:
             raise StopIteration
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return f"request {self.asked}", answer
 
@@ -230,43 +231,52 @@ def test_a_stage_that_hung_is_abandoned_for_good() -> None:
     go_on.set()
 
 
-def test_an_interrupt_while_a_batch_is_taken_over_loses_nothing() -> None:
-    """Whoever goes on behind Ctrl-C gets the same batch."""
-    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
-
+def test_an_interrupt_while_a_batch_is_taken_over_leaves_something_half_done() -> None:
     class Graph:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
         def to(self, device: torch.device) -> str:
-            if self.number == 1 and interrupts:
-                raise interrupts.pop()
-            return f"graph {self.number} on {device}"
+            raise KeyboardInterrupt
 
-    device = pipeline(Scripted([Graph(i) for i in range(3)]), lambda payload: payload, ahead=2)
-    assert next(device)[1] == "graph 0 on cpu"
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            next(device)
-    assert rest(device) == ["graph 1 on cpu", "graph 2 on cpu"]
-
-
-def test_an_interrupt_while_others_are_taken_over_loses_nothing() -> None:
-    inner = Scripted([torch.tensor(i) for i in range(4)])
-    device = pipeline(inner, ahead=1)
-    asked = inner.is_ready
-    interrupts = [KeyboardInterrupt()]
-
-    def interrupted() -> bool:
-        if inner.asked == 2 and interrupts:
-            raise interrupts.pop()
-        return asked()
-
-    inner.is_ready = interrupted  # type: ignore[method-assign]
-    assert int(next(device)[1]) == 0
+    device = pipeline(Scripted([Graph()]), lambda payload: payload)
     with pytest.raises(KeyboardInterrupt):
         next(device)
-    assert [int(batch) for batch in rest(device)] == [10, 20, 30]
+    assert not device.is_whole
+
+
+@pytest.mark.parametrize("inner_is_whole", [True, False])
+def test_an_interrupt_of_the_inner_pipeline_leaves_what_that_says(inner_is_whole: bool) -> None:
+    inner = Scripted([KeyboardInterrupt(), *map(torch.tensor, range(2))])
+    inner.is_whole = inner_is_whole
+    device = pipeline(inner)
+    with pytest.raises(KeyboardInterrupt):
+        next(device)
+    assert device.is_whole == inner_is_whole
+    inner.is_whole = True
+    assert [int(batch) for batch in rest(device)] == [0, 10]
+    assert device.is_whole, "at the end"
+
+
+def test_an_interrupt_while_the_stage_is_waited_for_loses_nothing() -> None:
+    device = pipeline(Scripted([torch.tensor(1)]))
+    interrupts = [KeyboardInterrupt()]
+    submit = device._stage.submit
+
+    def submitted(*steps: Any) -> Any:
+        task = submit(*steps)
+        wait = task.wait
+
+        def interrupted(timeout: float) -> bool:
+            if interrupts:
+                raise interrupts.pop()
+            return bool(wait(timeout))
+
+        task.wait = interrupted
+        return task
+
+    device._stage.submit = submitted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(device)
+    assert device.is_whole
+    assert [int(batch) for batch in rest(device)] == [10]
 
 
 def test_full_memory_frees_what_was_made_of_the_batch() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler
 
-from stateful_gpu_loader.engine.schedules.positions import Division, Requests
+from stateful_gpu_loader.engine.schedules.positions import Division, PositionFeed
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
 from stateful_gpu_loader.state.epoch_progress import Address
+from tests.damaged import drawing
 
 
 def requests(
@@ -25,7 +27,8 @@ def requests(
 ) -> list[Request]:
     division = Division(batch_size=batch_size, drop_last=drop_last, rank=rank, num_replicas=ranks)
     indices = ShuffledOrder(range(n)).of_epoch(1, 5)
-    return list(Requests(Address(5, start), seed=1, indices=indices, division=division))
+    feed = PositionFeed(Address(5, start), seed=1, indices=indices, division=division)
+    return list(drawing(feed))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -41,9 +44,9 @@ def test_ranks_pad_as_distributed_sampler_does(n: int, ranks: int) -> None:
     indices = SequentialOrder(range(n)).of_epoch(1, 0)
     for rank in range(ranks):
         division = Division(batch_size=4, drop_last=False, rank=rank, num_replicas=ranks)
-        found = Requests(Address(0, 0), seed=1, indices=indices, division=division)
+        feed = PositionFeed(Address(0, 0), seed=1, indices=indices, division=division)
         peer = DistributedSampler(range(n), ranks, rank, shuffle=False)  # type: ignore[arg-type]
-        assert np.concatenate([r.indices for r in found]).tolist() == list(peer)
+        assert np.concatenate([r.indices for r in drawing(feed)]).tolist() == list(peer)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -110,8 +113,25 @@ def test_the_first_request_of_a_huge_epoch_is_immediate_and_exact() -> None:
 
     indices = ShuffledOrder(Huge()).of_epoch(3, 0)
     division = Division(batch_size=8, drop_last=False)
-    requests = Requests(Address(0, start), seed=3, indices=indices, division=division)
-    first, second = next(requests), next(requests)
+    feed = PositionFeed(Address(0, start), seed=3, indices=indices, division=division)
+    first, second = islice(drawing(feed), 2)
     assert first.positions.tolist() == list(range(start, start + 8))
     assert second.start == start + 8
     assert len({*first.indices.tolist(), *second.indices.tolist()}) == 16
+
+
+def test_a_request_is_drawn_again_until_the_feed_advances() -> None:
+    feed = PositionFeed(
+        Address(0, 0),
+        seed=3,
+        indices=ShuffledOrder(range(9)).of_epoch(3, 0),
+        division=Division(batch_size=4, drop_last=False),
+    )
+    first, again = feed.draw(), feed.draw()
+    assert first is not None
+    assert again is not None
+    assert first.indices.tolist() == again.indices.tolist()
+    feed.advance(again)
+    following = feed.draw()
+    assert following is not None
+    assert following.start == 4

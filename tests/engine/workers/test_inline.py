@@ -88,18 +88,3 @@ def test_an_exception_of_the_requests_is_raised_at_once_and_they_are_asked_again
     with pytest.raises(OSError, match="out of reach"):
         next(pipeline)
     assert next(pipeline)[1] == 0
-
-
-def test_an_interrupted_request_is_offered_again() -> None:
-    interrupts = iter([KeyboardInterrupt()])
-
-    def interrupted_once() -> str:
-        for interrupt in interrupts:
-            raise interrupt
-        return "whole"
-
-    pipeline = InlinePipeline(Doing())
-    pipeline.start(requests(interrupted_once))
-    with pytest.raises(KeyboardInterrupt):
-        next(pipeline)
-    assert answers(pipeline) == ["whole"]

@@ -18,7 +18,7 @@ import torch
 from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import NoSuchPlace, StateMismatch
 from stateful_gpu_loader.tools.compare_states import compare
-from stateful_gpu_loader.tools.distributed_checkpoint import _Unpickler
+from stateful_gpu_loader.tools.distributed_checkpoint import _CLASSES, _PATHS
 from stateful_gpu_loader.tools.inspect_state import describe
 from stateful_gpu_loader.tools.state_files import NoState, search
 from stateful_gpu_loader.tools.which import epoch_of, state_in
@@ -170,6 +170,18 @@ class DistributedFiles(_Inspected):
 
 def _part(folder: Path) -> Path:
     return next(path for path in sorted(folder.iterdir()) if path.suffix == ".distcp")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads an index, which may have been changed before, into DCP's own objects."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_torchs = (module, name) in (("torch", "Size"), ("torch.serialization", "_get_layout"))
+        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        is_known = (module, name) in _CLASSES or (module, name) in _PATHS
+        if not (is_torchs or is_type or is_known):
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
 
 
 def _changed_index(random: Random, content: bytes) -> bytes | None:

@@ -1,0 +1,39 @@
+"""Locks that a forked child can take, though a thread of its parent held them at the fork."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, TypeVar
+
+Lock = TypeVar("Lock", bound=Any)
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def fork_safe(lock: Lock) -> Lock:
+    """Return the lock, which every child that is forked from this process finds released.
+
+    Only the forking thread lives on in a child. Without this, a lock that another thread holds at
+    the fork stays locked there for ever. What the lock guards must be usable at any moment.
+
+    Args:
+        lock: a ``threading.Lock`` or ``threading.RLock``.
+
+    >>> import threading
+    >>> lock = fork_safe(threading.Lock())
+    >>> lock.acquire()
+    True
+    """
+    _locks.add(lock)
+    return lock
+
+
+def _release_all() -> None:
+    for lock in _locks:
+        # The forking thread itself goes on in the child, and will release what it holds.
+        if not (hasattr(lock, "_is_owned") and lock._is_owned()):
+            lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_release_all)

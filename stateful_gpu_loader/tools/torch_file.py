@@ -1,0 +1,407 @@
+"""Reads files of ``torch.save`` whose sizes, calls and keys were checked before.
+
+``torch.load(weights_only=True)`` executes no code of a file. But it reserves as much memory as the
+file asks for, unpacks what is compressed, and hashes nested keys in exponential time. So the file's
+pickle is gone through first, with stand-ins for tensors, and nothing but a sound one is loaded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+
+from stateful_gpu_loader.tools.pickle_machine import (
+    MAX_BYTES,
+    Bounded,
+    Function,
+    Instance,
+    checked_keys,
+    read_pickle,
+)
+
+_MAX_DIRECTORY = 64 << 20
+"""Size of the largest directory of a zip that is read: some 800,000 entries."""
+_END, _END_64, _LOCATOR_64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
+_NUM_END, _NUM_LOCATOR, _NUM_END_64, _NUM_ENTRY, _NUM_LOCAL = 22, 20, 56, 46, 30
+_IS_IN_64 = 0xFFFFFFFF
+_STORED = 0
+_MAGIC = 0x1950A86A20F9469CFC6C
+"""First value of a file that is no zip, as torch before 1.6 wrote it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file inside a zip."""
+
+    name: str
+    method: int
+    """Method of compression; 0 if the bytes are stored as they are."""
+    stored: int
+    """Number of bytes in the zip."""
+    size: int
+    """Number of bytes when unpacked."""
+    header: int
+    """Place of the local header before the bytes."""
+
+
+@dataclass(frozen=True)
+class Zip:
+    """Directory of a zip of ``torch.save``, whose entries fit into the file."""
+
+    entries: dict[str, Entry]
+    """By name in lower case."""
+    pickle: Entry | None
+    """Entry with all values but the numbers of tensors; None if this is no file of torch."""
+
+    @classmethod
+    def of(cls, file: BinaryIO, num_bytes: int) -> Zip:
+        """Read the directory of an open file.
+
+        Raises:
+            ValueError: the directory is damaged, or an entry is compressed or exceeds the file.
+        """
+        entries = list(_entries(file, num_bytes))
+        # torch finds an entry whatever the case of its name.
+        pickles = [entry for entry in entries if entry.name.lower().endswith("/data.pkl")]
+        found = {entry.name.lower(): entry for entry in entries}
+        if not pickles:
+            return cls(found, None)
+        if len(found) < len(entries) or len(pickles) > 1:
+            raise ValueError("its zip has two entries of the same name")
+        packed = next((one for one in entries if one.method or one.stored != one.size), None)
+        if packed is not None:
+            raise ValueError(f"its entry {packed.name!r} is compressed, as torch never does it")
+        if (total := sum(entry.size for entry in entries)) > num_bytes:
+            raise ValueError(f"its entries claim {total} bytes of the {num_bytes} in the file")
+        if pickles[0].size > MAX_BYTES:
+            raise ValueError(f"its pickle has {pickles[0].size} bytes, and {MAX_BYTES} are read")
+        return cls(found, pickles[0])
+
+    def read_pickle(self, file: BinaryIO) -> bytes:
+        """Return the bytes of the pickle; empty if there is none."""
+        if self.pickle is None:
+            return b""
+        file.seek(self.pickle.header)
+        head = file.read(_NUM_LOCAL)
+        if head[:4] != _LOCAL:
+            raise ValueError(f"its entry {self.pickle.name!r} has no header")
+        file.seek(sum(struct.unpack("<HH", head[26:30])), os.SEEK_CUR)
+        content = file.read(self.pickle.size)
+        if len(content) < self.pickle.size:
+            raise ValueError(f"its entry {self.pickle.name!r} is cut")
+        return content
+
+    def num_bytes_of(self, key: Any) -> int:
+        """Return the number of bytes stored for a storage of this key."""
+        folder = "" if self.pickle is None else self.pickle.name.lower().removesuffix("data.pkl")
+        entry = self.entries.get(f"{folder}data/{key}".lower())
+        return 0 if entry is None else entry.size
+
+
+def load(content: bytes) -> Any:
+    """Return the value of a file's content, on the CPU.
+
+    Raises:
+        pickle.UnpicklingError: code would have to be executed.
+        Exception: of other types, if it is damaged, or claims more memory than it has bytes.
+    """
+    file = io.BytesIO(content)
+    check(file, len(content))
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def check(file: BinaryIO, num_bytes: int) -> None:
+    """Refuse a file of ``torch.save`` that cannot be loaded safely.
+
+    Args:
+        file: the open file, at its beginning.
+        num_bytes: size of the file.
+
+    Raises:
+        pickle.UnpicklingError: code would have to be executed.
+        ValueError: it is damaged, or claims more memory than it has bytes.
+    """
+    if file.read(2) == b"PK":
+        archive = Zip.of(file, num_bytes)
+        read_pickle(archive.read_pickle(file), _admitted, _Storages(archive, num_bytes).find)
+        return
+    file.seek(0)
+    stream = Bounded(file, num_bytes)
+    if read_pickle(stream, _nothing) != _MAGIC:
+        raise ValueError("it does not begin as torch.save begins a file")
+    for _ in ("version of the format", "facts about the machine"):
+        read_pickle(stream, _nothing)
+    read_pickle(stream, _admitted, _Storages(None, num_bytes).find)
+    read_pickle(stream, _nothing)  # the keys of the storages, whose numbers follow
+
+
+@dataclass(frozen=True, eq=False)
+class _Storage:
+    num_bytes: int
+    item_bytes: int
+
+
+class _Storages:
+    """Storages that a pickle refers to, each as large as the file says."""
+
+    def __init__(self, archive: Zip | None, num_bytes: int) -> None:
+        self._archive = archive
+        self._left = num_bytes
+        self._found: dict[str, int] = {}
+
+    def find(self, name: Any) -> _Storage:
+        """Return the storage of a persistent id.
+
+        Raises:
+            ValueError: the id is damaged, or the storage claims more than the file holds.
+        """
+        kind, key, number = name[1], str(name[2]), name[4]
+        if name[0] != "storage" or not isinstance(kind, _Kind) or type(number) is not int:
+            raise ValueError("its pickle refers to a value that is no storage")
+        claimed = number * kind.item_bytes
+        if self._archive is not None:
+            held = self._archive.num_bytes_of(key)
+        else:
+            held = self._left + self._found.get(key, 0)
+        if not 0 <= claimed <= held:
+            raise ValueError(f"its storage {key[:100]!r} claims {claimed} bytes of {held}")
+        if self._archive is None:
+            self._left += self._found.get(key, 0) - claimed
+            self._found[key] = claimed
+        return _Storage(claimed, kind.item_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """Stand-in for a class of storages."""
+
+    item_bytes: int
+
+
+_KINDS = {
+    **dict.fromkeys(("UntypedStorage", "TypedStorage", "ByteStorage", "CharStorage"), 1),
+    **dict.fromkeys(("BoolStorage", "QInt8Storage", "QUInt8Storage"), 1),
+    **dict.fromkeys(("QUInt4x2Storage", "QUInt2x4Storage"), 1),
+    **dict.fromkeys(("ShortStorage", "HalfStorage", "BFloat16Storage"), 2),
+    **dict.fromkeys(("IntStorage", "FloatStorage", "QInt32Storage"), 4),
+    **dict.fromkeys(("LongStorage", "DoubleStorage", "ComplexFloatStorage"), 8),
+    "ComplexDoubleStorage": 16,
+}
+
+
+def check_view(num_bytes: int, item_bytes: int, offset: Any, size: Any, stride: Any) -> None:
+    """Refuse a tensor that reaches beyond its storage of ``num_bytes``.
+
+    torch would enlarge the storage for it.
+
+    Raises:
+        ValueError: it does, or the numbers are no size.
+    """
+    if len(size) != len(stride):
+        raise ValueError(f"a tensor has {len(size)} lengths and {len(stride)} strides")
+    if not all(type(number) is int and number >= 0 for number in (offset, *size, *stride)):
+        raise ValueError("a tensor has no size")
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    end = (last + 1) * item_bytes
+    if 0 not in size and end > num_bytes:
+        raise ValueError(f"a tensor reaches to byte {end} of a storage of {num_bytes} bytes")
+
+
+def _view(storage: Any, item_bytes: int, offset: Any, size: Any, stride: Any) -> Instance:
+    if not isinstance(storage, _Storage):
+        raise ValueError("a tensor has no numbers")
+    check_view(storage.num_bytes, item_bytes, offset, size, stride)
+    return Instance("tensor")
+
+
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Instance:
+    return _view(storage, storage.item_bytes, offset, size, stride)
+
+
+def _tensor_of_dtype(*given: Any) -> Instance:
+    storage, offset, size, stride, dtype = *given[:4], given[6]
+    return _view(storage, dtype.itemsize, offset, size, stride)
+
+
+def _quantized(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> Instance:
+    num_items = 1
+    for length in size:
+        num_items *= length
+    if num_items * storage.item_bytes > storage.num_bytes:
+        raise ValueError("a quantized tensor is larger than its storage")
+    return _view(storage, storage.item_bytes, offset, size, stride)
+
+
+def _of_type(function: Any, *given: Any) -> Any:
+    """Stand-in for a tensor with attributes: a function, a class, arguments and the attributes."""
+    if not isinstance(function, Function):
+        raise pickle.UnpicklingError("it calls what it does not name, which is not executed")
+    return function.call(*given[1])
+
+
+def _bytes_like(*given: Any) -> Any:
+    """The argument of ``bytearray``; a number would reserve as many bytes."""
+    if given and not isinstance(given[0], bytes | bytearray | str):
+        raise ValueError("its pickle has bytes without content")
+    return bytearray(*given)
+
+
+def encoded(text: str, encoding: str) -> bytes:
+    """Return bytes as protocols 0 to 2 write them; other encodings would import modules."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes are encoded as {encoding!r} and not as latin1")
+    return text.encode("latin1")
+
+
+def _size(items: Any = ()) -> tuple[int, ...]:
+    if type(items) not in (tuple, list) or not all(type(n) is int for n in items):
+        raise ValueError("its pickle has a size that is none")
+    return tuple(items)
+
+
+def _empty_tensor(*given: Any) -> Instance:
+    """Refuse to call torch.Tensor, which a pickle of today names as a class alone."""
+    raise ValueError("its pickle creates a tensor without numbers")
+
+
+_CALLS: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): lambda items=(): OrderedDict(_pairs(items)),
+    ("collections", "Counter"): lambda items=(): Counter(dict(_pairs(items))),
+    ("builtins", "set"): lambda items=(): set(checked_keys(items)),
+    ("builtins", "bytearray"): _bytes_like,
+    ("builtins", "complex"): complex,
+    ("_codecs", "encode"): encoded,
+    ("torch", "Size"): _size,
+    ("torch", "Tensor"): _empty_tensor,
+    ("torch", "device"): lambda *given: Instance("device"),
+    ("torch.serialization", "_get_layout"): lambda name: Instance("layout"),
+    ("torch.nn.parameter", "Parameter"): lambda *given: Instance("tensor"),
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
+    ("torch._utils", "_rebuild_tensor"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_tensor_v3"): _tensor_of_dtype,
+    ("torch._utils", "_rebuild_qtensor"): _quantized,
+    **{
+        ("torch._utils", name): lambda *given: Instance("tensor")
+        for name in (
+            *("_rebuild_parameter", "_rebuild_parameter_with_state", "_rebuild_sparse_tensor"),
+            *("_rebuild_meta_tensor_no_storage", "_rebuild_wrapper_subclass"),
+            *("_rebuild_device_tensor_from_numpy", "_rebuild_device_tensor_from_cpu_tensor"),
+        )
+    },
+}
+"""What torch.save names, and what is called in its place."""
+
+
+def _pairs(items: Any) -> list[tuple[Any, Any]]:
+    pairs = list(items.items() if isinstance(items, dict) else items)
+    keys = checked_keys(key for key, _ in pairs)
+    return list(zip(keys, (value for _, value in pairs), strict=True))
+
+
+def _admitted(module: str, name: str) -> Any:
+    """Stand-in for what ``torch.load(weights_only=True)`` admits."""
+    module = "torch._tensor" if module == "torch.tensor" else module
+    if (module, name) in _CALLS:
+        return Function(_CALLS[module, name])
+    if module.startswith("torch") and name in _KINDS:
+        return _Kind(_KINDS[name])
+    if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
+        return value
+    if module == "torch" and isinstance(value, torch.qscheme):
+        return Instance("scheme")
+    if f"{module}.{name}" in _registered():
+        return Function(lambda *given: Instance(name))
+    return _nothing(module, name)
+
+
+def _registered() -> set[str]:
+    """Names that this program, or a package such as torch.distributed, has declared safe."""
+    return {
+        one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}"
+        for one in torch.serialization.get_safe_globals()
+    }
+
+
+def _nothing(module: str, name: str) -> Any:
+    shown = f"{module}.{name}"[:200]
+    raise pickle.UnpicklingError(f"it names {shown}, which is not executed")
+
+
+def _entries(file: BinaryIO, num_bytes: int) -> list[Entry]:
+    """Return the entries of a zip's directory, which ends where the record of its end begins."""
+    first, size = _directory(file, num_bytes)
+    file.seek(first)
+    content = file.read(size)
+    found, place = [], 0
+    while place < len(content):
+        head = content[place : place + _NUM_ENTRY]
+        if len(head) < _NUM_ENTRY or head[:4] != _ENTRY:
+            raise ValueError("its zip has a damaged directory")
+        (method,) = struct.unpack("<H", head[10:12])
+        stored, unpacked = struct.unpack("<II", head[20:28])
+        num_name, num_extra, num_comment = struct.unpack("<HHH", head[28:34])
+        (header,) = struct.unpack("<I", head[42:46])
+        place += _NUM_ENTRY
+        name = content[place : place + num_name].decode("utf-8", "backslashreplace")
+        extra = content[place + num_name : place + num_name + num_extra]
+        unpacked, stored, header = _in_64_bits(extra, unpacked, stored, header)
+        if header + stored > first:
+            raise ValueError(f"its entry {name[:100]!r} lies outside the file")
+        found.append(Entry(name, method, stored, unpacked, header))
+        place += num_name + num_extra + num_comment
+    return found
+
+
+def _directory(file: BinaryIO, num_bytes: int) -> tuple[int, int]:
+    """Return the place and the size of a zip's directory."""
+    file.seek(max(0, num_bytes - _NUM_END))
+    end = file.read(_NUM_END)
+    if len(end) < _NUM_END or end[:4] != _END:
+        raise ValueError("its zip does not end with a directory: it is cut or no file of torch")
+    size, first = struct.unpack("<II", end[12:20])
+    last = num_bytes - _NUM_END
+    file.seek(max(0, last - _NUM_LOCATOR))
+    locator = file.read(_NUM_LOCATOR)
+    if locator[:4] == _LOCATOR_64:
+        (last,) = struct.unpack("<Q", locator[8:16])
+        if last + _NUM_END_64 > num_bytes:
+            raise ValueError("its zip has a damaged directory")
+        file.seek(last)
+        end = file.read(_NUM_END_64)
+        size, first = struct.unpack("<QQ", end[40:56])
+        if end[:4] != _END_64:
+            raise ValueError("its zip has a damaged directory")
+    if first + size != last:
+        raise ValueError("its zip has a directory at another place than it says")
+    if size > _MAX_DIRECTORY:
+        raise ValueError(f"its zip has a directory of {size} bytes; {_MAX_DIRECTORY} are read")
+    return first, size
+
+
+def _in_64_bits(extra: bytes, *numbers: int) -> tuple[int, ...]:
+    """Return the numbers of an entry, of which the long ones stand in an extra field."""
+    place, long = 0, b""
+    while place + 4 <= len(extra):
+        kind, size = struct.unpack("<HH", extra[place : place + 4])
+        if kind == 1:
+            long = extra[place + 4 : place + 4 + size]
+        place += 4 + size
+    found = []
+    for number in numbers:
+        if number == _IS_IN_64:
+            if len(long) < 8:
+                raise ValueError("its zip has a damaged directory")
+            (number,) = struct.unpack("<Q", long[:8])
+            long = long[8:]
+        found.append(number)
+    return tuple(found)

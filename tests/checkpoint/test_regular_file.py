@@ -1,0 +1,86 @@
+"""Regular files alone are opened, and no more of them is read than was asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from stateful_gpu_loader.checkpoint.regular_file import NotRegular, TooLarge, read_regular
+from stateful_gpu_loader.errors import CheckpointError
+from stateful_gpu_loader.integrations.dali_pipeline.own_checkpoint import read as read_dalis
+
+
+@pytest.fixture(autouse=True)
+def _guard() -> Iterator[None]:
+    """End a test that waits for a writer that never comes."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits for ever")
+
+    former = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.fspath(path))
+
+
+KINDS: list[tuple[Callable[[Path], None], str]] = [
+    (os.mkfifo, "a named pipe"),
+    (os.mkdir, "a folder"),
+    (lambda path: path.symlink_to("/dev/zero"), "a device"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind"), KINDS)
+def test_another_kind_of_file_is_refused(
+    tmp_path: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(NotRegular, match=kind):
+        read_regular(tmp_path / "file", 100)
+
+
+def test_a_socket_is_refused(tmp_path: Path) -> None:
+    make_socket(tmp_path / "file")
+    with pytest.raises(OSError, match="No such device"):
+        read_regular(tmp_path / "file", 100)
+
+
+def test_a_file_of_the_greatest_size_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert read_regular(tmp_path / "file", 3) == b"abc"
+    with pytest.raises(TooLarge, match="3 bytes, and at most 2"):
+        read_regular(tmp_path / "file", 2)
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    monkeypatch.setattr("stateful_gpu_loader.checkpoint.regular_file.size_of", lambda file: 2)
+    with pytest.raises(TooLarge):
+        read_regular(tmp_path / "file", 2)
+
+
+def test_a_pipe_is_no_checkpoint_of_dali(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "file")
+    with pytest.raises(NotRegular):
+        read_dalis(tmp_path / "file")
+
+
+def test_a_pipe_is_no_state_of_a_trainer(tmp_path: Path) -> None:
+    trainers = pytest.importorskip("stateful_gpu_loader.integrations.transformers")
+    os.mkfifo(tmp_path / "trainer_state.json")
+    with pytest.raises(CheckpointError, match="no regular file but a named pipe"):
+        trainers._global_step(str(tmp_path))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-_REMEDY = "fetch the file anew, or leave the record out with on_bad_sample="
+REMEDY = "fetch the file anew, or leave the record out with on_bad_sample="
+"""Remedy for a record that a loader reads."""
+
+INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
+"""Remedy for a file whose records are looked for before a loader reads any."""
 
 
 def damaged(
-    path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = _REMEDY
+    path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = REMEDY
 ) -> ValueError:
     """The ValueError of a record that will be malformed at every retry.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -66,6 +66,7 @@ def identity_of(
     on_bad_sample: str,
     decoder: Decoder | BatchDecoder | None,
     on_device: bool,
+    unsearched: Mapping[str, Sequence[str]],
 ) -> Identity:
     """Describe all that decides what the batches are, and nothing else.
 
@@ -75,6 +76,8 @@ def identity_of(
 
     Args:
         on_device: whether images are finished on a GPU; triton's version then counts, too.
+        unsearched: where private generators could not be looked for, by ``"dataset"`` and
+            ``"transform"``.
     """
     version = None if decoder is None else decoder.version()
     if version is not None and on_device:
@@ -96,9 +99,11 @@ def identity_of(
             )
         },
     }
-    unverified = {
-        name: ", ".join(found.unknown) for name, found in described.items() if found.unknown
+    unknown = {
+        name: [*found.unknown, *(f"generators in {each}" for each in unsearched.get(name, ()))]
+        for name, found in described.items()
     }
+    unverified = {name: ", ".join(reasons) for name, reasons in unknown.items() if reasons}
     for name, found in described.items():
         if found.is_sampled:
             unverified[sampled(name)] = "what is too long to be compared in full"

@@ -7,7 +7,6 @@ that are made inline, but not those of workers.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import lru_cache
@@ -17,13 +16,15 @@ from typing import Any, TypeVar
 import torch
 
 from stateful_gpu_loader.engine.workers.torch_workers import has_modes
-from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import (
+    caller_generators_restored,
+    one_at_a_time,
+)
 from stateful_gpu_loader.state.forks import fork_safe
 
 _T = TypeVar("_T")
 
-_ONE_AT_A_TIME = fork_safe(threading.RLock())
-"""Guards the global generators and the number of threads, which belong to the whole process."""
+fork_safe(one_at_a_time())
 
 
 def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
@@ -37,7 +38,7 @@ def isolated(call: Callable[..., _T], *arguments: Any, draws: bool) -> _T:
         draws: whether the global CPU generators may be seeded and drawn from; the caller's are then
             restored as well.
     """
-    with _ONE_AT_A_TIME:
+    with one_at_a_time():
         num_threads = torch.get_num_threads()
         try:
             torch.set_num_threads(1)

@@ -28,6 +28,7 @@ from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
 from stateful_gpu_loader.engine.fingerprint import Identity, identity_of
 from stateful_gpu_loader.engine.makers.collate import STACKS_IMAGES
+from stateful_gpu_loader.engine.makers.own_generators import unsearched
 from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
@@ -280,6 +281,7 @@ class Plan:
             on_bad_sample=config.on_bad_sample,
             decoder=self.decoder,
             on_device=self.finishes_images,
+            unsearched={} if self.is_iterable else unsearched(config.dataset, config.transform),
         )
 
     def decoder_like(self, saved: str) -> AnyDecoder:

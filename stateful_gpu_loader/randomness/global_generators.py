@@ -6,12 +6,14 @@ They are ``random``'s, ``numpy.random``'s and torch's default generator of the C
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from stateful_gpu_loader.randomness.generator_memory import (
     numpy_generator,
@@ -51,12 +53,24 @@ def seed_global_generators(sample_seed: int) -> None:
     torch.default_generator.manual_seed(sample_seed & 0xFFFFFFFF)
 
 
+EVIDENCE = 1024
+"""Number of samples that are seeded and watched before later ones are only watched."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Guards the global generators, which belong to the whole process."""
+
+
+def one_at_a_time() -> threading.RLock:
+    """Return the lock that is held while a loader seeds, draws from or restores the generators."""
+    return _ONE_AT_A_TIME
+
+
 @contextmanager
 def caller_generators_restored() -> Iterator[None]:
-    """Put `random`, `numpy.random` and torch's default CPU generator back on exit.
+    """Restore `random`, `numpy.random` and torch's default CPU generator on exit.
 
-    The global generators are the caller's: whatever runs inside, and however it ends, they
-    are as they were. About 2 us.
+    The global generators are the caller's. However the block ends, they are as they were before it.
+    Other threads that use this function wait meanwhile. It takes about 2 us.
 
     >>> before = random.getstate()
     >>> with caller_generators_restored():
@@ -64,15 +78,40 @@ def caller_generators_restored() -> Iterator[None]:
     >>> random.getstate() == before
     True
     """
-    states = _states()
-    try:
-        yield
-    finally:
-        _put_back(*states)
+    with one_at_a_time():
+        states = global_states()
+        try:
+            yield
+        finally:
+            restore(states)
 
 
-def _states() -> tuple[Any, Any, Any]:
+def others_alive() -> bool:
+    """Return whether this process has other Python threads, which may draw from the generators.
+
+    A worker process belongs to the loader, and so do threads that the package names.
+    """
+    if threading.active_count() == 1 or get_worker_info() is not None:
+        return False
+    present = threading.current_thread()
+    return any(
+        thread is not present and not thread.name.startswith("stateful_gpu_loader")
+        for thread in threading.enumerate()
+    )
+
+
+def global_states() -> tuple[Any, Any, Any]:
+    """Return the states of the three generators, equal if they would draw the same."""
     return _PYTHON.read(), _NUMPY.read(), _TORCH.read()
+
+
+def restore(states: tuple[Any, Any, Any]) -> None:
+    """Restore what :func:`global_states` returned, once more if an interrupt comes in between."""
+    try:
+        _put_back(*states)
+    except BaseException:
+        _put_back(*states)
+        raise
 
 
 def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
@@ -82,11 +121,10 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 
 
 class DrawWatch:
-    """Tells of a block of code whether it may have drawn from a global generator; none has moved.
+    """Notices whether a block of code may have drawn from a global generator, in about 3 us.
 
     A block uses a generator if it leaves it in another state, or asks for its state or seed by the
-    functions of ``random``, ``numpy.random`` and torch. However the block ends, the generators are
-    as they were. About 3 us.
+    functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well.
 
     >>> with DrawWatch() as watch:
     ...     _ = sum(range(10))
@@ -100,10 +138,12 @@ class DrawWatch:
 
     def __init__(self) -> None:
         self.was_used = False
-        """Whether the block may have used a generator; known behind it."""
+        """Whether the block may have used a generator; known after it."""
+        self.has_moved = self.was_asked = False
+        """Whether a generator has moved, and whether the block asked for a state or seed."""
 
     def __enter__(self) -> DrawWatch:
-        self._states = _states()
+        self._states = global_states()
         self._looked_up = looked_up = _looked_up()
         self._times_asked = _Asked.times
         _let_look_up(*(_STAND_INS if looked_up == _USUAL else map(_Asked, looked_up)))
@@ -111,11 +151,14 @@ class DrawWatch:
 
     def __exit__(self, *_: object) -> None:
         _let_look_up(*self._looked_up)
-        if _Asked.times != self._times_asked:
-            self.was_used = True
-        if _states() != self._states:
-            self.was_used = True
-            _put_back(*self._states)
+        self.has_moved = global_states() != self._states
+        self.was_asked = _Asked.times != self._times_asked
+        self.was_used = self.was_used or self.has_moved or self.was_asked
+
+    def undo(self) -> None:
+        """Restore the generators to where they were before the block."""
+        if self.has_moved:
+            restore(self._states)
 
 
 _of_torch: Any = torch.random

@@ -245,9 +245,7 @@ def _moving(trial: Trial, names: list[str], observed: str) -> Cause:
     shown = ", ".join(names[:4])
     seen = (observed, f"making it changes {shown}", "with that put back it repeats")
     if "generator" in kinds:
-        return Cause(
-            "a private generator", f"likely a generator of one's own: {shown}", seen, SEEDED
-        )
+        return Cause("a private generator", f"likely a private generator: {shown}", seen, SEEDED)
     if kinds == {"variable"}:
         return Cause(
             "a global variable",

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from stateful_gpu_loader.engine.makers.own_generators import GENERATORS, walk
+from stateful_gpu_loader.engine.makers.reachable import is_generator, is_package_code, reachable
 from stateful_gpu_loader.tools.differences import same
 
-_DEEPEST = 4
 _LARGEST = 1000
 """Elements of a list or array that is watched; larger ones are taken for data."""
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
@@ -147,35 +146,28 @@ def variables_of(roots: Mapping[str, Any]) -> dict[str, Variable]:
     """
     found: dict[str, Variable] = {}
     known: set[int] = {id(each) for each in _GLOBAL_GENERATORS}
-    seen: set[int] = set()
     modules: dict[str, types.ModuleType] = {}
 
     def add(path: str, namespace: Any, name: str, kind: str) -> None:
         value = _value(namespace, name)
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             if id(value) not in known:
                 known.add(id(value))
                 found[path] = _generator(value)
         elif _is_plain(value):
             found[path] = _slot(namespace, name, kind)
 
-    to_walk = list(roots.items())
-    for root, thing in to_walk:
-        for path, each in walk(root, thing, _DEEPEST, seen):
-            inner = getattr(each, "__dict__", {}).get("transforms")
-            if isinstance(inner, list):  # albumentations' are not walked otherwise
-                to_walk.append((f"{path}.transforms", inner))
-            if isinstance(each, GENERATORS):
-                add(path, {"": each}, "", "generator")
-                continue
-            if isinstance(each, types.FunctionType):
-                for name, cell in zip(
-                    each.__code__.co_freevars, each.__closure__ or (), strict=True
-                ):
-                    if _has_contents(cell):
-                        add(f"{path}, variable {name}", cell, "cell_contents", "variable")
-                _note_module(modules, each.__module__)
-                continue
+    reached = reachable(roots).found
+    for path, each in reached:
+        if is_generator(each):  # first, so that it has this path wherever else it lies
+            add(path, {"": each}, "", "generator")
+    for path, each in reached:
+        if isinstance(each, types.FunctionType):
+            for name, cell in zip(each.__code__.co_freevars, each.__closure__ or (), strict=True):
+                if _has_contents(cell):
+                    add(f"{path}.{name}", cell, "cell_contents", "variable")
+            _note_module(modules, each.__module__)
+        elif not isinstance(each, (type, types.ModuleType)):
             for name in list(getattr(each, "__dict__", {})):
                 add(f"{path}.{name}", vars(each), name, "attribute")
             for kind in type(each).__mro__:
@@ -204,8 +196,8 @@ def _generator(generator: Any) -> Variable:
     if isinstance(generator, torch.Generator):
         own: Any = generator.set_state
         return Variable("generator", generator.get_state, own)
-    if isinstance(generator, np.random.Generator):
-        generator = generator.bit_generator
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        generator = getattr(generator, "bit_generator", generator)
         return Variable(
             "generator",
             lambda: copy.deepcopy(generator.state),
@@ -257,9 +249,8 @@ def _has_contents(cell: Any) -> bool:
 
 def _note_module(modules: dict[str, types.ModuleType], name: str) -> bool:
     """Add a module unless it is Python's or a large package's; whether it is the user's."""
-    package = name.partition(".")[0]
     module = sys.modules.get(name)
-    if package in _NOT_THE_USERS or package in sys.stdlib_module_names or module is None:
+    if is_package_code(name) or module is None:
         return False
     modules[name] = module
     return True

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
+import random
 import threading
+import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -219,11 +222,15 @@ def test_a_users_loop_under_autocast_or_another_device_changes_no_batch() -> Non
 
 def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
     """The global generators are one process's, so inline requests take turns."""
-    wanted = list(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+
+    class Declared(Noisy):
+        draws = True
+
+    wanted = list(StatefulGPULoader(Declared(400), batch_size=4, seed=1))
     found: list[list[Any]] = [[], []]
 
     def work(number: int) -> None:
-        found[number].extend(StatefulGPULoader(Noisy(400), batch_size=4, seed=1))
+        found[number].extend(StatefulGPULoader(Declared(400), batch_size=4, seed=1))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -232,6 +239,40 @@ def test_two_inline_loaders_in_two_threads_do_not_disturb_each_other() -> None:
         thread.join()
     assert same(found[0], wanted)
     assert same(found[1], wanted)
+
+
+class Drawing:
+    """A sampler that draws index by index, and lets another thread run in between."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(40):
+            first = random.randrange(40)
+            time.sleep(0)
+            yield (first + random.randrange(40)) % 40
+
+
+@pytest.mark.parametrize("peeks", [False, True])
+def test_samplers_that_draw_in_two_threads_do_not_disturb_each_other(peeks: bool) -> None:
+    """Neither their indices nor those that ``peek()`` draws."""
+
+    def batches() -> list[Any]:
+        loader, found = StatefulGPULoader(Indices(40), 4, sampler=Drawing(), seed=1), []
+        for batch in loader:
+            found.append(batch)
+            if peeks and len(found) < len(loader):
+                found.append(loader.peek())
+        return found
+
+    wanted, found = batches(), list[list[Any]]()
+    threads = [threading.Thread(target=lambda: found.append(batches())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [same(each, wanted) for each in found] == [True] * 3
 
 
 def test_an_interrupted_sample_is_read_again() -> None:

@@ -238,6 +238,7 @@ def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) ->
     with DrawWatch() as watch:
         use()
     assert watch.was_used
+    watch.undo()
     assert states_of_global_generators() == before
     assert draw_from_global_generators() == expected
 
@@ -282,6 +283,7 @@ def test_a_watch_ends_with_an_exception() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert watch.was_used
+    watch.undo()
     assert states_of_global_generators() == before
     assert (random.getstate, np.random.get_state, torch.random.default_generator) == names
 
@@ -297,6 +299,7 @@ def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> N
         with DrawWatch() as watch:
             inside = np.random.rand()
         assert watch.was_used
+        watch.undo()
         assert np.random.rand() == inside
     finally:
         np.random.set_bit_generator(own)

@@ -23,6 +23,7 @@ import torchdata.nodes
 import webdataset
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchvision import transforms
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards, verify_resume
 from stateful_gpu_loader import transforms as T
@@ -278,8 +279,29 @@ def test_a_fault_is_found_and_named(fault: str) -> None:
 
 def test_the_warning_of_the_loader_is_part_of_the_findings() -> None:
     report = verify_resume(FAULTS["random"][2], batches=BATCHES)
-    assert any("a generator of one's own" in note for note in report.notes)
+    assert any(note.startswith("dataset.function.generator: ") for note in report.notes)
     assert "the loader itself says" in str(report.cause)
+
+
+class Randomizable:
+    """Draws from a generator that its class holds, as MONAI's transforms do."""
+
+    R = random.Random(3)
+
+    def __call__(self, value: Any) -> float:
+        return self.R.random()
+
+
+def test_the_cause_has_the_path_of_the_loaders_warning() -> None:
+    """A20: inside torchvision's Compose, in a class attribute."""
+    path = "dataset.function.transforms[1].R"
+    report = verify_resume(
+        faulty(lambda: transforms.Compose([int, Randomizable()])), batches=BATCHES
+    )
+    assert report.cause is not None
+    assert report.cause.kind == "a private generator", report
+    assert path in report.cause.what
+    assert any(note.startswith(f"{path}: ") for note in report.notes)
 
 
 def test_a_file_that_changed(tmp_path: Path) -> None:

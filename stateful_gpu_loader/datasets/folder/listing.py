@@ -23,7 +23,12 @@ from stateful_gpu_loader.datasets.storage.folder_times import (
     are_unchanged,
     times_before_listing,
 )
-from stateful_gpu_loader.datasets.storage.index_files import Index, cached_index
+from stateful_gpu_loader.datasets.storage.index_files import (
+    Index,
+    array_in,
+    cached_index,
+    check_ends,
+)
 from stateful_gpu_loader.datasets.storage.paths import is_apple_double
 from stateful_gpu_loader.datasets.storage.progress import progress_bar
 
@@ -78,6 +83,7 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
         str(root),
         kind=f"folder-2-{endings}",
         build=lambda: _build(root, extensions),
+        check=_check,
         cache_dir=cache_dir,
         fits=lambda index: _fits(root, index),
     )
@@ -146,6 +152,38 @@ def _build(root: Path, extensions: tuple[str, ...]) -> Index:
         "folders": _joined(times),
         "times": np.array(list(times.values()), dtype=np.int64),
     }
+
+
+def _check(index: Index, size: int) -> None:
+    """Raise ValueError unless the arrays are a listing, and its names stay inside the folder."""
+    classes = _split(array_in(index, "classes", np.uint8))
+    folders = _split(array_in(index, "folders", np.uint8))
+    counts = array_in(index, "counts", np.int64)
+    text = array_in(index, "names", np.uint8).tobytes()
+    ends = array_in(index, "name_ends", np.int64)
+    times = array_in(index, "times", np.int64, columns=2)
+    check_ends("name_ends", ends, total=len(text), shortest=1)
+    num_names = len(ends) - 1
+    if len(times) != len(folders) or len(counts) != len(classes):
+        raise ValueError("its arrays do not belong together")
+    # Each is at most as large as the sum has to be, so that the sum cannot overflow.
+    if ((counts < 0) | (counts > num_names)).any() or counts.sum() != num_names:
+        raise ValueError(f"its counts are not those of {num_names} names")
+    if any("/" in name or name in ("", ".", "..") for name in classes):
+        raise ValueError("a class in it is no folder of the listed one")
+    _check_inside(folder.encode(errors="surrogateescape") for folder in folders if folder)
+    firsts = np.frombuffer(text, dtype=np.uint8)[ends[:-1]]
+    if (firsts == ord("/")).any() or b"\0" in text:
+        raise ValueError("a name in it is absolute, or holds a zero byte")
+    dots = np.array([match.start() for match in re.finditer(rb"\.\.", text)], dtype=np.int64)
+    suspects = np.unique(np.searchsorted(ends, dots, side="right") - 1)
+    _check_inside(text[ends[number] : ends[number + 1]] for number in suspects.tolist())
+
+
+def _check_inside(names: Iterable[bytes]) -> None:
+    for name in names:
+        if name.startswith(b"/") or b".." in name.split(b"/"):
+            raise ValueError(f"the name {name!r} in it leads out of the listed folder")
 
 
 def _fits(root: Path, index: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.damage import REMEDY, damaged
 from stateful_gpu_loader.datasets.storage.streams import damage_errors
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,11 +34,12 @@ class Place(NamedTuple):
     """Its number in the file, counted from 0; None where records before it were not counted."""
     offset: int
     """In bytes from the beginning of the file's (decompressed) content."""
+    remedy: str = REMEDY
+    """What the user can do if the record is damaged."""
 
     def damaged(self, what: str, remedy: str | None = None) -> ValueError:
         """The ValueError of a record that will be malformed at every retry."""
-        if remedy is None:
-            return damaged(self.path, what, record=self.record, offset=self.offset)
+        remedy = remedy or self.remedy
         return damaged(self.path, what, record=self.record, offset=self.offset, remedy=remedy)
 
 

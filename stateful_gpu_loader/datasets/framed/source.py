@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.datasets.damage import INDEX_REMEDY
 from stateful_gpu_loader.datasets.framed.framing import (
     Bytes,
     Framing,
@@ -20,7 +21,13 @@ from stateful_gpu_loader.datasets.framed.framing import (
 )
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
-from stateful_gpu_loader.datasets.storage.index_files import cached_index, identity_of
+from stateful_gpu_loader.datasets.storage.index_files import (
+    Index,
+    array_in,
+    cached_index,
+    check_ends,
+    identity_of,
+)
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
 from stateful_gpu_loader.datasets.storage.progress import progress_bar
@@ -33,6 +40,9 @@ AnyPaths = AnyPath | Iterable[AnyPath]
 
 _WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 20
 _CHECKED, _CHECKED_REMOTE = 16, 2
+"""Records that are compared with an index that the user gives."""
+_CHECKED_KEPT = 2
+"""Records of a local file that are compared with a kept index: the first and the last."""
 
 
 class FramedSource(Source):
@@ -85,7 +95,7 @@ class FramedSource(Source):
             sizes = [identity_of(path)[0] for path in self.paths]
             self._offsets = given(self.paths, sizes)
             for path, size, offsets in zip(self.paths, sizes, self._offsets, strict=True):
-                self._check(path, size, offsets)
+                self._check(path, size, offsets, _CHECKED_REMOTE if is_url(path) else _CHECKED)
         counts = self.block_lengths()
         self._starts: list[int] = [0, *np.cumsum(counts).tolist()]
         self._fingerprint: str | None = None
@@ -171,11 +181,19 @@ class FramedSource(Source):
             with progress_bar(f"indexing {path}", size, "B") as note:
                 return {"offsets": self._framing.walk(path, size, read, window=window)}
 
-        index = cached_index(path, kind=self._framing.kind, build=build, cache_dir=cache_dir)
+        def check(index: Index, size: int) -> None:
+            offsets = array_in(index, "offsets", np.int64)
+            check_ends("offsets", offsets, total=size, shortest=1)
+            if not is_url(path):
+                self._check(path, size, offsets, _CHECKED_KEPT)
+
+        index = cached_index(
+            path, kind=self._framing.kind, build=build, check=check, cache_dir=cache_dir
+        )
         return index["offsets"].astype(np.int64, copy=False)
 
-    def _check(self, path: str, size: int, offsets: Offsets) -> None:
-        """Check that an index belongs to a file, by its end and a few of its records."""
+    def _check(self, path: str, size: int, offsets: Offsets, checked: int) -> None:
+        """Check that an index belongs to a file, by its end and so many of its records."""
         if offsets[-1] != size:
             raise ValueError(
                 f"{path!r} has {size} bytes, and its index ends at byte {offsets[-1]}. Remedy: "
@@ -183,14 +201,15 @@ class FramedSource(Source):
             )
         # Not self._files: until a sample is read, the source has no file open.
         files = OpenFiles()
-        checked = _CHECKED_REMOTE if is_url(path) else _CHECKED
         last = len(offsets) - 2
         for number in sorted({last * i // max(1, checked - 1) for i in range(checked)}):
             if 0 <= number <= last:
                 start, end = offsets[number : number + 2].tolist()
                 length = min(self._framing.header_size, end - start)
                 header = files.read(path, start, length).tobytes()
-                self._framing.check_extent(header, end - start, Place(path, number, start))
+                self._framing.check_extent(
+                    header, end - start, Place(path, number, start, INDEX_REMEDY)
+                )
 
     def __repr__(self) -> str:
         names = names_of(self.paths)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.damage import INDEX_REMEDY, REMEDY, damaged
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import is_url
@@ -156,7 +156,7 @@ def decoding(
 
     Args:
         path: the file.
-        record: a row group, for the error.
+        record: a row group, for the error; None is what is read while a source is made.
         what: is decoded, for the error.
         offset: where that begins, in bytes.
         failure: gives what the storage raised meanwhile, which is raised instead.
@@ -181,5 +181,9 @@ def decoding(
                 "memory, or fetch the file anew, if it is damaged and claims more than it holds"
             ) from error
         raise damaged(
-            path, f"{what} cannot be decoded: {reason}", record=record, offset=offset
+            path,
+            f"{what} cannot be decoded: {reason}",
+            record=record,
+            offset=offset,
+            remedy=INDEX_REMEDY if record is None else REMEDY,
         ) from error

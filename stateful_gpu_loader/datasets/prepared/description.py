@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stateful_gpu_loader.datasets.prepared.store import INDEX_FILE
+from stateful_gpu_loader.datasets.storage.kept_files import (
+    KeptFile,
+    Owners,
+    new_file,
+    owners_for_folder,
+)
 
 _FILE = "prepared.json"
 _LAYOUT = 3
@@ -73,13 +79,16 @@ def read_description(folder: Path) -> Description | None:
 
     Raises:
         ValueError: the description is damaged, or of a later version of this package.
+        PermissionError: it is not trusted (:class:`KeptFile`).
         OSError: it cannot be read.
     """
     path = folder / _FILE
     try:
-        content = path.read_bytes()
+        kept = KeptFile(str(path), os.O_RDONLY, owners_for_folder(folder))
     except FileNotFoundError:
         return None
+    with open(kept.number, "rb", closefd=False) as file:
+        content = file.read()
     try:
         fields = json.loads(content.decode())
         found = Description(**{**fields, "versions": tuple(fields["versions"])})
@@ -96,31 +105,48 @@ def begin(folder: Path, wanted: Description, *, index_bytes: int) -> Description
     """Make a folder, unless another process has, and return the description that it has.
 
     Raises:
+        PermissionError: a file in it is not trusted (:class:`KeptFile`).
         OSError: it cannot be made or read.
         ValueError: it was made from something else.
     """
     found = read_description(folder)
     if found is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / INDEX_FILE, "ab") as index:
-            index.truncate(index_bytes)
-        _write_once(folder, json.dumps(asdict(wanted), indent=1))
+        _make(folder, wanted, index_bytes)
         found = read_description(folder)
     if found is None:
         raise FileNotFoundError(f"{str(folder / _FILE)!r} was removed while it was made")
     wanted.check(folder, found)
+    with contextlib.suppress(FileNotFoundError):
+        KeptFile(str(folder / INDEX_FILE), os.O_RDONLY, owners_for_folder(folder))
     return found
 
 
-def _write_once(folder: Path, text: str) -> None:
-    """Write the description whole, unless another process was faster."""
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{_FILE}", suffix=".part")
+def _make(folder: Path, wanted: Description, index_bytes: int) -> None:
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
+        folder.mkdir(parents=True, exist_ok=True)
+        owners = owners_for_folder(folder)
+        index = KeptFile(str(folder / INDEX_FILE), os.O_RDWR | os.O_CREAT, owners)
+        # It only grows: another process may have begun the folder, and written to it.
+        if os.fstat(index.number).st_size < index_bytes:
+            os.truncate(index.number, index_bytes)
+        _write_once(folder, json.dumps(asdict(wanted), indent=1), owners)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{error.strerror}, so no directory of prepared images can be begun. Remedy: make room "
+            "there, or give another directory",
+            str(folder),
+        ) from error
+
+
+def _write_once(folder: Path, text: str, owners: Owners) -> None:
+    """Write the description whole, unless another process was faster."""
+    with (
+        new_file(folder / _FILE, owners) as (file, temporary),
+        contextlib.suppress(FileExistsError),
+    ):
+        file.write(text.encode())
+        file.close()
         os.link(temporary, folder / _FILE)
-    except FileExistsError:
-        pass
-    finally:
-        os.unlink(temporary)

@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 from stateful_gpu_loader.datasets.prepared.record import Record
-from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
+from stateful_gpu_loader.datasets.storage.kept_files import KeptFile, Owners
 from stateful_gpu_loader.datasets.storage.open_files import unfilled
 
 _TRIES_APART = 100
@@ -26,12 +26,16 @@ class Segments:
         folder: where the files lie.
         segment_bytes: of a file, at most.
         limit: number of files, at most; None is without limit.
+        owners: trusted users.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int, limit: int | None) -> None:
+    def __init__(
+        self, folder: Path, *, segment_bytes: int, limit: int | None, owners: Owners
+    ) -> None:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._limit = limit
+        self._owners = owners
         self._held: _Held | None = None
         self._end = 0
         self._passed_over = 0
@@ -48,8 +52,8 @@ class Segments:
         Returns: the segment's number and the offset in bytes; None where no segment has room.
 
         Raises:
-            OSError: the disk is full, the folder cannot be written, or it has no locks. Nothing
-                refers to what was written then.
+            OSError: the disk is full, the folder cannot be written or has no locks, or a file in it
+                is not trusted. Nothing refers to what was written then.
         """
         size = record.num_bytes
         with self._lock:
@@ -74,7 +78,7 @@ class Segments:
             return None
         number = 0
         while self._limit is None or number < self._limit:
-            held = _Held(number, self.path(number))
+            held = _Held(number, self.path(number), self._owners)
             if held.is_locked:
                 self._end = os.fstat(held.file.number).st_size
                 if self._end + size <= self._segment_bytes:
@@ -103,9 +107,9 @@ os.register_at_fork(after_in_child=_forget_all)
 class _Held:
     """An open segment, locked if nobody else holds it."""
 
-    def __init__(self, number: int, path: str) -> None:
+    def __init__(self, number: int, path: str, owners: Owners) -> None:
         self.number = number
-        self.file = Descriptor(path, os.O_RDWR | os.O_CREAT)
+        self.file = KeptFile(path, os.O_RDWR | os.O_CREAT, owners)
         try:
             fcntl.flock(self.file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.is_locked = True

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from stateful_gpu_loader.datasets.prepared.record import Record
 from stateful_gpu_loader.datasets.prepared.segments import Segments
 from stateful_gpu_loader.datasets.source import Size
-from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
+from stateful_gpu_loader.datasets.storage.kept_files import KeptFile, owners_for_folder
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 
@@ -76,10 +76,13 @@ class RecordStore:
         self._given = (folder, key, segment_bytes, max_segments)
         self._key = key
         self._index_path = str(folder / INDEX_FILE)
-        self._segments = Segments(folder, segment_bytes=segment_bytes, limit=max_segments)
-        self._files = OpenFiles(limit=_OPEN_FILES)
+        self._owners = owners_for_folder(folder)
+        self._segments = Segments(
+            folder, segment_bytes=segment_bytes, limit=max_segments, owners=self._owners
+        )
+        self._files = OpenFiles(limit=_OPEN_FILES, owners=self._owners)
         self._is_closed = False
-        self._index: Descriptor | None = None
+        self._index: KeptFile | None = None
 
     def record(self, index: int, entry: Entry, memory: Memory) -> tuple[Bytes, Record] | None:
         """The bytes of a record, in ``memory``, and the record, which shares them.
@@ -175,9 +178,9 @@ class RecordStore:
         """The descriptor of the index file, which forked children share."""
         if self._index is None:
             try:
-                self._index = Descriptor(self._index_path, os.O_RDWR)
+                self._index = KeptFile(self._index_path, os.O_RDWR, self._owners)
             except OSError:  # a folder that can be read alone
-                self._index = Descriptor(self._index_path, os.O_RDONLY)
+                self._index = KeptFile(self._index_path, os.O_RDONLY, self._owners)
         return self._index.number
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from typing import IO
 
 import numpy as np
 
+from stateful_gpu_loader.datasets.damage import INDEX_REMEDY
 from stateful_gpu_loader.datasets.framed.framing import (
     Bytes,
     Lookahead,
@@ -53,7 +54,7 @@ class RecordIOFraming:
         ahead = Lookahead(read, size, window=window)
         offsets, at = array("q", [0]), 0
         while at < size:
-            at = _end_of_record(ahead, size, Place(path, len(offsets) - 1, at))
+            at = _end_of_record(ahead, size, Place(path, len(offsets) - 1, at, INDEX_REMEDY))
             offsets.append(at)
         return np.array(offsets, dtype=np.int64)
 

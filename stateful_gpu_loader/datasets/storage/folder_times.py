@@ -52,11 +52,11 @@ def are_unchanged(folders: Iterable[str], times: Times) -> bool:
             devices.add(status.st_dev)
     except OSError:
         return False
-    return devices.isdisjoint(_devices_in_user_space())
+    return devices.isdisjoint(devices_in_user_space())
 
 
-def _devices_in_user_space() -> set[int]:
-    """The devices of mounted FUSE file systems; none where the system does not list its mounts."""
+def devices_in_user_space() -> set[int]:
+    """Return the devices of mounted FUSE file systems; none where the system lists no mounts."""
     devices = set()
     try:
         lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()

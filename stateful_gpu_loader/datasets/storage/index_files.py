@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stateful_gpu_loader.datasets.storage.folder_times import devices_in_user_space
+from stateful_gpu_loader.datasets.storage.kept_files import (
+    KeptFile,
+    Owners,
+    new_file,
+    owners_for_data,
+)
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.storage.remote import remote_identity
+
+logger = logging.getLogger(__name__)
 
 Index = dict[str, npt.NDArray[np.generic]]
 """Arrays by name; none of objects."""
@@ -38,20 +49,24 @@ def cached_index(
     *,
     kind: str,
     build: Callable[[], Index],
+    check: Callable[[Index, int], None],
     cache_dir: str | None = None,
     fits: Callable[[Index], bool] = lambda index: True,
 ) -> Index:
-    """The index of a file: read if one was kept and still fits, else built and kept.
+    """Return the index of a file: a kept one that still fits, else a new one, which is kept.
 
     It is kept beside the file as ``.<name>.<kind>.npz`` where that folder can be written, else in
-    the cache folder. It is built anew if the file's size or time of change is another one since, or
-    if it is damaged or of another kind. It is written to a temporary file that is then renamed, so
-    that several processes may build it at the same time.
+    the cache folder. It is built again if the file's size, time of modification, inode or file
+    system has changed. It is built again, with a line in the log, if it is damaged or not trusted
+    (:class:`KeptFile`). It is written to a temporary file that is then renamed, so that several
+    processes may build it at the same time.
 
     Args:
         path: local, or a URL; a file, or a folder.
         kind: name and version of the index, such as ``"tar-1"``.
         build: makes it; called once at most.
+        check: raises ValueError if a kept index, given with the file's size in bytes, cannot be
+            that of the file.
         cache_dir: where to keep it, and only there; None is beside a local file, else
             ``$XDG_CACHE_HOME/stateful_gpu_loader`` (``~/.cache`` by default).
         fits: whether an index is right for what the file's own size and time of change say nothing
@@ -60,21 +75,100 @@ def cached_index(
     Raises:
         OSError: the file cannot be asked for its size.
     """
-    size, mark = identity_of(path)
-    header = json.dumps({"kind": kind, "size": size, "mark": mark})
+    size, identity = _identity(path)
+    header = json.dumps({"kind": kind, "size": size, **identity})
+    owners = owners_for_data(None if is_url(path) else path)
     places = _places(path, kind, cache_dir)
+    refused = {}
     for place in places:
-        found = _load(place, header)
-        if found is not None and fits(found):
-            return found
-    index = build()
-    for place in places if fits(index) else ():
         try:
-            _save(place, header, index)
-        except OSError:
-            continue  # this folder cannot be written: try the next one
-        break
+            found = _load(place, header, owners)
+            if found is not None:
+                check(found, size)
+                if fits(found):
+                    return found
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Exception as error:
+            # NumPy and zipfile raise many types for damaged bytes, MemoryError among them.
+            refused[place] = f"{type(error).__name__}: {error}"
+    for place, reason in refused.items():
+        logger.warning("the kept index %r is not used, and is built again: %s", str(place), reason)
+    index = build()
+    if fits(index):
+        _keep(places, header, index, owners)
     return index
+
+
+def remove_index(path: str, *, kind: str, cache_dir: str | None) -> list[str]:
+    """Remove what is kept as the index of a file, and return the paths that were removed."""
+    removed = []
+    for place in map(str, _places(path, kind, cache_dir)):
+        try:
+            os.unlink(place)
+        except OSError:
+            continue  # not there, or not ours to remove
+        removed.append(place)
+    return removed
+
+
+def array_in(
+    index: Index, name: str, dtype: npt.DTypeLike, *, columns: int | None = None
+) -> npt.NDArray[Any]:
+    """Return an array of a kept index.
+
+    Args:
+        index: the index.
+        name: name of the array.
+        dtype: type of its elements.
+        columns: second dimension; None for an array of one dimension.
+
+    Raises:
+        ValueError: the array is missing, or has another type or shape.
+    """
+    array = index.get(name)
+    if array is None:
+        raise ValueError(f"it has no array {name!r}")
+    shape = array.shape[:1] if columns is None else (*array.shape[:1], columns)
+    if array.dtype != dtype or not array.ndim or array.shape != shape:
+        raise ValueError(f"its array {name!r} is {array.dtype} of shape {array.shape}")
+    return array
+
+
+def check_ends(name: str, ends: npt.NDArray[np.int64], *, total: int, shortest: int) -> None:
+    """Check where parts begin and end that follow each other from 0 on.
+
+    Args:
+        name: name of the array.
+        ends: int64 [num_parts + 1].
+        total: where the last part ends.
+        shortest: smallest size of a part.
+
+    Raises:
+        ValueError: the parts do not begin at 0, do not end at ``total``, or one is too short.
+    """
+    # Compared, because a difference could overflow.
+    is_ascending = bool((ends[1:] >= ends[:-1]).all())
+    if not len(ends) or ends[0] != 0 or ends[-1] != total or not is_ascending:
+        raise ValueError(f"its array {name!r} does not ascend from 0 to {total}")
+    if len(ends) > 1 and int(np.diff(ends).min()) < shortest:
+        raise ValueError(f"its array {name!r} has parts shorter than {shortest}")
+
+
+def _identity(path: str) -> tuple[int, dict[str, object]]:
+    """Size in bytes, and what else tells the file from one that replaces it.
+
+    A file system in user space (FUSE) may number one file differently each time it is mounted. The
+    device's number differs from machine to machine, so the file system's own is taken.
+    """
+    if is_url(path):
+        size, mark = remote_identity(path)
+        return size, {"mark": mark}
+    status = os.stat(path)
+    known: dict[str, object] = {"mark": str(status.st_mtime_ns)}
+    if status.st_dev not in devices_in_user_space():
+        known |= {"inode": status.st_ino, "file_system": os.statvfs(path).f_fsid}
+    return status.st_size, known
 
 
 def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
@@ -89,17 +183,28 @@ def _places(path: str, kind: str, cache_dir: str | None) -> list[Path]:
     return [general] if is_url(path) else [Path(folder, f".{own}.{kind}.npz"), general]
 
 
-def _load(place: Path, header: str) -> Index | None:
-    try:
-        # Opened here, because np.load leaves a damaged file open.
-        with open(place, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            if str(file[_HEADER]) != header:
-                return None
-            index = {name: file[name] for name in file.files if name not in (_HEADER, _CONTENTS)}
-            return index if str(file[_CONTENTS]) == _contents(index) else None
-    except Exception:
-        # NumPy and zipfile raise many types for damaged bytes, and the index is only built anew.
-        return None
+def _load(place: Path, header: str, owners: Owners) -> Index | None:
+    """Return a kept index; None if it is of another file or kind.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Exception: it is damaged, or not trusted.
+    """
+    kept = KeptFile(str(place), os.O_RDONLY, owners)
+    # Opened here, because np.load leaves a damaged file open.
+    with (
+        open(kept.number, "rb", closefd=False) as opened,
+        np.load(opened, allow_pickle=False) as file,
+    ):
+        unpacked = sum(part.file_size for part in file.zip.infolist())
+        if unpacked > os.fstat(kept.number).st_size:
+            raise ValueError(f"its arrays claim {unpacked} bytes, more than the file has")
+        if str(file[_HEADER]) != header:
+            return None
+        index = {name: file[name] for name in file.files if name not in (_HEADER, _CONTENTS)}
+        if str(file[_CONTENTS]) != _contents(index):
+            raise ValueError("the checksum of its arrays differs")
+        return index
 
 
 def _contents(index: Index) -> str:
@@ -117,17 +222,40 @@ def _digest(array: npt.NDArray[np.generic]) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def _save(place: Path, header: str, index: Index) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(
-        dir=place.parent, prefix=f".{place.name}", suffix=".part"
-    )
+def _keep(places: list[Path], header: str, index: Index, owners: Owners) -> None:
+    """Write an index to the first place where that is possible."""
+    for place in places:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _check_replaceable(place, owners)
+            with new_file(place, owners) as (file, temporary):
+                about = {_HEADER: np.array(header), _CONTENTS: np.array(_contents(index))}
+                np.savez(file, **about, **index)  # type: ignore[arg-type]
+                file.close()
+                os.replace(temporary, place)
+        except OSError as error:
+            failure = error
+            continue
+        return
+    _say_unkept(str(places[-1].parent), str(failure))
+
+
+def _check_replaceable(place: Path, owners: Owners) -> None:
+    """Raise PermissionError if another user keeps an index here: both would replace it for ever."""
     try:
-        with open(descriptor, "wb") as file:
-            about = {_HEADER: np.array(header), _CONTENTS: np.array(_contents(index))}
-            np.savez(file, **about, **index)  # type: ignore[arg-type]
-        os.chmod(temporary, 0o644)  # mkstemp's files are for their owner alone
-        os.replace(temporary, place)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        owner = place.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner not in owners:
+        raise PermissionError(f"{str(place)!r} belongs to user {owner}")
+
+
+@lru_cache(maxsize=64)
+def _say_unkept(folder: str, reason: str) -> None:
+    """Log that indices are not kept, once for each folder and reason."""
+    logger.warning(
+        "an index could not be kept in %r, and will be built again next time: %s. Remedy: make "
+        "room there, or pass cache_dir=",
+        folder,
+        reason,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
+from stateful_gpu_loader.datasets.storage.kept_files import KeptFile, Owners
 from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.storage.read_ahead import Range, ReadAhead
@@ -40,6 +41,7 @@ class OpenFiles:
         limit: descriptors that are kept open.
         numbers: of local files, by path, as :func:`file_number` gave them when they were indexed:
             another file in the place of one is not read as if it were the same.
+        owners: trusted users, if the files are kept ones (:class:`KeptFile`); None reads any file.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -50,11 +52,15 @@ class OpenFiles:
     """
 
     def __init__(
-        self, limit: int = 64, numbers: Mapping[str, FileNumber | None] | None = None
+        self,
+        limit: int = 64,
+        numbers: Mapping[str, FileNumber | None] | None = None,
+        owners: Owners | None = None,
     ) -> None:
         self._limit = limit
         self._numbers = numbers or {}
-        self._files: OrderedDict[str, _Opened] = OrderedDict()
+        self._owners = owners
+        self._files: OrderedDict[str, Descriptor] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead = ReadAhead()
         _all.add(self)
@@ -116,13 +122,17 @@ class OpenFiles:
                 f"{offset}. Remedy: fetch the file anew; if it was replaced, make a new index"
             )
 
-    def _open(self, path: str) -> _Opened:
+    def _open(self, path: str) -> Descriptor:
         with self._lock:
             file = self._files.get(path)
             if file is not None:
                 self._files.move_to_end(path)
                 return file
-        opened = _Opened(path, self._numbers.get(path))
+        opened: Descriptor
+        if self._owners is None:
+            opened = _Opened(path, self._numbers.get(path))
+        else:
+            opened = KeptFile(path, os.O_RDONLY, self._owners)
         with self._lock:
             file = self._files.setdefault(path, opened)
             while len(self._files) > self._limit:
@@ -140,7 +150,7 @@ class OpenFiles:
         self._ahead = ReadAhead()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenFiles, (self._limit, self._numbers)
+        return OpenFiles, (self._limit, self._numbers, self._owners)
 
 
 def read_whole(path: str) -> Bytes:

@@ -105,4 +105,5 @@ def _taken(index: TarIndex, members: Numbers, starts: list[int]) -> TarIndex:
         keys=b"".join(keys),
         key_ends=np.cumsum([0, *map(len, keys)], dtype=np.int64),
         ignored=np.empty(0, dtype=np.int64),
+        links=index.links,
     )

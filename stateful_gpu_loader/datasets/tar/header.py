@@ -28,6 +28,14 @@ EXTENSIONS = frozenset((LONG_NAME, LONG_LINK, PAX, PAX_OF_SOLARIS, PAX_GLOBAL))
 MAX_EXTENSION = 1 << 20
 """Bytes: no name is longer."""
 
+COMPRESSED = (
+    (b"\x1f\x8b", "gzip", ".gz"),
+    (b"\x28\xb5\x2f\xfd", "zstandard", ".zst"),
+    (b"BZh", "bzip2", ".bz2"),
+    (b"\xfd7zXZ\0", "xz", ".xz"),
+)
+"""How compressed files begin, by what, and how their names end."""
+
 _SPARSE = "holds a sparse file, which has no content of its own in one piece"
 
 

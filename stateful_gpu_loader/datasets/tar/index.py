@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,16 +14,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.damage import damaged
-from stateful_gpu_loader.datasets.storage.index_files import Index, cached_index, identity_of
+from stateful_gpu_loader.datasets.damage import INDEX_REMEDY, damaged
+from stateful_gpu_loader.datasets.storage.index_files import (
+    Index,
+    array_in,
+    cached_index,
+    check_ends,
+    identity_of,
+)
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.datasets.storage.streams import is_compressed
 from stateful_gpu_loader.datasets.tar.choice import MemberChoice
-from stateful_gpu_loader.datasets.tar.members import Members, RangeReader
-from stateful_gpu_loader.datasets.tar.samples import SampleGrouping
+from stateful_gpu_loader.datasets.tar.header import BLOCK
+from stateful_gpu_loader.datasets.tar.members import Link, Members, RangeReader
+from stateful_gpu_loader.datasets.tar.samples import SampleGrouping, link_note, split_name
 
-_KIND = "tar-2"
+KIND = "tar-2"
+"""Name and version of a kept index."""
 _TWICE = "pack the files anew, each name once"
 
 Numbers = npt.NDArray[np.int64]
@@ -46,6 +56,8 @@ class TarIndex:
     """int64 [num_samples + 1]: key i is ``keys[key_ends[i]:key_ends[i + 1]]``."""
     ignored: Numbers
     """int64 [n]: bytes of the contents of files that belong to no sample, ascending."""
+    links: tuple[Link, ...]
+    """Links whose names are those of members; they have no content and belong to no sample."""
 
     def key(self, sample: int) -> str:
         """The key of a sample."""
@@ -70,8 +82,9 @@ def tar_index(files: OpenFiles, path: str, cache_dir: str | None) -> TarIndex:
             "decompress it, or stream it with TarShards"
         )
     build = partial(_build, files, path)
-    arrays: Any = cached_index(path, kind=_KIND, build=build, cache_dir=cache_dir)
-    vocabulary = arrays["vocabulary"].tobytes().decode("utf-8", "surrogateescape")
+    check = partial(_check, path)
+    arrays: Any = cached_index(path, kind=KIND, build=build, check=check, cache_dir=cache_dir)
+    vocabulary = _text(arrays["vocabulary"])
     return TarIndex(
         members=arrays["members"],
         extensions=arrays["extensions"],
@@ -80,7 +93,48 @@ def tar_index(files: OpenFiles, path: str, cache_dir: str | None) -> TarIndex:
         keys=arrays["keys"].tobytes(),
         key_ends=arrays["key_ends"],
         ignored=arrays["ignored"],
+        links=_links(arrays["links"]),
     )
+
+
+def _check(path: str, index: Index, size: int) -> None:
+    """Raise ValueError unless the arrays are an index of a tar of ``size`` bytes.
+
+    The headers before the first and the last member of a local tar are compared, too.
+    """
+    members = array_in(index, "members", np.int64, columns=3)
+    extensions = array_in(index, "extensions", np.int64)
+    vocabulary = _text(array_in(index, "vocabulary", np.uint8))
+    starts = array_in(index, "starts", np.int64)
+    keys = array_in(index, "keys", np.uint8)
+    key_ends = array_in(index, "key_ends", np.int64)
+    array_in(index, "ignored", np.int64)
+    links = _text(array_in(index, "links", np.uint8))
+    check_ends("starts", starts, total=len(members), shortest=1)
+    check_ends("key_ends", key_ends, total=len(keys), shortest=0)
+    if len(extensions) != len(members) or len(key_ends) != len(starts) or links.count("\0") % 2:
+        raise ValueError("its arrays do not belong together")
+    if ((extensions < 0) | (extensions >= vocabulary.count("/"))).any():
+        raise ValueError("a member in it has an unknown extension")
+    offsets, sizes, marks = members.T
+    is_inside = (offsets >= BLOCK) & (sizes >= 0) & (offsets <= size) & (sizes <= size)
+    if not is_inside.all() or (offsets + sizes > size).any() or (marks >> 32).any():
+        raise ValueError(f"a member in it is outside of the tar's {size} bytes")
+    if is_url(path) or not len(members):
+        return
+    files = OpenFiles(limit=1)  # of its own: a source opens no file until a sample is read
+    for offset, _, mark in members[[0, -1]].tolist():
+        if zlib.crc32(files.read(path, offset - BLOCK, BLOCK).data) != mark:
+            raise ValueError(f"another header is before byte {offset}: the tar was replaced")
+
+
+def _text(array: npt.NDArray[Any]) -> str:
+    return array.tobytes().decode("utf-8", "surrogateescape")
+
+
+def _links(array: npt.NDArray[Any]) -> tuple[Link, ...]:
+    parts = _text(array).split("\0")[:-1]
+    return tuple(map(Link, parts[::2], parts[1::2]))
 
 
 def joined(parts: list[TarIndex]) -> TarIndex:
@@ -99,6 +153,7 @@ def joined(parts: list[TarIndex]) -> TarIndex:
         keys=b"".join(part.keys for part in parts),
         key_ends=_joined_ends([part.key_ends for part in parts]),
         ignored=np.empty(0, dtype=np.int64),
+        links=(),
     )
 
 
@@ -167,7 +222,8 @@ def _build(files: OpenFiles, path: str) -> Index:
     keys: list[bytes] = []
     ignored: list[int] = []
     with progress_bar(f"indexing {path}", size, "B") as note:
-        for member in Members(RangeReader(files, path, size), path):
+        found = Members(RangeReader(files, path, size), path, INDEX_REMEDY)
+        for member in found:
             note(member.start)
             try:
                 place = grouping.place(member.name)
@@ -185,6 +241,9 @@ def _build(files: OpenFiles, path: str) -> Index:
     # An extension is what follows the last "/" of a name, so it holds none.
     vocabulary = "".join(f"{name}/" for name in numbers).encode("utf-8", "surrogateescape")
     ends = np.cumsum([0, *map(len, keys)], dtype=np.int64)
+    links = "".join(
+        f"{name}\0{what}\0" for name, what in found.links if split_name(name) is not None
+    )
     return {
         "members": np.array(members, dtype=np.int64).reshape(-1, 3),
         "extensions": np.array(extensions, dtype=np.int64),
@@ -193,6 +252,7 @@ def _build(files: OpenFiles, path: str) -> Index:
         "keys": np.frombuffer(b"".join(keys), dtype=np.uint8),
         "key_ends": ends,
         "ignored": np.array(ignored, dtype=np.int64),
+        "links": np.frombuffer(links.encode("utf-8", "surrogateescape"), dtype=np.uint8),
     }
 
 
@@ -229,10 +289,11 @@ def _complaint(
     ]
     tar = next(number for number, members in enumerate(found) if (members < 0).any())
     sample = int((found[tar] < 0).any(axis=1).argmax())
+    note = link_note(indices[tar].links, indices[tar].key(sample), choice.wanted)
     return (
         f"of {total} samples in {len(paths)} tars {' and '.join(counts)}. The first: key "
         f"{indices[tar].key(sample)!r} in {paths[tar]!r} has "
-        f"{', '.join(map(repr, indices[tar].extensions_of(sample)))}. Remedy: pass image= and "
-        "target= as the members are called, or missing='skip' to leave such samples out; where the "
-        "members of a key do not follow each other, pack the tar anew in the order of the names"
+        f"{', '.join(map(repr, indices[tar].extensions_of(sample)))}.{note} Remedy: pass image= "
+        "and target= as the members are called, or missing='skip' to leave such samples out; where "
+        "members of a key do not follow each other, pack the tar again in the order of the names"
     )

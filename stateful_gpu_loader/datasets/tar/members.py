@@ -13,11 +13,12 @@ from typing import IO, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.damage import REMEDY, damaged
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import is_url
 from stateful_gpu_loader.datasets.tar.header import (
     BLOCK,
+    COMPRESSED,
     EXTENSIONS,
     MAX_EXTENSION,
     Extension,
@@ -28,6 +29,8 @@ from stateful_gpu_loader.datasets.tar.header import (
 
 _REGULAR = frozenset((b"0", b"7"))
 _WITHOUT_CONTENT = frozenset((b"1", b"2", b"3", b"4", b"5", b"6"))
+_LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
+_LINKED = slice(157, 257)
 _SPARSE = b"S"
 _UNPACK = "pack the files anew, without --sparse, as tarfile, GNU tar and webdataset do by default"
 
@@ -50,6 +53,15 @@ class Member(NamedTuple):
     """Bytes of its content."""
     mark: int
     """CRC-32 of its header, by which a replaced file is noticed."""
+
+
+class Link(NamedTuple):
+    """A link in an archive, which has no content of its own."""
+
+    name: str
+    """Its path in the archive."""
+    what: str
+    """Its kind, and the file it leads to: ``"a hard link to 'a.jpg'"``."""
 
 
 class Reader(Protocol):
@@ -149,8 +161,10 @@ class Members:
     Args:
         reader: at the first byte of a header, or at the archive's end.
         path: of the archive, for errors.
+        remedy: what the user can do if the archive is damaged.
 
     Attributes:
+        links: the links so far.
         end: after the last member: the byte where the archive ends.
         is_closed: whether a block of zeros is there; a file without one may have been cut off
             between two members.
@@ -170,9 +184,11 @@ class Members:
     [('0001.cls', 512, 1)]
     """
 
-    def __init__(self, reader: Reader, path: str) -> None:
+    def __init__(self, reader: Reader, path: str, remedy: str = REMEDY) -> None:
         self._reader = reader
         self._path = path
+        self._remedy = remedy
+        self.links: list[Link] = []
         self.end = -1
         self.is_closed = False
 
@@ -198,12 +214,16 @@ class Members:
             if header.kind in _REGULAR:
                 text = name.decode("utf-8", "surrogateescape")
                 yield Member(text, start, offset, size, zlib.crc32(block))
+            elif header.kind in _LINKS:
+                target = block[_LINKED].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+                what = f"{_LINKS[header.kind]} to {target!r}"
+                self.links.append(Link(name.decode("utf-8", "surrogateescape"), what))
             elif header.kind == _SPARSE:
                 what = f"the member {name!r} is a sparse file"
                 raise damaged(self._path, what, offset=start, remedy=_UNPACK)
             if not reader.advance(offset + content):
                 what = f"the file ends in the middle of the member {name!r} of {size} bytes"
-                raise damaged(self._path, what, offset=start)
+                raise self._damaged(what, start)
 
     def _header(self, block: bytes, at: int, is_first: bool) -> Header | None:
         header = None
@@ -211,23 +231,34 @@ class Members:
             try:
                 header = parse_header(block)
             except ValueError as error:
-                raise damaged(self._path, str(error), offset=at) from None
+                raise self._no_header(block, at, str(error)) from None
         elif block or at == 0:
             what = "the file ends in the middle of a header" if block else "the file is empty"
-            raise damaged(self._path, what, offset=at)
+            raise self._no_header(block, at, what)
         if header is None and not is_first:
             what = "the archive ends where a long name or a pax header announces a member"
-            raise damaged(self._path, what, offset=at)
+            raise self._damaged(what, at)
         return header
+
+    def _no_header(self, block: bytes, at: int, what: str) -> ValueError:
+        for signature, packer, ending in COMPRESSED if at == 0 else ():
+            if block.startswith(signature):
+                what = f"it is compressed by {packer}, and its name does not end with {ending!r}"
+                remedy = "decompress it, or rename it and stream it with TarShards"
+                return damaged(self._path, what, offset=at, remedy=remedy)
+        return self._damaged(what, at)
+
+    def _damaged(self, what: str, offset: int) -> ValueError:
+        return damaged(self._path, what, offset=offset, remedy=self._remedy)
 
     def _extend(self, extension: Extension, header: Header, at: int) -> None:
         what = f"an extended header claims {header.size} bytes"
         if header.size > MAX_EXTENSION:
-            raise damaged(self._path, what, offset=at)
+            raise self._damaged(what, at)
         content = self._reader.read(padded(header.size))
         if len(content) < padded(header.size):
-            raise damaged(self._path, f"{what}, and the file ends before", offset=at)
+            raise self._damaged(f"{what}, and the file ends before", at)
         try:
             extension.add(header.kind, content[: header.size])
         except ValueError as error:
-            raise damaged(self._path, str(error), offset=at) from None
+            raise self._damaged(str(error), at) from None

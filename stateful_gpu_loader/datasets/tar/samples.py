@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 import numpy as np
@@ -53,6 +53,28 @@ def split_name(name: str) -> tuple[str, str] | None:
         return None
     match = _NAME.match(name)
     return None if match is None else (match[1], match[2].lower())
+
+
+def link_note(links: Iterable[tuple[str, str]], key: str, wanted: frozenset[str]) -> str:
+    """Return a sentence about a link that a sample has in place of a member, or an empty text.
+
+    Args:
+        links: names and targets of links in the archive.
+        key: key of the sample.
+        wanted: extensions that are looked for.
+
+    >>> link_note([("1.jpg", "a hard link to '0.jpg'")], "1", frozenset(["jpg"]))
+    " Its member '1.jpg' is a hard link to '0.jpg' and has no content: pack the tar with tar \
+--hard-dereference --dereference, or tarfile.open(dereference=True)."
+    """
+    for name, what in links:
+        parts = split_name(name)
+        if parts is not None and parts[0] == key and parts[1] in wanted:
+            return (
+                f" Its member {name!r} is {what} and has no content: pack the tar with tar "
+                "--hard-dereference --dereference, or tarfile.open(dereference=True)."
+            )
+    return ""
 
 
 class SampleGrouping:

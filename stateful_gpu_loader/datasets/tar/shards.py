@@ -22,7 +22,7 @@ from stateful_gpu_loader.datasets.tar.choice import (
     Missing,
     Names,
 )
-from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
+from stateful_gpu_loader.datasets.tar.samples import KEY, link_note, member_value
 from stateful_gpu_loader.datasets.tar.stream import TarSample, tar_samples
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
@@ -109,7 +109,9 @@ class TarShards(FileShards, EncodedShards):
     def _encoded(self, sample: TarSample) -> EncodedSample:
         lacking = self._lacking(sample)
         if lacking is not None:
+            note = link_note(sample.links, sample.key, self._choice.wanted)
             what = f"lacks the {self._choice.names(lacking)}, has {', '.join(sample.contents)}"
+            what += f".{note}".removesuffix(".")
             raise damaged(sample.path, what, record=sample.key, offset=sample.start, remedy=_PACK)
         image, *parts = (
             next(extension for extension in alternatives if extension in sample.contents)

@@ -17,6 +17,7 @@ import torch
 
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.failures import failed
+from stateful_gpu_loader.datasets.storage.index_files import remove_index
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url
@@ -28,7 +29,14 @@ from stateful_gpu_loader.datasets.tar.choice import (
 )
 from stateful_gpu_loader.datasets.tar.dali_index import samples_of
 from stateful_gpu_loader.datasets.tar.header import BLOCK
-from stateful_gpu_loader.datasets.tar.index import Numbers, TarIndex, joined, select, tar_index
+from stateful_gpu_loader.datasets.tar.index import (
+    KIND,
+    Numbers,
+    TarIndex,
+    joined,
+    select,
+    tar_index,
+)
 from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
@@ -95,7 +103,8 @@ class TarSource(Source):
         self._choice = MemberChoice(image, target, missing)
         self.paths = as_paths(paths)
         self._files = OpenFiles()
-        indices = self._index(None if cache_dir is None else os.fspath(cache_dir))
+        self._cache_dir = None if cache_dir is None else os.fspath(cache_dir)
+        indices = self._index()
         if index_paths is not None:
             texts = as_paths(index_paths)
             if len(texts) != len(self.paths):
@@ -111,9 +120,11 @@ class TarSource(Source):
         self._members: TarIndex = joined(indices)
         self._fingerprint: str | None = None
 
-    def _index(self, cache_dir: str | None) -> list[TarIndex]:
+    def _index(self) -> list[TarIndex]:
         with ThreadPoolExecutor(min(_INDEXED_AT_ONCE, len(self.paths))) as pool:
-            return list(pool.map(lambda path: tar_index(self._files, path, cache_dir), self.paths))
+            return list(
+                pool.map(lambda path: tar_index(self._files, path, self._cache_dir), self.paths)
+            )
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -240,12 +251,16 @@ class TarSource(Source):
             raise failed(error, path, f"sample {index = }") from error
 
     def _replaced(self, index: int, offset: int) -> OSError:
-        # Of the whole file, and not of one record: no reason to leave that one out.
+        path = self.paths[self._tar(index)]
+        # The size and time of the tar may be as before, so the next TarSource would take the index.
+        removed = remove_index(path, kind=KIND, cache_dir=self._cache_dir)
+        indices = f" Its kept index {', '.join(map(repr, removed))} was removed." * bool(removed)
+        # The whole file was replaced, so there is no reason to leave out one record.
         return OSError(
             errno.ESTALE,
             f"replaced since it was indexed: another header before byte {offset}, sample "
-            f"{index = }, key {self.key(index)!r}. Remedy: make the TarSource anew",
-            self.paths[self._tar(index)],
+            f"{index = }, key {self.key(index)!r}.{indices} Remedy: make the TarSource again",
+            path,
         )
 
     def _values(

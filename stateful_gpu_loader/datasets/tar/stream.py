@@ -12,7 +12,7 @@ from stateful_gpu_loader.datasets.damage import damaged
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
 from stateful_gpu_loader.datasets.storage.memory import Bytes
 from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
-from stateful_gpu_loader.datasets.tar.members import Member, Members, StreamReader
+from stateful_gpu_loader.datasets.tar.members import Link, Member, Members, StreamReader
 from stateful_gpu_loader.datasets.tar.samples import SampleGrouping
 
 _CHANGED = "resume with the tar that the state was saved with, or begin the epoch anew"
@@ -36,6 +36,8 @@ class TarSample:
     """uint8 [num_bytes] by extension, in the order of the tar; empty where it was not wanted."""
     offsets: dict[str, int] = field(default_factory=dict)
     """By extension, the byte of its content in the tar, decompressed."""
+    links: list[Link] = field(default_factory=list)
+    """The links in the tar up to the next sample, of this sample or not."""
 
 
 def tar_samples(
@@ -103,7 +105,7 @@ def _grouped(
         if begins or sample is None:
             if sample is not None:
                 yield sample, member.start
-            sample = TarSample(path, grouping.key or "", member.start)
+            sample = TarSample(path, grouping.key or "", member.start, links=members.links)
         content = _UNREAD
         if reads() and (wanted is None or extension in wanted):
             content = _content(reader, path, member)

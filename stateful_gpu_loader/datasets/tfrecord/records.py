@@ -16,6 +16,7 @@ from typing import IO
 
 import numpy as np
 
+from stateful_gpu_loader.datasets.damage import INDEX_REMEDY
 from stateful_gpu_loader.datasets.framed.framing import (
     Bytes,
     Lookahead,
@@ -57,7 +58,7 @@ class TFRecordFraming:
         ahead = Lookahead(read, size, window=window)
         offsets, at = array("q", [0]), 0
         while at < size:
-            place = Place(path, len(offsets) - 1, at)
+            place = Place(path, len(offsets) - 1, at, INDEX_REMEDY)
             if size - at < _HEADER.size:
                 raise _cut(place, f"{size - at} of the {_HEADER.size} bytes of its header")
             length = self._length(ahead.at(at, _HEADER.size), place)

@@ -1,46 +1,50 @@
-"""Random generators in the user's objects: some can be seeded for each sample, some cannot.
+"""Private generators in the user's objects: some can be seeded for each sample, some cannot.
 
-The loader seeds the global generators for each sample. What a dataset or transform draws from its
-own generator depends on everything drawn before, unless that one is seeded, too.
+The loader seeds the global generators for each sample. What a dataset or transform draws from a
+private generator depends on everything drawn before, unless that generator is seeded, too.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import random
-import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from stateful_gpu_loader.engine.makers.reachable import Found, Reached, is_generator, reachable
 from stateful_gpu_loader.state.schema import Stateful
 
-GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
-_DEEPEST = 3
-"""How many attributes deep generators are searched; items of a list or dict do not count."""
-_DEEPEST_TO_WARN_OF = 2
-_LONGEST = 32
-"""Lists and dicts with more items are taken for data and not searched."""
-_MOST = 1000
-"""Number of objects that are searched, at about a microsecond each."""
+_KEYED_NAMES = ("random_generator", "py_random")
+"""Attributes in which albumentations' transforms keep the generators that the loader seeds."""
+_GOLDEN = 0x9E3779B97F4A7C15
+"""Odd distance between the seeds of several objects, 2**64 divided by the golden ratio."""
+_MOST_SHOWN = 8
 
 
 def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]]:
     """Yield the functions to call with each sample's seed.
 
-    The user's own ``set_sample_seed`` comes last, so that it can override the others.
+    ``set_sample_seed`` of the dataset and the transform comes last, so that it can override the
+    others.
     """
-    held = _held(dataset, transform, _DEEPEST)
-    found = {id(thing): thing for _, _, thing in held if _is_keyed(thing)}
-    if found:
-        yield AlbumentationsSeed(list(found.values()))
-    for part in (*parts_of(dataset), transform):
+    found = reachable({"dataset": dataset, "transform": transform}).found
+    keyed = [each for each in found if _is_keyed(each.thing)]
+    if keyed:
+        # A transform passes its generators on to the transforms that it holds.
+        held = tuple(f"{path}{mark}" for path, _ in keyed for mark in ".[")
+        yield AlbumentationsSeed([thing for path, thing in keyed if not path.startswith(held)])
+    outer = [*parts_of(dataset), transform]
+    ids = {id(part) for part in outer}
+    inner = [thing for _, thing in found if _seeds_itself(thing) and id(thing) not in ids]
+    for number, thing in enumerate(inner, 1):
+        yield partial(_set_another_seed, thing, number)
+    for part in outer:
         own = getattr(part, "set_sample_seed", None)
         if callable(own):
             yield own
@@ -69,23 +73,44 @@ class AlbumentationsSeed:
 
 def warn_of_own_generators(dataset: Any, transform: Any) -> None:
     """Warn of generators that are not seeded: samples drawn from them differ after a resume."""
-    found = [
-        f"{type(owner).__name__}{path}"
-        for owner, path, value in _held(dataset, transform, _DEEPEST_TO_WARN_OF)
-        if isinstance(value, GENERATORS)
-        and not any(value is each for each in _KEYED_ANYWAY)
-        and not (isinstance(owner, Stateful) or callable(getattr(owner, "set_sample_seed", None)))
+    found = _reached(dataset, transform).found
+    seeded = {id(each) for each in _KEYED_ANYWAY}
+    for _, thing in found:
+        if _is_keyed(thing):
+            seeded |= {id(value) for name, value in vars(thing).items() if name in _KEYED_NAMES}
+    by_system = [each for each in found if _draws_from_the_system(each.thing)]
+    by_state = [
+        each
+        for each in found
+        if is_generator(each.thing)
+        and id(each.thing) not in seeded
+        and not _draws_from_the_system(each.thing)
     ]
-    if found:
+    if by_state:
         warnings.warn(
-            f"{', '.join(found[:4])}: a generator of one's own, which the loader cannot set. If "
-            "items are drawn from it, they are not the same after a resume, nor on another number "
-            "of workers. Remedy: draw from random, numpy.random or torch, which the loader seeds "
-            "before each item; or give the dataset, or the transform, that it belongs to a method "
-            "set_sample_seed(seed: int), called before each item, that seeds it (or does nothing, "
-            "if no item is drawn from it)",
+            f"{_listed(by_state)}: private generators, which the loader cannot seed. Samples drawn "
+            "from them differ after a resume, and on another number of workers. Remedy: draw from "
+            "random, numpy.random or torch, which the loader seeds before each item; or give the "
+            "object that holds the generator a method set_sample_seed(seed: int), which the loader "
+            "calls before each item, and which seeds the generator (or does nothing, if no sample "
+            "is drawn from it)",
             stacklevel=2,
         )
+    if by_system:
+        warnings.warn(
+            f"{_listed(by_system)}: random.SystemRandom draws from the operating system and cannot "
+            "be seeded. Samples drawn from it never repeat. Remedy: draw from random, numpy.random "
+            "or torch, which the loader seeds before each item",
+            stacklevel=2,
+        )
+
+
+def unsearched(dataset: Any, transform: Any) -> Mapping[str, list[str]]:
+    """Return where private generators could not be looked for.
+
+    The keys are ``"dataset"`` and ``"transform"``.
+    """
+    return _reached(dataset, transform).unsearched
 
 
 def parts_of(dataset: Any) -> Iterator[Any]:
@@ -105,60 +130,47 @@ def inner_datasets(dataset: Any) -> list[Any]:
     return []
 
 
+def _reached(dataset: Any, transform: Any) -> Reached:
+    """Return what can be reached, without objects whose generators are seeded or saved."""
+    outer = [*parts_of(dataset), transform]
+    exempt = {
+        id(part)
+        for part in outer
+        if callable(getattr(part, "set_sample_seed", None)) or _saves_itself(part)
+    }
+    return reachable(
+        {"dataset": dataset, "transform": transform},
+        is_left_out=lambda thing: id(thing) in exempt or _seeds_itself(thing),
+    )
+
+
+def _seeds_itself(thing: Any) -> bool:
+    return callable(getattr(type(thing), "set_sample_seed", None))
+
+
+def _saves_itself(part: Any) -> bool:
+    # A module of torch saves its parameters, and no generator.
+    is_plain_module = getattr(type(part), "state_dict", None) is torch.nn.Module.state_dict
+    return isinstance(part, Stateful) and not is_plain_module
+
+
+def _set_another_seed(thing: Any, number: int, seed: int) -> None:
+    """Seed an object with other numbers than those that are seeded beside it."""
+    thing.set_sample_seed((seed + number * _GOLDEN) % 2**64)
+
+
+def _draws_from_the_system(thing: Any) -> bool:
+    return thing is random.SystemRandom or issubclass(type(thing), random.SystemRandom)
+
+
+def _listed(found: list[Found]) -> str:
+    paths = [path for path, _ in found]
+    more = len(paths) - _MOST_SHOWN
+    return ", ".join(paths[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _is_keyed(thing: Any) -> bool:
-    modules = {base.__module__.partition(".")[0] for base in type(thing).__mro__}
-    return "albumentations" in modules and callable(getattr(thing, "set_random_state", None))
-
-
-def _held(dataset: Any, transform: Any, depth: int) -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, path and object of all that the dataset, its parts and the transform contain."""
-    owners = [*parts_of(dataset), transform]
-    apart = {id(owner) for owner in owners}
-    for owner in owners:
-        for path, thing in walk("", owner, depth, apart - {id(owner)}):
-            yield owner, path, thing
-
-
-def walk(path: str, thing: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the paths and objects that an object holds, itself first, each object once.
-
-    Args:
-        path: path of the object.
-        depth: how many attributes deep.
-        seen: ids of objects that are left out; those that are met are added.
-    """
-    if id(thing) in seen or len(seen) >= _MOST or _is_opaque(thing):
-        return
-    seen.add(id(thing))
-    yield path, thing
-    if isinstance(thing, GENERATORS) or _is_keyed(thing):
-        return
-    if isinstance(thing, (list, tuple, dict)):
-        if len(thing) <= _LONGEST:
-            items = thing.items() if isinstance(thing, dict) else enumerate(thing)
-            for key, value in list(items):
-                yield from walk(f"{path}[{key!r}]", value, depth, seen)
-    elif depth:
-        for name, value in _attributes(thing):
-            yield from walk(f"{path}.{name}", value, depth - 1, seen)
-
-
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, or the variables that a function refers to."""
-    if isinstance(thing, functools.partial):
-        return [("func", thing.func), ("args", thing.args), ("keywords", thing.keywords)]
-    if isinstance(thing, types.MethodType):
-        return [("__self__", thing.__self__)]
-    if isinstance(thing, types.FunctionType):
-        try:
-            names = inspect.getclosurevars(thing)
-        except ValueError:  # it refers to names that are not defined yet
-            return []
-        return [*names.nonlocals.items(), *names.globals.items()]
-    return list(getattr(thing, "__dict__", {}).items())
-
-
-def _is_opaque(thing: Any) -> bool:
-    kinds = (str, bytes, int, float, type(None), type, types.ModuleType, torch.Tensor, np.ndarray)
-    is_ours = type(thing).__module__.startswith("stateful_gpu_loader.")
-    return isinstance(thing, kinds) or (is_ours and not hasattr(thing, "transforms"))
+    kind = type(thing)
+    if not callable(getattr(kind, "set_random_state", None)):
+        return False
+    return "albumentations" in {base.__module__.partition(".")[0] for base in kind.__mro__}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -24,8 +26,10 @@ from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.randomness.global_generators import (
+    EVIDENCE,
     DrawWatch,
     caller_generators_restored,
+    others_alive,
     seed_global_generators,
 )
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds
@@ -39,15 +43,16 @@ class SampleMaker:
     """Calls ``dataset[index]``, transform and collate with generators seeded from the sample's key.
 
     A dataset that draws from ``random``, ``numpy.random`` or torch so gives the same sample in any
-    worker. A dataset with generators of its own, even inside torch's Subset, ConcatDataset or
-    StackDataset, may have a method ``set_sample_seed(int)``, which is called before each item, or
-    before each call of its own ``__getitems__``. Transforms of albumentations in the dataset or in
-    ``transform`` are seeded at the same moments.
+    worker. An object with private generators may have a method ``set_sample_seed(int)``, wherever
+    the dataset or ``transform`` holds it. The method is called before each item, or before each
+    call of the dataset's own ``__getitems__``. Transforms of albumentations are seeded at the same
+    moments.
 
-    Seeding takes 8 us a sample, and most datasets draw nothing. So batches are made without it
-    until one draws: that one is made again, and it and all behind it are seeded. What must not be
-    made twice, because it keeps a state or has generators of its own, is always seeded. An
-    attribute ``draws`` of the dataset and the transform, True or False, decides instead.
+    Seeding takes 8 us a sample, and most datasets draw nothing. So the first samples of a pass are
+    seeded and watched. If none of them draws, later ones are only watched. A batch that draws after
+    all is made again with seeds, and a warning says so. What keeps a state or has generators of its
+    own is always seeded. An attribute ``draws`` of the dataset and the transform, True or False,
+    decides instead.
 
     Args:
         dataset: a map-style dataset.
@@ -79,12 +84,28 @@ class SampleMaker:
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy
         self._draws = self._known_to_draw()
-        """Whether samples are seeded; None as long as no batch without seeds has drawn."""
-        self._has_begun = False
+        """Whether samples are seeded; None as long as none has drawn."""
+        self._num_seeded = 0
+        """Number of samples that were seeded and watched, and have not drawn."""
+        self._seeds_first: bool | None = None
+        """Whether the first samples are seeded before anything is known; None before the first."""
 
     @property
     def uses_global_generators(self) -> bool:
-        return self._draws is True or self._collate_fn not in DRAWS_NOTHING
+        return self._draws or self._is_early() or self._collate_fn not in DRAWS_NOTHING
+
+    def _is_early(self) -> bool:
+        """Whether the next samples are seeded because too few were watched.
+
+        In a program with other threads only the main thread may do so: whatever another thread
+        seeds, it takes from the thread that trains.
+        """
+        if self._draws is not None:
+            return False
+        if self._seeds_first is None:
+            is_main = threading.current_thread() is threading.main_thread()
+            self._seeds_first = is_main or not others_alive()
+        return self._seeds_first and self._num_seeded < EVIDENCE
 
     def _known_to_draw(self) -> bool | None:
         if type(self) is not SampleMaker or self._native or self._set_sample_seeds:
@@ -100,8 +121,10 @@ class SampleMaker:
         return False if all(each is False for each in said) else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        if self._draws:
-            return self._seeded(request, check)
+        if self._draws or self._is_early():
+            batch = self._seeded(request, check)
+            self._num_seeded += len(request.indices)
+            return batch
         with stage("read"):
             samples = self._unseeded(request, check)
         if samples is not None:
@@ -114,24 +137,48 @@ class SampleMaker:
         indices, samples = request.index_list(), list[Any]()
         if self._policy.knows_any(indices):
             return None
-        # If even the first sample draws, no batch is made twice.
-        parts = [indices] if self._has_begun else [indices[:1], indices[1:]]
         watch = DrawWatch()
         try:
-            for part in parts:
-                with nullcontext() if self._draws is False else watch:
-                    samples += self._made(part, check)
-                if watch.was_used:
-                    return None
+            with nullcontext() if self._draws is False else watch:
+                samples += self._made(indices, check)
         except Stopped:
             raise
         except Exception:
             return None
         finally:
-            if watch.was_used:
-                self._draws = True
-        self._has_begun = True
-        return samples
+            is_alone = not (watch.was_used and others_alive())
+            if is_alone:
+                watch.undo()
+            if watch.was_used and (watch.was_asked or self._seeds_first or is_alone):
+                self._met_draw()
+        if watch.was_used and self._draws is None:
+            self._leave_alone()
+        return None if self._draws else samples
+
+    def _leave_alone(self) -> None:
+        """Seed nothing in this pass, as another thread may have moved a generator, and warn."""
+        self._draws = False
+        warnings.warn(
+            f"a global generator moved while samples of {type(self._dataset).__name__} were made "
+            "without workers, and another thread may have drawn from it. The loader leaves "
+            "the generators alone in this pass. If the dataset draws as well, its numbers are not "
+            "reproducible. Remedy: num_workers=1, or an attribute draws = True or draws = False of "
+            "the dataset and transform",
+            stacklevel=2,
+        )
+
+    def _met_draw(self) -> None:
+        """Seed from here on, and report that it is late."""
+        self._draws = True
+        if self._seeds_first:
+            warnings.warn(
+                f"a sample of {type(self._dataset).__name__} drew from a global generator, and "
+                f"none of the first {self._num_seeded:,} samples did. Its batch was made again "
+                "with seeds, as all later samples are. What the dataset kept from the first call "
+                "is not reproducible. Remedy: give the dataset or transform an attribute "
+                "draws = True",
+                stacklevel=2,
+            )
 
     def _made(self, indices: list[Any], check: Callable[[], None]) -> list[Any]:
         """Return these samples, at no more than torch pays for them where nothing is to be done."""
@@ -198,7 +245,15 @@ class SampleMaker:
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
             self._seed(seed)
-            return self.fetch(key)
+            if self._draws is not None:
+                return self.fetch(key)
+            watch = DrawWatch()
+            try:
+                with watch:
+                    return self.fetch(key)
+            finally:
+                if watch.was_used:
+                    self._draws = True
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):

@@ -19,6 +19,7 @@ from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.randomness.global_generators import (
     DrawWatch,
     caller_generators_restored,
+    others_alive,
 )
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
@@ -117,6 +118,8 @@ class ShardedReader:
                 raise
         if not watch.was_used:
             return taken
+        if not others_alive():
+            watch.undo()
         self._draws = True
         go_back()
         with caller_generators_restored():

@@ -42,7 +42,7 @@ class WorkerPool:
         self._is_new = False
         """Whether the idle pipeline has not yet run a pass."""
         self._has_looked = False
-        """Whether the user's own generators were looked for, of which the pool warns once."""
+        """Whether private generators were looked for, of which the pool warns once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Give a copy of the loader, or its pickle, a worker pool of its own."""
@@ -93,7 +93,7 @@ class WorkerPool:
     def renew(self, plan: Plan, policy: BadSamplePolicy, seed: int, start: Address) -> Pipeline:
         """Return a pipeline with new workers, which are not started."""
         if not self._has_looked and not plan.is_iterable:
-            warn_of_own_generators(plan.config.dataset, plan.transform)
+            warn_of_own_generators(plan.config.dataset, plan.config.transform)
         self._has_looked = True
         if self._device is not None:
             self._stage = self._stage or self._former_stage()

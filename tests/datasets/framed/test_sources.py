@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming
 from stateful_gpu_loader.datasets.storage import index_files
-from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming
 from tests.datasets.record_kinds import KINDS, Kind, items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]
@@ -89,10 +90,11 @@ def test_the_index_is_built_once(
     sources = [kind.source(paths), kind.source(paths, cache_dir=kept)]
     assert len(list(kept.iterdir())) == len(list(paths[0].parent.glob("*.npz"))) == 4
 
-    def forbidden(*arguments: object) -> None:
+    def forbidden(*arguments: object, **options: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(OpenFiles, "read", forbidden)
+    for framing in (TFRecordFraming, RecordIOFraming):
+        monkeypatch.setattr(framing, "walk", forbidden)
     again = [kind.source(paths), kind.source(paths, cache_dir=kept)]
     assert {len(source) for source in sources + again} == {11}
     assert len({source.fingerprint() for source in sources + again}) == 1

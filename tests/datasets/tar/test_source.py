@@ -19,6 +19,7 @@ import torch
 from stateful_gpu_loader.datasets.source import read_into
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
+from stateful_gpu_loader.datasets.tar import index as tar_index
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from tests.datasets.tar.tar_files import sample_entries, write_tar
 
@@ -260,7 +261,7 @@ def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) ->
         raise AssertionError("a tar was read for its index")
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpenFiles, "fill", forbidden)
+        patch.setattr(tar_index, "_build", forbidden)
         again = TarSource(tars)
     assert contents(again) == contents(first)
     assert again.fingerprint() == first.fingerprint()

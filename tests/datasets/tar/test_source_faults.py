@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import errno
 import gzip
+import io
+import lzma
 import os
 import pickle
+import re
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stateful_gpu_loader.datasets.tar.shards import TarShards
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from tests.datasets.tar.tar_files import sample_entries, tar_bytes, write_tar
 
@@ -201,3 +207,55 @@ def test_bytes_that_change_after_indexing_never_give_another_sample(place: int, 
             with contextlib.suppress(ValueError, OSError):
                 found = source.read(index).data.tolist()
                 assert sum(a != b for a, b in zip(found, image, strict=True)) <= 1
+
+
+def test_errors_of_construction_do_not_advise_what_a_loader_does(tar: Path) -> None:
+    """No loader is there yet whose on_bad_sample= could leave a record out."""
+    for damage in (b"", b"not a tar at all" * 99, WHOLE[:1300], WHOLE[:1024] + b"x" + WHOLE[1025:]):
+        tar.write_bytes(damage)
+        with pytest.raises(ValueError, match="Remedy: ") as caught:
+            TarSource(tar)
+        assert "on_bad_sample" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compress", "packer"),
+    [(gzip.compress, "gzip"), (bz2.compress, "bzip2"), (lzma.compress, "xz")],
+)
+@pytest.mark.parametrize("size", [None, 100])
+def test_a_compressed_tar_with_the_name_of_a_plain_one_is_named(
+    tar: Path, compress: Callable[[bytes], bytes], packer: str, size: int | None
+) -> None:
+    tar.write_bytes(compress(WHOLE)[:size])
+    with pytest.raises(ValueError, match=f"is compressed by {packer}.*Remedy: decompress it"):
+        TarSource(tar)
+    with pytest.raises(ValueError, match=f"is compressed by {packer}"):
+        list(TarShards(tar))
+
+
+def test_a_member_whose_name_begins_as_a_compressed_file_is_read(tar: Path) -> None:
+    write_tar(tar, [("BZh.jpg", b"image"), ("BZh.cls", b"3")])
+    assert contents(TarSource(tar)) == [(b"image", 3)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(tarfile.LNKTYPE, "a hard link"), (tarfile.SYMTYPE, "a symbolic link")]
+)
+def test_a_link_in_place_of_a_member_is_named(tar: Path, kind: bytes, what: str) -> None:
+    """As GNU tar packs the second name of a file. webdataset leaves links out, too."""
+    with tarfile.open(tar, "w") as archive:
+        for name, content in (("a.jpg", b"image"), ("a.cls", b"1"), ("b.cls", b"2")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("b.jpg")
+        link.type, link.linkname = kind, "a.jpg"
+        archive.addfile(link)
+    text = rf"'b\.jpg' is {what} to 'a\.jpg' and has no content: .*--hard-dereference"
+    for _ in range(2):  # the second time with the kept index
+        with pytest.raises(ValueError, match=text):
+            TarSource(tar)
+        found = [each for each, _ in TarShards(tar).read_shard("a.tar", 0)]
+        assert isinstance(found[1], ValueError)
+        assert re.search(text, str(found[1]))
+    assert len(TarSource(tar, missing="skip")) == 1

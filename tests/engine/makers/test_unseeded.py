@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.makers import samples
 from tests.generators import generators
 from tests.map_datasets import Indices
+from tests.patience import seconds
 
 LENGTH, DRAWING = 24, 13
 DRAWS: dict[str, Callable[[], float]] = {
@@ -82,25 +84,79 @@ def test_workers_make_what_the_callers_thread_makes() -> None:
         assert seen(loader) == seen(expected)
 
 
-def test_only_the_batch_of_a_pass_that_first_draws_is_made_twice() -> None:
+def test_no_sample_is_made_twice_where_an_early_one_draws() -> None:
     loader = loader_of(random.random)
     for _ in range(2):
         seen(loader)
     dataset: Any = loader.dataset
-    assert dataset.asked == [*range(16), *range(12, LENGTH)] * 2
+    assert dataset.asked == [*range(LENGTH)] * 2
 
 
-def test_where_the_first_sample_draws_it_alone_is_made_twice() -> None:
-    dataset = Rarely(LENGTH, random.random)
-    loader = StatefulGPULoader(dataset, batch_size=4, sampler=[DRAWING, 1, 2, 3, 4, 5])
-    seen(loader)
-    assert dataset.asked == [DRAWING, DRAWING, 1, 2, 3, 4, 5]
+def test_a_late_draw_is_made_again_with_seeds_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "EVIDENCE", 8)
+    loader = loader_of(random.random)
+    with pytest.warns(UserWarning, match="Rarely drew .*draws = True"):
+        assert seen(loader) == seen(loader_of(random.random, draws=True))
+    dataset: Any = loader.dataset
+    assert dataset.asked == [*range(16), *range(12, LENGTH)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_sample(shuffle: bool) -> None:
+    """A cache of augmented samples, and a table that the first sample makes."""
+
+    class Keeping(Indices):
+        def __init__(self, length: int) -> None:
+            super().__init__(length)
+            self.kept: dict[int, float] = {}
+
+        def __getitem__(self, index: int) -> Any:
+            return self.kept.setdefault(index, random.random() + float(torch.rand(())))
+
+    found = []
+    for spoil in (1, 2):
+        random.seed(spoil)
+        torch.manual_seed(spoil)
+        loader: Any = StatefulGPULoader(Keeping(LENGTH), batch_size=4, seed=5, shuffle=shuffle)
+        found.append([batch.tolist() for _ in range(2) for batch in loader])
+    assert found[0] == found[1]
+
+
+def test_a_thread_that_iterates_a_quiet_dataset_leaves_the_generators_alone() -> None:
+    """Though the main thread draws while a batch is made."""
+    drawn, turn, done = list[float](), threading.Event(), threading.Event()
+
+    class Quiet(Indices):
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                turn.set()
+                done.wait(seconds(10))
+            return index
+
+    def work() -> None:
+        with pytest.warns(UserWarning, match="num_workers=1"):
+            seen_there.extend(StatefulGPULoader(Quiet(LENGTH), batch_size=8, seed=5))
+
+    random.seed(3)
+    expected = [random.random() for _ in range(9)]
+    random.seed(3)
+    seen_there: list[Any] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    turn.wait(seconds(10))
+    drawn.extend(random.random() for _ in range(4))
+    done.set()
+    thread.join()
+    drawn.extend(random.random() for _ in range(5))
+    assert drawn == expected
+    assert len(seen_there) == 3
 
 
 @pytest.mark.parametrize("draws", [None, False])
 def test_nothing_is_seeded_where_nothing_draws(
     draws: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(samples, "EVIDENCE", 0)
     monkeypatch.setattr(samples, "seed_global_generators", _never)
     if draws is False:
         monkeypatch.setattr(samples.DrawWatch, "__enter__", _never)

@@ -1,0 +1,113 @@
+"""Files that the package keeps for later runs: how they are made, and which of them are read.
+
+Whoever can write a kept file decides what a later run reads. So a kept file is read, or written to,
+only if it is a regular file of a trusted owner that not every user can write. Links are not
+followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO
+
+from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
+
+Owners = frozenset[int]
+"""Numbers of trusted users."""
+
+_MODE = 0o644
+"""Permissions of a new file, less the umask: no umask lets other users write it."""
+
+
+def owners_for_data(path: str | None) -> Owners:
+    """Return the users whose index of a data file is read: this one, root, and the data's owner.
+
+    The owner of the data decides what a run reads from it in any case.
+
+    Args:
+        path: file or folder of the data; None for a URL.
+
+    Raises:
+        OSError: the data cannot be found.
+    """
+    trusted = {os.geteuid(), 0}
+    return frozenset(trusted if path is None else trusted | {os.stat(path).st_uid})
+
+
+def owners_for_folder(folder: Path) -> Owners:
+    """Return the users whose files in a folder are read: this one, root, and the folder's owner.
+
+    The folder's owner is left out where every user can write to a folder above it, as to ``/tmp``:
+    another user may have made the folder there first.
+    """
+    trusted = {os.geteuid(), 0}
+    if not any(above.stat().st_mode & stat.S_IWOTH for above in folder.parents if above.exists()):
+        with contextlib.suppress(FileNotFoundError):
+            trusted.add(folder.stat().st_uid)
+    return frozenset(trusted)
+
+
+class KeptFile(Descriptor):
+    """An open kept file, closed with the last reference to it.
+
+    Args:
+        path: path of the file.
+        flags: flags of ``os.open``.
+        owners: numbers of the trusted users.
+
+    Raises:
+        PermissionError: the file is not trusted; the text says why.
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str, flags: int, owners: Collection[int]) -> None:
+        self.number = -1
+        # O_NONBLOCK, because opening a named pipe would wait for its other end.
+        safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            self.number = os.open(path, flags | safely, _MODE)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _untrusted(path, "it is a link") from None
+            raise
+        _check_trust(os.fstat(self.number), path, owners)
+
+
+@contextlib.contextmanager
+def new_file(place: Path, owners: Collection[int]) -> Iterator[tuple[IO[bytes], str]]:
+    """Yield a new file beside ``place``, and its path. It is removed afterwards unless renamed.
+
+    Raises:
+        PermissionError: a file that is made there is not trusted, so it would never be read.
+        OSError: the file cannot be made.
+    """
+    path = str(place.with_name(f".{place.name}.{secrets.token_hex(8)}.part"))
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    try:
+        with open(descriptor, "wb") as file:
+            _check_trust(os.fstat(descriptor), path, owners)
+            yield file, path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _check_trust(status: os.stat_result, path: str, owners: Collection[int]) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise _untrusted(path, "it is no regular file")
+    if status.st_uid not in owners:
+        raise _untrusted(path, f"user {status.st_uid} owns it, none of {sorted(owners)}")
+    if status.st_mode & stat.S_IWOTH:
+        raise _untrusted(path, f"every user can write it (mode {stat.S_IMODE(status.st_mode):o})")
+
+
+def _untrusted(path: str, reason: str) -> PermissionError:
+    return PermissionError(
+        errno.EPERM, f"not trusted: {reason}. Remedy: remove it, or use another folder", path
+    )

@@ -1,0 +1,490 @@
+"""Kept files of every kind: their permissions, whose are read, damage in shape, replaced data."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import shutil
+import stat
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stateful_gpu_loader import (
+    RNG,
+    Checkpoint,
+    FolderSource,
+    PreparedSource,
+    RecordIOSource,
+    TarSource,
+    TFRecordSource,
+)
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.folder import listing
+from stateful_gpu_loader.datasets.storage import folder_times, index_files
+from stateful_gpu_loader.datasets.storage.kept_files import owners_for_folder
+from tests.datasets.record_kinds import RECORDIO, TFRECORD
+from tests.datasets.tar.tar_files import photo_entries, tar_bytes, write_tar
+from tests.images import write_photo_folder
+
+STRANGER = 12345
+"""Number of another user."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@dataclass
+class Data:
+    """Data with a kept index."""
+
+    make: Callable[[], Any]
+    path: Path
+    """What is indexed."""
+    place: Path
+    """Where its index is kept."""
+
+    def samples(self) -> list[Any]:
+        source = self.make()
+        return [(source.read(i).data.tolist(), source.read(i).target) for i in range(len(source))]
+
+
+def _folder(root: Path) -> Data:
+    write_photo_folder(root / "photos", num_classes=2, per_class=2)
+    source = FolderSource(root / "photos")
+    assert len(source) == 4
+    return Data(lambda: FolderSource(root / "photos"), root / "photos", _place(root, "photos"))
+
+
+def _tar(root: Path) -> Data:
+    path = write_tar(root / "a.tar", photo_entries(0, 4))
+    make = lambda: TarSource(path, image="jpg")  # noqa: E731
+    make()
+    return Data(make, path, _place(root, "a.tar"))
+
+
+def _records(kind: Any, make: Any) -> Callable[[Path], Data]:
+    def records(root: Path) -> Data:
+        path = root / "a.records"
+        kind.write(path, [data for _, data in photo_entries(0, 4)[::3]])
+        make(path)
+        return Data(lambda: make(path), path, _place(root, "a.records"))
+
+    return records
+
+
+def _place(root: Path, name: str) -> Path:
+    (place,) = root.glob(f".{name}.*.npz")
+    return place
+
+
+DATA = {
+    "folder": _folder,
+    "tar": _tar,
+    "tfrecord": _records(TFRECORD, TFRecordSource),
+    "recordio": _records(RECORDIO, RecordIOSource),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of few images in young folders are kept, too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(listing, "KEPT_FROM", 1)
+    monkeypatch.setattr(folder_times, "YOUNG", -(10**18))
+
+
+@pytest.fixture(params=list(DATA))
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
+    root = tmp_path / "data"
+    root.mkdir()
+    return DATA[request.param](root)
+
+
+def in_child(run: Callable[[], None]) -> None:
+    """Run a function in a forked process, whose umask and limits are its own."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            torch.set_num_threads(1)
+            run()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def arrays_of(place: Path) -> dict[str, Any]:
+    with np.load(place) as file:
+        return {name: file[name] for name in file.files}
+
+
+def write_arrays(place: Path, arrays: dict[str, Any]) -> None:
+    """As a writer would that knows the format: with the right checksum."""
+    index = {name: array for name, array in arrays.items() if name not in ("header", "contents")}
+    contents = np.array(index_files._contents(index))
+    with open(place, "wb") as file:
+        np.savez(file, header=arrays["header"], contents=contents, **index)
+
+
+@pytest.mark.parametrize(("umask", "others"), [(0o077, 0), (0o027, 0o040), (0, 0o044)])
+def test_kept_files_have_the_permissions_that_the_umask_leaves(
+    tmp_path: Path, umask: int, others: int
+) -> None:
+    """Only the owner can write a kept file, even under umask 0."""
+
+    def run() -> None:
+        os.umask(umask)
+        for name, make in DATA.items():
+            (tmp_path / name).mkdir()
+            make(tmp_path / name)
+        prepared = PreparedSource(FolderSource(tmp_path / "folder" / "photos"), tmp_path / "kept")
+        prepared.read(0)
+        checkpoint = Checkpoint()
+        checkpoint.register(RNG(1), "rng")
+        checkpoint.collect()
+        checkpoint.save(tmp_path / "checkpoint" / "a.json")
+
+    in_child(run)
+    files = [
+        *tmp_path.glob("*/.*.npz"),
+        *(tmp_path / "kept").iterdir(),
+        *(tmp_path / "home").rglob("*.npz"),
+    ]
+    assert len(files) == 4 + 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600 | others}
+    mode = stat.S_IMODE((tmp_path / "checkpoint" / "a.json").stat().st_mode)
+    assert mode == 0o666 & ~umask
+
+
+def _drop(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda arrays: arrays.pop(name)
+
+
+def _set(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def change(arrays: dict[str, Any]) -> None:
+        arrays[name] = make(arrays[name])
+
+    return change
+
+
+def _first(value: int) -> Callable[[Any], Any]:
+    def make(array: Any) -> Any:
+        changed = array.copy()
+        changed.flat[0] = value
+        return changed
+
+    return make
+
+
+SHAPES = {
+    "tar": [
+        *map(_drop, ("members", "extensions", "vocabulary", "starts", "keys", "key_ends", "links")),
+        _set("members", lambda array: array[:, :2]),
+        _set("members", lambda array: array.astype(np.float64)),
+        _set("members", _first(1 << 62)),
+        _set("members", _first(-512)),
+        _set("extensions", _first(99)),
+        _set("extensions", lambda array: array[:-1]),
+        _set("starts", lambda array: array[::-1].copy()),
+        _set("starts", _first(-(2**63))),
+        _set("key_ends", lambda array: array * (1 << 40)),
+        _set("key_ends", lambda array: array[:1]),
+        _set("vocabulary", lambda array: array[:0]),
+    ],
+    "folder": [
+        *map(_drop, ("classes", "counts", "names", "name_ends", "folders", "times")),
+        _set("counts", lambda array: array * (1 << 50)),
+        _set("counts", lambda array: array[:1]),
+        _set("counts", lambda array: array[None]),
+        _set("counts", lambda array: array.astype("U9")),
+        _set("name_ends", lambda array: array[::-1].copy()),
+        _set("name_ends", _first(-5)),
+        _set("times", lambda array: array[:, :1]),
+        _set("names", lambda array: array[:-1]),
+    ],
+    "tfrecord": [
+        _drop("offsets"),
+        _set("offsets", lambda array: array[::-1].copy()),
+        _set("offsets", lambda array: array[:, None]),
+        _set("offsets", lambda array: array.astype(np.uint8)),
+        _set("offsets", lambda array: array[:0]),
+        _set("offsets", _first(-(2**63))),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", list(SHAPES))
+def test_an_index_of_another_shape_is_built_again(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = DATA[name](tmp_path)
+    expected, arrays = data.samples(), arrays_of(data.place)
+    for change in SHAPES[name]:
+        changed = dict(arrays)
+        change(changed)
+        write_arrays(data.place, changed)
+        caplog.clear()
+        assert data.samples() == expected
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        assert str(data.place) in record.getMessage()
+        caplog.clear()
+        assert data.samples() == expected
+        assert not caplog.records, "what was built again is kept"
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "/etc/passwd", "class_0/../../secret.jpg"])
+def test_a_listing_with_a_name_outside_of_the_folder_is_built_again(
+    tmp_path: Path, name: str
+) -> None:
+    data = _folder(tmp_path)
+    expected, arrays = data.samples(), arrays_of(data.place)
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    first = int(arrays["name_ends"][1])
+    rest = arrays["names"].tobytes()[first:]
+    arrays["names"] = np.frombuffer(name.encode() + rest, dtype=np.uint8)
+    arrays["name_ends"][1:] += len(name) - first
+    write_arrays(data.place, arrays)
+    assert data.samples() == expected
+
+
+def test_two_dots_within_a_name_are_a_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
+    (photo,) = (tmp_path / "photos").glob("*/*")
+    shutil.copy(photo, photo.with_name("..a..b.jpg"))
+    for _ in range(2):
+        assert len(FolderSource(tmp_path / "photos")) == 2
+    assert not caplog.records
+
+
+def _of_a_stranger(place: Path) -> None:
+    os.chown(place, STRANGER, -1)
+
+
+def _writable_by_all(place: Path) -> None:
+    place.chmod(0o666)
+
+
+def _link(place: Path) -> None:
+    place.rename(place.with_name("elsewhere"))
+    place.symlink_to(place.with_name("elsewhere"))
+
+
+def _pipe(place: Path) -> None:
+    place.unlink()
+    os.mkfifo(place)
+
+
+UNTRUSTED = [pytest.param(_of_a_stranger, marks=needs_root), _writable_by_all, _link, _pipe]
+
+
+@pytest.mark.parametrize("change", UNTRUSTED)
+def test_an_index_that_is_not_trusted_is_built_again(
+    data: Data, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Planted in a folder where every user can write, as /tmp."""
+    expected, arrays = data.samples(), arrays_of(data.place)
+    data.path.parent.chmod(0o1777)
+    if data.path.is_dir():
+        names = arrays["names"].tobytes()
+        arrays["names"] = np.frombuffer(names.replace(b"0.", b"1."), dtype=np.uint8)
+    write_arrays(data.place, arrays)
+    change(data.place)
+    assert data.samples() == expected
+    assert str(data.place) in caplog.records[0].getMessage()
+    caplog.clear()
+    assert data.samples() == expected
+    assert not caplog.records, "what was built again is kept, if need be elsewhere"
+
+
+@needs_root
+def test_the_index_of_the_owner_of_the_data_is_read(
+    data: Data, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = data.samples()
+    for path in (data.path, data.place):
+        os.chown(path, STRANGER, -1)
+    before = data.place.stat()
+    if not data.path.is_dir():  # chown changes the time of a folder
+        assert data.samples() == expected
+        assert data.place.stat().st_ino == before.st_ino
+    assert not [record for record in caplog.records if "not trusted" in record.getMessage()]
+
+
+def test_a_copy_with_the_same_size_and_time_is_indexed_again(data: Data) -> None:
+    """The inode is another one: no error, and no samples of the file before."""
+    if data.path.is_dir():
+        pytest.skip("a folder's own times are compared")
+    expected, before = data.samples(), data.place.stat().st_ino
+    shutil.copy2(data.path, data.path.with_name("copy"))
+    os.replace(data.path.with_name("copy"), data.path)
+    assert data.samples() == expected
+    assert data.place.stat().st_ino != before
+
+
+def _in_place(path: Path, content: bytes) -> None:
+    """Other bytes with the same size, time and inode."""
+    status = path.stat()
+    assert len(content) == status.st_size
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_tar_overwritten_with_the_same_size_and_time_is_indexed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = _tar(tmp_path)
+    names = [(name.replace("000", "001"), content) for name, content in photo_entries(0, 4)]
+    _in_place(data.path, tar_bytes(names))
+    assert data.make().key(0) == "photos/0010"
+    assert data.make()[0][1] == 0
+    (record,) = caplog.records
+    assert str(data.place) in record.getMessage()
+
+
+def test_a_tar_overwritten_in_its_middle_is_refused_once(tmp_path: Path) -> None:
+    """The sample that shows it has the index removed, so the next source is right."""
+    data = _tar(tmp_path)
+    entries = photo_entries(0, 4)
+    names = [(name.replace("0001.", "0009."), content) for name, content in entries]
+    _in_place(data.path, tar_bytes(names))
+    source = data.make()
+    assert source[0][1] == 0
+    with pytest.raises(OSError, match="replaced since it was indexed") as caught:
+        source[1]
+    assert caught.value.errno == errno.ESTALE
+    assert repr(str(data.place)) in str(caught.value)
+    assert not data.place.exists()
+    again = data.make()
+    assert again.key(1) == "photos/0009"
+    assert again[1][1] == 1
+
+
+def test_an_index_that_cannot_be_kept_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit of the size of files stands for a full disk."""
+    path = write_tar(tmp_path / "a.tar", photo_entries(0, 4))
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        for _ in range(2):
+            assert len(TarSource(path, image="jpg")) == 4
+        (record,) = caplog.records
+        assert str(tmp_path / "home") in record.getMessage()
+        assert "File too large" in record.getMessage()
+
+    in_child(run)
+    assert not list(tmp_path.rglob("*.npz"))
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> FolderSource:
+    write_photo_folder(tmp_path / "photos", num_classes=2, per_class=2)
+    return FolderSource(tmp_path / "photos")
+
+
+@pytest.mark.parametrize("limit", [0, 200])
+def test_a_full_disk_at_the_first_file_of_prepared_images_is_named(
+    tmp_path: Path, photos: FolderSource, limit: int
+) -> None:
+    """At the index, which is made first, and at the description."""
+    folder = tmp_path / "kept"
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        with pytest.raises(OSError, match="Remedy: make room") as caught:
+            PreparedSource(photos, folder)
+        assert caught.value.errno == errno.EFBIG
+        assert caught.value.filename == str(folder)
+
+    in_child(run)
+    assert not list(folder.glob("*.part"))
+    assert not (folder / "prepared.json").exists()
+    assert len(PreparedSource(photos, folder)) == 4
+
+
+PREPARED = ["prepared.json", "index.bin", "pixels-000000.bin"]
+
+
+@pytest.mark.parametrize("name", PREPARED)
+@pytest.mark.parametrize("change", UNTRUSTED)
+def test_a_prepared_file_that_is_not_trusted_is_neither_read_nor_written(
+    tmp_path: Path,
+    photos: FolderSource,
+    name: str,
+    change: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder, recipes = tmp_path / "kept", [T.Resize((20, 30))]
+    first = PreparedSource(photos, folder, recipes)
+    expected = first.read(0).data.tolist()
+    change(folder / name)
+    contents = [path.read_bytes() for path in sorted(folder.iterdir()) if not path.is_fifo()]
+    if name == "pixels-000000.bin":
+        source = PreparedSource(photos, folder, recipes)
+        assert source.read(0).data.tolist() == expected
+        assert "not trusted" in caplog.text
+    else:
+        with pytest.raises(PermissionError, match=r"not trusted: .*Remedy") as caught:
+            PreparedSource(photos, folder, recipes)
+        assert caught.value.filename == str(folder / name)
+    assert contents == [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
+
+
+def test_an_index_that_is_a_link_before_the_folder_is_begun_is_not_followed(
+    tmp_path: Path, photos: FolderSource
+) -> None:
+    """Its target is neither cut nor made longer."""
+    folder, secret = tmp_path / "kept", tmp_path / "secret"
+    folder.mkdir()
+    secret.write_bytes(b"keep this")
+    for name in PREPARED[1:]:
+        (folder / name).symlink_to(secret)
+    with pytest.raises(PermissionError, match="it is a link"):
+        PreparedSource(photos, folder)
+    (folder / "index.bin").unlink()
+    PreparedSource(photos, folder).read(0)
+    assert secret.read_bytes() == b"keep this"
+
+
+def test_a_folder_that_is_begun_is_not_cut(tmp_path: Path, photos: FolderSource) -> None:
+    """By a process that does not see yet that another one has begun it."""
+    folder = tmp_path / "kept"
+    prepared = PreparedSource(photos, folder)
+    prepared.read(3)
+    description = json.loads((folder / "prepared.json").read_text())
+    (folder / "prepared.json").unlink()
+    write_photo_folder(tmp_path / "other", num_classes=1, per_class=1)
+    PreparedSource(FolderSource(tmp_path / "other"), folder)
+    (folder / "prepared.json").write_text(json.dumps(description))
+    assert PreparedSource(photos, folder).is_kept(3)
+
+
+@needs_root
+def test_the_owner_of_a_folder_is_trusted_unless_all_can_write_above_it(tmp_path: Path) -> None:
+    """Under /tmp another user may have made it first."""
+    folder = tmp_path / "open" / "kept"
+    folder.mkdir(parents=True)
+    os.chown(folder, STRANGER, -1)
+    above = {path: stat.S_IMODE(path.stat().st_mode) for path in folder.parents}
+    if any(mode & stat.S_IWOTH for mode in above.values()):
+        assert STRANGER not in owners_for_folder(folder)
+    (tmp_path / "open").chmod(0o1777)
+    assert owners_for_folder(folder) == {os.geteuid(), 0}

@@ -2,12 +2,11 @@
 
 A signal handler runs between two bytecodes of the main thread. Here the bytecode is chosen::
 
-    places = count_places(lambda: next(iter(make())))
-    for n in range(1, places + 1):
+    for place, number in places_of(lambda: next(iter(make()))).items():
         batches = iter(make())
-        with interrupt_at(n) as interrupt, suppress(KeyboardInterrupt):
+        with interrupt_at(number) as interrupt, suppress(KeyboardInterrupt):
             next(batches)
-        assert interrupt.reached, n
+        assert interrupt.reached, place
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Place:
     line: int
     opcode: str
     """Name of the bytecode that does not run any more; of the line's first where lines count."""
-    outermost: bool
-    """Whether no other function of the package had called this one."""
+    callers: tuple[str, ...]
+    """Names of the package's functions that led to this one, innermost first."""
 
     @property
     def source(self) -> str:
@@ -62,6 +61,8 @@ class Interrupt:
         """Number of places met."""
         self.where: Place | None = None
         """Place where the exception was raised; None if it was not reached."""
+        self.met: dict[Place, int] = {}
+        """Number of each place when it was first met, if nothing is raised."""
         self._at = at
         self._error = error
         self._by = by
@@ -122,7 +123,9 @@ class Interrupt:
         if self.reached or frame.f_lineno is None:
             return
         self.count += 1
-        if self.count == self._at:
+        if self._at is None:
+            self.met.setdefault(_place(frame), self.count)
+        elif self.count == self._at:
             self.where = _place(frame)
             raise self._error(f"raised before {self.where}")
 
@@ -144,23 +147,35 @@ def interrupt_at(
         yield interrupt
 
 
-def count_places(call: Callable[[], object], *, by: Literal["line", "opcode"] = "opcode") -> int:
-    """Return how many bytecodes, or lines, of the package ``call`` runs in this thread."""
+def places_of(
+    call: Callable[[], object], *, by: Literal["line", "opcode"] = "opcode"
+) -> dict[Place, int]:
+    """Return the places that ``call`` runs in this thread, and the number of each.
+
+    Left out are those where the interpreter never calls a signal handler: the bytecodes between the
+    end of a ``with`` block and the call of ``__exit__``.
+    """
     with Interrupt(None, KeyboardInterrupt, by).watching() as interrupt:
         call()
-    return interrupt.count
+    return {
+        place: number
+        for place, number in interrupt.met.items()
+        if not (place.opcode == "LOAD_CONST" and place.source.startswith("with "))
+    }
 
 
 def _place(frame: FrameType) -> Place:
-    outer = frame.f_back
-    while outer is not None and not _is_of_package(outer.f_code):
+    callers, outer = [], frame.f_back
+    while outer is not None:
+        if _is_of_package(outer.f_code):
+            callers.append(outer.f_code.co_name)
         outer = outer.f_back
     return Place(
         file=frame.f_code.co_filename.removeprefix(_PACKAGE),
         function=frame.f_code.co_name,
         line=frame.f_lineno,
         opcode=_opcodes(frame.f_code).get(frame.f_lasti, ""),
-        outermost=outer is None,
+        callers=tuple(callers),
     )
 
 

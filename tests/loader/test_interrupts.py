@@ -1,0 +1,200 @@
+"""A signal handler that raises inside ``next()``, at any line or bytecode, loses no batch (A18)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import transforms as T
+from tests.conformance import copy_of, same
+from tests.fake_gpu import FakeGpu, fake_gpu
+from tests.images import write_photo_folder
+from tests.interrupts import Place, interrupt_at, places_of
+from tests.makers import MAKERS
+from tests.stream_kinds import KINDS
+
+__all__ = ["fake_gpu"]
+
+Make = Callable[..., StatefulGPULoader[Any]]
+
+
+class Alarm(Exception):
+    """Raised by the handler of a watchdog."""
+
+
+def batches_of(loader: StatefulGPULoader[Any]) -> list[Any]:
+    return [copy_of(batch) for batch in loader]
+
+
+def places_of_next(make: Make, at: int, by: Literal["line", "opcode"]) -> dict[Place, int]:
+    """The places that the call of ``next()`` after ``at`` batches runs."""
+    batches = iter(make())
+    for _ in range(at):
+        next(batches)
+    return places_of(lambda: next(batches, None), by=by)
+
+
+def assert_whole(
+    make: Make,
+    *,
+    at: int,
+    error: type[BaseException] = KeyboardInterrupt,
+    by: Literal["line", "opcode"] = "line",
+    every: int = 1,
+) -> None:
+    """Interrupt ``next()`` after ``at`` batches at each place, go on, save and resume."""
+    loader = make()
+    whole, following = batches_of(loader), batches_of(loader)
+    places = list(places_of_next(make, at, by).items())
+    for place, number in places[::every]:
+        loader = make()
+        batches = iter(loader)
+        found = [copy_of(next(batches)) for _ in range(at)]
+        raised = False
+        try:
+            with interrupt_at(number, error, by=by) as interrupt:
+                found.append(copy_of(next(batches)))
+        except error:
+            raised = True
+        except StopIteration:
+            pass
+        if not interrupt.reached:
+            continue
+        state = loader.state_dict()
+        rest = [copy_of(batch) for batch in batches]
+        expected = whole
+        if raised and _may_lose(interrupt.where, error):
+            expected = whole[:at] + whole[at + len(whole) - len(found + rest) :]
+        assert same(found + rest, expected), place
+        assert same(batches_of(loader), following), place
+        resumed = make()
+        resumed.load_state_dict(state)
+        is_next_epoch = state["epoch"] == 1
+        assert same(batches_of(resumed), following if is_next_epoch else rest), place
+
+
+def _may_lose(place: Place | None, error: type[BaseException]) -> bool:
+    """Whether a place is one of those where the guarantees promise nothing."""
+    assert place is not None
+    returns = place.function == "__next__" and place.opcode.startswith("RETURN")
+    return returns or (
+        issubclass(error, Exception) and "execute" in (place.function, *place.callers)
+    )
+
+
+QUICK = [
+    "order",
+    "a sampler of generator function",
+    "a sampler with state, on the sampler",
+    "dataset with state",
+    "plain iterable",
+    "shards",
+]
+"""Kinds of streams that the fast tests interrupt."""
+ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterator with state"]
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
+    assert_whole(KINDS[kind], at=1, every=4)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "the end"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_at_any_line_loses_and_shifts_nothing(kind: str, at: int) -> None:
+    assert_whole(KINDS[kind], at=at % (1 + len(list(KINDS[kind]()))))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", ENOUGH)
+def test_an_interrupt_at_any_bytecode_loses_and_shifts_nothing(kind: str) -> None:
+    assert_whole(KINDS[kind], at=1, by="opcode")
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_an_alarm_costs_at_most_the_batch_that_it_met(kind: str) -> None:
+    """Without workers an Exception of a handler cannot be told from one of the dataset."""
+    assert_whole(KINDS[kind], at=1, error=Alarm, every=4)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", ENOUGH)
+def test_an_alarm_at_any_bytecode_costs_at_most_the_batch_that_it_met(kind: str) -> None:
+    assert_whole(KINDS[kind], at=1, error=Alarm, by="opcode")
+
+
+def make_images(root: Path, **arguments: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(
+        FolderSource(root),
+        **{"batch_size": 3, "shuffle": True, "seed": 3, "transform": RECIPES, **arguments},
+    )
+
+
+RECIPES = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+def test_threads_go_on_after_an_interrupt(photos: Path, error: type[BaseException]) -> None:
+    assert_whole(partial(make_images, photos, num_workers=2), at=1, error=error, every=2)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("at", [0, 1, 7])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+def test_threads_go_on_after_an_interrupt_at_any_bytecode(
+    photos: Path, error: type[BaseException], at: int
+) -> None:
+    assert_whole(partial(make_images, photos, num_workers=2), at=at, error=error, by="opcode")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_device_goes_on_after_an_interrupt(
+    photos: Path, fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
+) -> None:
+    make = partial(make_images, photos, num_workers=num_workers, device="cuda")
+    assert_whole(make, at=1, error=error, every=4)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_a_device_goes_on_after_an_interrupt_at_any_line(
+    photos: Path, fake_gpu: FakeGpu, at: int
+) -> None:
+    assert_whole(partial(make_images, photos, num_workers=2, device="cuda"), at=at)
+
+
+PROCESSES: dict[str, Make] = {
+    "map": partial(MAKERS["map"], num_workers=2),
+    "persistent": partial(MAKERS["map"], num_workers=1, persistent_workers=True),
+    "sampler and dataset with state": partial(
+        MAKERS["sampler and dataset with state"], num_workers=2
+    ),
+    "plain iterable": partial(MAKERS["plain iterable"], num_workers=2),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
+    assert_whole(PROCESSES["map"], at=1, error=error, every=25)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "the end"])
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_processes_go_on_after_an_interrupt_at_any_line(kind: str, at: int) -> None:
+    make = PROCESSES[kind]
+    assert_whole(make, at=at % (1 + len(list(make()))), every=3)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=2, per_class=10)
+    return root

@@ -411,8 +411,14 @@ def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int
 class _Queue(Queue):  # type: ignore[type-arg]
     """A queue to or from a worker that reports what cannot be pickled in place of the message.
 
-    Python's queue prints the error in its feeder thread, and the reader waits for ever.
+    Python's queue prints the error in its feeder thread, and the reader waits for ever. The thread
+    has a name of the package here, by which it is known to draw from no generator.
     """
+
+    def _start_thread(self) -> None:
+        queue: Any = super()
+        queue._start_thread()
+        _untyped(self)._thread.name = "stateful_gpu_loader feeder"
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         if not isinstance(message, tuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from stateful_gpu_loader.randomness.global_generators import (
@@ -62,24 +62,21 @@ class DrawRule:
         """Whether the next samples are seeded: one has drawn, or too few were watched."""
         return self.may_seed and (self.draws is True or self._num_seeded < EVIDENCE)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Watch a block of samples, each read by :meth:`seeded`, if that is needed.
 
         Samples for which nothing may be seeded are watched together, as by :meth:`unseeded`.
         """
         if self.draws is not None:
-            yield
-            return
-        if not self.may_seed:
-            with self.unseeded():
-                yield
-            return
-        with draws_watched() as self._watch:
-            try:
-                yield
-            finally:
-                self._watch = None
+            return nullcontext()
+        return self._one_by_one() if self.may_seed else self._together()
+
+    def unseeded(self) -> AbstractContextManager[None]:
+        """Watch a block of samples without seeds, if that is needed.
+
+        If :attr:`draws` is True afterwards, they have to be made again with seeds.
+        """
+        return self._together() if self.draws is None else nullcontext()
 
     def seeded(self, read: Callable[[], T]) -> T:
         """Read one sample, for which the generators were just seeded, and note whether it draws."""
@@ -97,14 +94,15 @@ class DrawRule:
                 self._report(watch)
 
     @contextmanager
-    def unseeded(self) -> Iterator[None]:
-        """Watch a block of samples without seeds, if that is needed.
+    def _one_by_one(self) -> Iterator[None]:
+        with draws_watched() as self._watch:
+            try:
+                yield
+            finally:
+                self._watch = None
 
-        If :attr:`draws` is True afterwards, they have to be made again with seeds.
-        """
-        if self.draws is not None:
-            yield
-            return
+    @contextmanager
+    def _together(self) -> Iterator[None]:
         watch = None
         try:
             with draws_watched() as watch:

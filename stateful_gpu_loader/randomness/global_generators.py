@@ -198,12 +198,10 @@ def draws_watched() -> Iterator[DrawWatch]:
     watch = DrawWatch()
     try:
         try:
-            _let_look_up(
-                *(
-                    _StandIn(thing, call, watch)
-                    for thing, call in zip(looked_up, _UNSEEDABLE, strict=True)
-                )
-            )
+            stand_ins = _STAND_INS if looked_up == _USUAL else _stand_ins_of(looked_up)
+            for stand_in in stand_ins:
+                stand_in.watch = watch
+            _let_look_up(*stand_ins)
             yield watch
         finally:
             watch.look()
@@ -244,15 +242,16 @@ class _StandIn:
     Args:
         thing: what it stands in for.
         call: name of the call that takes a seed from the system, or None.
-        watch: is notified.
     """
 
     __slots__ = ("call", "thing", "watch")
 
-    def __init__(self, thing: Any, call: str | None, watch: DrawWatch) -> None:
+    watch: DrawWatch
+    """The watch in progress."""
+
+    def __init__(self, thing: Any, call: str | None) -> None:
         self.thing = thing
         self.call = call
-        self.watch = watch
 
     def __getattr__(self, name: str) -> Any:
         self.watch.note(self.call if name == "seed" else None)
@@ -262,3 +261,11 @@ class _StandIn:
         seeds = [*args[:1], *kwargs.values()]
         self.watch.note(self.call if seeds in ([], [None]) else None)
         return self.thing(*args, **kwargs)
+
+
+def _stand_ins_of(things: tuple[Any, ...]) -> tuple[_StandIn, ...]:
+    return tuple(map(_StandIn, things, _UNSEEDABLE))
+
+
+_USUAL = _looked_up()
+_STAND_INS = _stand_ins_of(_USUAL)

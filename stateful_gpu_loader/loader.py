@@ -19,7 +19,7 @@ from stateful_gpu_loader.engine.arguments import (
     check_dataset,
     sampling_of,
 )
-from stateful_gpu_loader.engine.config import ARGUMENTS, FIXED, LoaderConfig
+from stateful_gpu_loader.engine.config import ARGUMENTS, FIXED, FOLLOWED, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.iterator import Run
 from stateful_gpu_loader.engine.peek import twin_of
@@ -51,7 +51,8 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             persistent_workers, pin_memory_device, in_order, snapshot_every_n_steps: as in
             StatefulDataLoader.
         seed: seed of the order and the augmentations. None draws one, once, from ``generator`` or
-            torch's default generator (0 with several ranks), and keeps it in the state.
+            torch's default generator, and keeps it in the state. It is 0 if ranks divide the data:
+            by ``num_replicas``, or by a sampler that has ``rank`` and ``num_replicas``.
         rank, num_replicas: as in DistributedSampler. None does not divide the dataset, and
             ``num_replicas="auto"`` asks torch.distributed at the first ``next()``.
         device: device that batches are delivered on: ``"cuda"``, ``"cuda:1"``, a ``torch.device``,
@@ -203,9 +204,24 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             has_batch_sampler=batch_sampler is not None,
             **{name: getattr(self, name) for name in ARGUMENTS},
         )
-        self._engine = Engine(Plan.of(config), seed, generator)
+        plan = Plan.of(config)
+        self.__dict__["_built_engine"] = Engine(plan, seed, generator)
         if num_workers > 0:
-            runs_in_threads(self._engine.plan)  # which refuses threads that cannot do the work
+            runs_in_threads(plan)  # which refuses threads that cannot do the work
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine, which follows samplers that a program has put in place of the loader's.
+
+        Programs replace ``batch_sampler`` by ``object.__setattr__``, or override
+        ``_index_sampler``. torch's DataLoader takes what it finds there at ``iter()``.
+
+        Raises:
+            LoaderError: a replaced object came too late, or cannot be taken.
+        """
+        engine: Engine = self.__dict__["_built_engine"]
+        engine.follow(self._index_sampler, dataset=self.dataset, collate_fn=self.collate_fn)
+        return engine
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless it decides what the batches are, which raises a ValueError.
@@ -213,7 +229,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         torch's DataLoader protects ``batch_size`` in the same way. Attributes of the workers take
         effect in the next pass.
         """
-        engine: Engine | None = self.__dict__.get("_engine")
+        engine: Engine | None = self.__dict__.get("_built_engine")
         if engine is None or name not in FIXED | ARGUMENTS:
             super().__setattr__(name, value)
             return
@@ -226,13 +242,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         if name == "num_workers" and value != self.num_workers:
             self._check_free_workers()
         super().__setattr__(name, value)
-        if name in ARGUMENTS - FIXED:
+        if name in ARGUMENTS - FIXED - FOLLOWED:
             engine.change(name, getattr(self, name))
 
     def __copy__(self) -> StatefulGPULoader[_T_co]:
         """Return a copy that shares the passes; attributes of workers are changed separately."""
         twin: StatefulGPULoader[_T_co] = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__, _engine=copy.copy(self._engine))
+        twin.__dict__.update(self.__dict__, _built_engine=copy.copy(self._engine))
         return twin
 
     def __iter__(self) -> Any:
@@ -243,7 +259,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
                 "then device pinned memory won't be used.",
                 stacklevel=2,
             )
-        return Run(self._engine, self.__len__)
+        return self._get_iterator()
 
     def __len__(self) -> int:
         """Return the number of batches in a whole epoch, for the present batch size and ranks."""
@@ -378,12 +394,13 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         As in torch, an iterator that is still referenced goes on, and its workers end with it.
         """
         self._placed_iterator = iterator
-        if iterator is None and "_engine" in vars(self):
-            self._engine.dismiss_workers()
+        engine: Engine | None = self.__dict__.get("_built_engine")
+        if iterator is None and engine is not None:
+            engine.dismiss_workers()
 
     def _get_iterator(self) -> Any:
-        """Return a new iterator, as torch's class does; some programs call it."""
-        return iter(self)
+        """Return a new iterator; subclasses call it in their ``__iter__``, as torch's."""
+        return Run(self._engine, self.__len__)
 
     @property
     def unverified(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,11 @@ FIXED = frozenset(
 """Attributes that cannot be changed once the loader is built.
 
 They decide its batches, or were checked then. torch's DataLoader protects its own attributes.
+"""
+FOLLOWED = frozenset({"dataset", "batch_size", "sampler", "batch_sampler", "drop_last"})
+"""Attributes that torch's DataLoader protects, and that only a program which unlocks it can set.
+
+Torch takes the dataset and the sampler from them at ``iter()``; see :meth:`Engine.follow`.
 """
 OF_WORKERS = frozenset(
     ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
@@ -137,6 +142,37 @@ class LoaderConfig:
         """The dataset, if it is a function that is called for every sample or batch."""
         dataset = self.dataset
         return dataset if isinstance(dataset, CallableSource) and not dataset.is_iterated else None
+
+    def is_sampled_by(self, index_sampler: Any) -> bool:
+        """Whether torch's ``_index_sampler`` is the one that the loader was built with.
+
+        A plain BatchSampler counts by what it holds, which programs replace as well.
+        """
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        if index_sampler is not given or type(given) is not BatchSampler:
+            return index_sampler is given
+        if self.has_batch_sampler:
+            return given.sampler is self.own_sampler
+        held = (given.sampler, given.batch_size, given.drop_last)
+        return held == (self.sampler, self.batch_size, self.drop_last)
+
+    def sampled_by(self, index_sampler: Any) -> LoaderConfig:
+        """Return the configuration of a loader that was built with this sampler."""
+        if self.batch_sampler is None:
+            return replace(self, sampler=index_sampler, shuffle=None)
+        is_own = index_sampler is self.batch_sampler and not self.has_batch_sampler
+        if is_own and index_sampler.sampler is self.sampler:
+            size, drop_last = index_sampler.batch_size, index_sampler.drop_last
+            return replace(self, batch_size=size, drop_last=drop_last)
+        return replace(
+            self,
+            batch_sampler=index_sampler,
+            has_batch_sampler=True,
+            sampler=None,
+            batch_size=None,
+            drop_last=False,
+            shuffle=None,
+        )
 
     @cached_property
     def own_sampler(self) -> Any:

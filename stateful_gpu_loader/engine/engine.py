@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,13 @@ from stateful_gpu_loader.engine.resume.places import (
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
-from stateful_gpu_loader.engine.sampler_link import pass_on_requested_epoch, seed_of
+from stateful_gpu_loader.engine.sampler_link import (
+    divides_data,
+    pass_on_requested_epoch,
+    rank_in_words,
+    seed_of,
+    settle_seed_of,
+)
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
@@ -41,6 +48,7 @@ from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
+from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.state.descriptions import own_fingerprint
 from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
@@ -116,7 +124,7 @@ class Engine:
         self.seed = SettledSeed(
             seed_of(config.sampler) if seed is None else seed,
             generator,
-            sharded=config.num_replicas is not None,
+            is_divided=partial(divides_data, config),
         )
         self.passes = Passes()
         self.tally = Tally()
@@ -130,6 +138,8 @@ class Engine:
         """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
         self._identity: tuple[int | None, Identity] | None = None
+        self._former_sampler: Any = None
+        """Sampler that the loader was built with, if another one has taken its place."""
 
     def change(self, name: str, value: Any) -> None:
         """Set an argument that changes no batch.
@@ -139,6 +149,38 @@ class Engine:
         self.plan = replace(self.plan, config=replace(self.plan.config, **{name: value}))
         if name in OF_WORKERS:
             self.workers = self.workers.successor()
+
+    def follow(self, index_sampler: Any, *, dataset: Any, collate_fn: Any) -> None:
+        """Take a sampler that a program has put in place of the loader's, before the first pass.
+
+        Args:
+            index_sampler: what torch's DataLoader would iterate.
+            dataset, collate_fn: the loader's present ones.
+
+        Raises:
+            LoaderError: a pass was begun or a state loaded with another sampler, the dataset is not
+                map-style, or the dataset or the ``collate_fn`` was replaced.
+        """
+        config = self.plan.config
+        for name, present in (("dataset", dataset), ("collate_fn", collate_fn)):
+            before = getattr(config, name)
+            if present is not before:
+                raise LoaderError(
+                    f"{name} of the loader was replaced: {type(present).__name__} instead of "
+                    f"{type(before).__name__}. Remedy: build a new loader with {name}="
+                )
+        if config.is_sampled_by(index_sampler):
+            return
+        name = "sampler" if config.batch_sampler is None else "batch_sampler"
+        if not (is_map(dataset) and self.plan.is_read and self.passes.is_new):
+            raise LoaderError(
+                f"{name} of the loader was replaced by a {type(index_sampler).__name__}, over "
+                f"{type(dataset).__name__}. Only a loader of a map-style dataset takes another "
+                "one, before its first batch and before load_state_dict(). Remedy: build the "
+                f"loader with {name}=; a property _index_sampler must return one object, always"
+            )
+        self._former_sampler = config.sampler
+        self.plan, self._identity = Plan.of(config.sampled_by(index_sampler)), None
 
     # Passes
 
@@ -150,6 +192,7 @@ class Engine:
         """
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
+        settle_seed_of(self._former_sampler, seed)
         config = plan.config
         current = self.passes.begin(
             is_over=plan.is_over, skips_empty_rest=config.on_epoch_boundary == "next_epoch"
@@ -293,11 +336,12 @@ class Engine:
         user = address.user
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
             user = states_between_passes(self.plan, self.dataset_memory, self.seed)
+        own, text, rank = self.identity.fingerprint, self.identity.text, self._drawn_by
         return LoaderState(
             seed=self.seed.value,
             epoch=address.epoch,
             position=address.position,
-            fingerprint=self.identity.text,
+            fingerprint=text if rank is None else replace(own, seed_drawn_by=rank).to_text(),
             global_batch_size=self.plan.global_batch_size,
             index_digest=address.index_digest,
             ahead=text_of_ahead(address.ahead),
@@ -347,10 +391,15 @@ class Engine:
         place = self._resolved(plan, target, accept=())
         self._apply(plan, target, place, self.bad_samples, takes_seed=True)
 
+    @property
+    def _drawn_by(self) -> str | None:
+        """The rank that drew the seed from its own generator; None if no other rank differs."""
+        return rank_in_words() if self.seed.is_drawn else None
+
     def _decoded(self, state_dict: Any) -> LoaderState:
         if not is_torchdata_state(state_dict):
             return LoaderState.from_dict(state_dict)
-        fingerprint = unsaid(self.identity.fingerprint)
+        fingerprint = replace(unsaid(self.identity.fingerprint), seed_drawn_by=self._drawn_by)
         return from_torchdata(self.plan, state_dict, seed=self.seed.value, fingerprint=fingerprint)
 
     def _checked(
@@ -362,6 +411,8 @@ class Engine:
         plan = self.plan if is_same else replace(self.plan, decoder=decoder)
         identity = self.identity if is_same else plan.identity
         identity.fingerprint.check(saved, accept=accept, position=state.position)
+        if self.seed.given is None and "seed" not in accept:
+            replace(identity.fingerprint, seed_drawn_by=rank_in_words()).check_rank(saved)
         if strict:
             check_proven(identity, saved, has_digest=state.index_digest is not None, accept=accept)
         length = plan.num_positions
@@ -390,7 +441,8 @@ class Engine:
         if plan.has_worker_states:
             self.workers.keep(None)
         if takes_seed or self.seed.given is None:
-            self.seed.load(state.seed)
+            saved = Fingerprint.from_text(state.fingerprint)
+            self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
         self.bad_samples = bad_samples
         self.take_requested_epoch()
         self.passes.load(place)

@@ -230,6 +230,16 @@ class Plan:
             num_replicas=num_replicas,
         )
 
+    @property
+    def rank(self) -> int:
+        """Rank of this process, for what differs between the workers of different ranks."""
+        if self.lanes is not None:
+            return self.lane_division.rank
+        division = self.division
+        if division is not None:
+            return division.rank
+        return key_ranks(self.config.dataset if self.is_iterable else self.config.own_sampler)[1]
+
     def num_steps(self, seed: SettledSeed, passes: Passes) -> int | None:
         """Return the number of batches in a whole epoch, or None if it is not known.
 

@@ -7,8 +7,10 @@ from typing import Any
 
 from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.schedules.positions import Division
+from stateful_gpu_loader.engine.schedules.sampler_snapshot import samplers_in
 from stateful_gpu_loader.engine.world import size_and_rank
-from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler
+from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler, is_map
+from stateful_gpu_loader.state.schema import as_int
 
 
 def division_of(config: LoaderConfig) -> Division:
@@ -32,6 +34,46 @@ def seed_of(sampler: Any) -> int | None:
     """Return the seed that was given to a sampler of this package."""
     seed: int | None = sampler.seed if isinstance(sampler, OWN_SAMPLERS) else None
     return seed
+
+
+def settle_seed_of(sampler: Any, seed: int) -> None:
+    """Give the loader's seed to a sampler of this package that another sampler iterates."""
+    if isinstance(sampler, OWN_SAMPLERS) and sampler.seed is None:
+        sampler.seed = seed
+
+
+def divides_data(config: LoaderConfig) -> bool:
+    """Return whether ranks divide the data, so that their generators need not decide the order.
+
+    An iterable dataset in a process group counts, as its random numbers are keyed by rank.
+    """
+    if config.num_replicas is not None:
+        return True
+    if not is_map(config.dataset) and size_and_rank()[0] > 1:
+        return True
+    samplers = (config.own_sampler, config.sampler)
+    within = [inner for sampler in samplers for inner in samplers_in(sampler)]
+    return any(_is_one_of_several(each) for each in (config.dataset, *samplers, *within))
+
+
+def rank_in_words() -> str | None:
+    """Return this process's rank in torch.distributed, or None if it is the only one.
+
+    >>> rank_in_words() is None
+    True
+    """
+    num_replicas, rank = size_and_rank()
+    return f"rank {rank} of {num_replicas}" if num_replicas > 1 else None
+
+
+def _is_one_of_several(divided: Any) -> bool:
+    try:
+        num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
+        rank = as_int("rank", getattr(divided, "rank", None))
+    except (TypeError, RuntimeError):
+        # RuntimeError: a property that asks torch.distributed before it is initialised.
+        return False
+    return 0 <= rank < num_replicas > 1
 
 
 def pass_on_requested_epoch(sampler: Any, request: Callable[[int], None]) -> None:

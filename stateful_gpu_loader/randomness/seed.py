@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 
@@ -11,43 +15,65 @@ class SettledSeed:
     An undecided seed is what the caller's generator would give next, found on a copy of it;
     the generator itself is drawn from when the first pass begins, once in a loader's life, and
     never for a seed that was given or loaded. Ranks' generators need not agree, so the undecided
-    seed of a sharded loader is 0, as DistributedSampler's.
+    seed of ranks that divide the data is 0, as DistributedSampler's.
 
     Args:
         seed: None leaves it undecided.
         generator: the caller's; None is torch's default generator.
-        sharded: whether the loader serves one of several ranks.
+        is_divided: whether ranks divide the data. It is asked when the seed is first needed, as
+            process groups are often made after the loader.
 
-    >>> seed = SettledSeed(None, torch.Generator().manual_seed(0), sharded=False)
+    >>> seed = SettledSeed(None, torch.Generator().manual_seed(0))
     >>> before = seed.value
-    >>> seed.draw() == before
-    True
+    >>> seed.draw() == before, seed.is_drawn
+    (True, True)
+    >>> SettledSeed(None, None, is_divided=lambda: True).value
+    0
     """
 
     def __init__(
-        self, seed: int | None, generator: torch.Generator | None, *, sharded: bool
+        self,
+        seed: int | None,
+        generator: torch.Generator | None,
+        *,
+        is_divided: Callable[[], bool] = bool,
     ) -> None:
         self._generator = generator
+        self._is_divided = is_divided
         self.given = seed
         """The seed that was given; None if the loader's is to be settled."""
-        undecided = None if not sharded else 0
-        self._value = undecided if seed is None else int(seed)
-        self._owes_draw = self._value is None
+        self._value = None if seed is None else int(seed)
+        self._owes_draw = False
+        self._is_drawn = False
         self._before: torch.Tensor | None = None
         """State of the generator before the draw; None if none was tried."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SettledSeed:
+        """Return a twin with a generator of its own, which asks the same ``is_divided``."""
+        twin = copy.copy(self)
+        twin._generator = copy.deepcopy(self._generator, memo)
+        return twin
 
     @property
     def value(self) -> int:
         """The seed, without touching the caller's generator."""
         if self._value is None:
-            copy = torch.Generator()
-            copy.set_state((self._generator or torch.default_generator).get_state())
-            self._value = _draw(copy)
+            self._is_drawn = self._owes_draw = not self._is_divided()
+            twin = torch.Generator()
+            twin.set_state((self._generator or torch.default_generator).get_state())
+            self._value = _draw(twin) if self._is_drawn else 0
         return self._value
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the seed comes from a generator, which on another rank may give another one."""
+        _ = self.value
+        return self._is_drawn
 
     @property
     def owing(self) -> torch.Generator | None:
         """The caller's generator, if the first pass will draw from it."""
+        _ = self.value
         return self._generator if self._owes_draw else None
 
     def draw(self) -> int:
@@ -63,18 +89,18 @@ class SettledSeed:
             self._owes_draw = False
         return value
 
-    def load(self, value: int) -> None:
+    def load(self, value: int, *, is_drawn: bool) -> None:
         """Take the seed of a state."""
-        self._value = value
+        self._value, self._is_drawn = value, is_drawn
         self._owes_draw = False
 
 
 def after_the_draw(generator: torch.Generator) -> torch.Tensor:
     """The state that a generator will have once the seed was drawn from it."""
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    _draw(copy)
-    return copy.get_state()
+    twin = torch.Generator()
+    twin.set_state(generator.get_state())
+    _draw(twin)
+    return twin.get_state()
 
 
 def _draw(generator: torch.Generator | None) -> int:

@@ -144,4 +144,4 @@ def settled(seed: int | None, generator: torch.Generator | None) -> int | None:
             f"{seed = } and a generator were given, and either decides the order. Remedy: leave "
             "one of them out"
         )
-    return SettledSeed(None, generator, sharded=False).value
+    return SettledSeed(None, generator).value

@@ -168,6 +168,11 @@ class Passes:
         """Number of loads."""
         return self._base.generation
 
+    @property
+    def is_new(self) -> bool:
+        """Whether no pass has begun, and no state was loaded."""
+        return self._begun == 0 and self.generation == 0
+
     def begin(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
     ) -> Pass:

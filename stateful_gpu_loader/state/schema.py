@@ -173,13 +173,19 @@ class Fingerprint:
     """"replace" or "drop". None under "raise", which never delivers anything else than the others
     in silence: a run that met a bad sample may be resumed without it, and one that left some out
     ends at the next."""
+    seed_drawn_by: str | None = None
+    """Rank that drew the seed from its own generator, as "rank 1 of 2"; compared apart, by
+    :meth:`check_rank`. None if the seed is the same on all ranks."""
     content: Mapping[str, str] | None = None
     """Digest of everything, by field, for each field whose text tells only a part of what it
     describes. None in states of versions that had none."""
 
     def to_text(self) -> str:
         """JSON, one line, keys in order of declaration."""
-        return json.dumps(vars(self))
+        fields = dict(vars(self))
+        if self.seed_drawn_by is None:
+            del fields["seed_drawn_by"]
+        return json.dumps(fields)
 
     @classmethod
     def from_text(cls, text: str) -> Fingerprint:
@@ -240,6 +246,24 @@ class Fingerprint:
                 field, saved=before, present=now, remedy=_remedy(field, accept, position)
             )
 
+    def check_rank(self, saved: Fingerprint) -> None:
+        """Refuse a seed that another rank drew, and that this rank never had.
+
+        Raises:
+            StateMismatch: both fingerprints name a rank, and the ranks differ.
+        """
+        before, now = saved.seed_drawn_by, self.seed_drawn_by
+        if before is None or now is None or before.partition(" of ")[0] == now.partition(" of ")[0]:
+            return
+        raise StateMismatch(
+            "seed",
+            saved=f"drawn by {before}",
+            present=f"{now}, which drew a seed of its own",
+            remedy="give every rank's loader the same seed=, or load into each rank the state that "
+            "it saved itself (a RankedState holds all of them); to go on with the other rank's "
+            'seed, load_state_dict(state, accept={"seed"})',
+        )
+
     def difference(self, saved: Fingerprint, field: str) -> tuple[Any, Any] | None:
         """Return what a field was and is, or None if it is the same.
 
@@ -291,6 +315,7 @@ _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
     "collate_fn": (str, type(None)),
     "batched": (bool, type(None)),
     "on_bad_sample": (str, type(None)),
+    "seed_drawn_by": (str, type(None)),
     "content": (dict, type(None)),
 }
 

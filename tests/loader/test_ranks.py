@@ -12,12 +12,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-from torch.utils.data import IterableDataset, Sampler
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    get_worker_info,
+)
 
-from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader import (
+    DistributedShuffledSampler,
+    StatefulGPULoader,
+    StateMismatch,
+    merge_state_dicts,
+)
 from tests.conformance import copy_of, same, through_json
 from tests.map_datasets import Indices, Noisy
 from tests.rank_processes import on_ranks
+from tests.user_objects import InBatches
 
 NUM_SAMPLES, GLOBAL_BATCH = 48, 8
 
@@ -201,3 +213,135 @@ def test_a_rank_that_cannot_be_told_yet_counts_as_none() -> None:
     """Reading it must not fail a loader that works."""
     loader = StatefulGPULoader(Noisy(N), batch_size=2, seed=5, sampler=Joining(1, 0))
     assert same([copy_of(batch) for batch in loader], delivered(1, 0)[0])
+
+
+# Scripts that seed torch by rank, and save what rank 0 has.
+
+
+def seeded_by_rank(rank: int, kind: str) -> StatefulGPULoader[Any]:
+    torch.manual_seed(100 + rank)
+    arguments: dict[str, Any] = {"batch_size": 2}
+    if kind == "distributed sampler":
+        arguments["sampler"] = DistributedSampler(range(N))
+    elif kind == "in a batch sampler":
+        arguments = {"batch_sampler": InBatches(DistributedSampler(range(N)), (2, 1))}
+    elif kind == "names its ranks":
+        arguments["sampler"] = Divided(2, rank)
+    elif kind == "the package's own":
+        arguments["sampler"] = DistributedShuffledSampler(range(N), 2, rank)
+    elif kind == "an iterable":
+        return StatefulGPULoader(Shards(), batch_size=2)
+    elif kind == "undivided":
+        arguments["shuffle"] = True
+    elif kind == "torch's random sampler":
+        arguments["sampler"] = RandomSampler(range(N))
+    return StatefulGPULoader(Noisy(N), **arguments)
+
+
+class Shards(Noisy, IterableDataset[Any]):
+    """Every rank reads all of it."""
+
+    def __init__(self) -> None:
+        super().__init__(N)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(N))
+
+
+def interrupted_by_rank(rank: int, kind: str) -> tuple[Any, Any, Any]:
+    """The whole epoch of a rank, its state after two batches, and the rest from rank 0's state."""
+    loader = seeded_by_rank(rank, kind)
+    batches = iter(loader)
+    epoch = [copy_of(next(batches)), copy_of(next(batches))]
+    state = loader.state_dict()
+    epoch += [copy_of(batch) for batch in batches]
+    states: list[Any] = [None, None]
+    torch.distributed.all_gather_object(states, state)
+    resumed = seeded_by_rank(rank, kind)
+    try:
+        resumed.load_state_dict(through_json(states[0]))
+        rest: Any = [copy_of(batch) for batch in resumed]
+    except StateMismatch as refused:
+        rest = refused.field, str(refused)
+    return epoch, state, rest
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "distributed sampler",
+        "in a batch sampler",
+        "names its ranks",
+        "the package's own",
+    ],
+)
+def test_ranks_that_divide_the_data_have_one_seed_whatever_torch_was_seeded_with(kind: str) -> None:
+    """A12, B6: rank 0's state brings back the augmentations of every rank."""
+    for epoch, state, rest in on_ranks(interrupted_by_rank, 2, kind):
+        assert state["seed"] == 0
+        assert same(rest, epoch[2:])
+
+
+def test_an_iterable_has_one_seed_and_draws_by_rank() -> None:
+    """A14: its digest tells the ranks apart."""
+    (epoch, state, rest), (other, others, refusal) = on_ranks(interrupted_by_rank, 2, "an iterable")
+    assert state["seed"] == others["seed"] == 0
+    assert same(rest, epoch[2:])
+    assert not same([batch["torch"] for batch in epoch], [batch["torch"] for batch in other])
+    assert refusal[0] == "iterable"
+
+
+@pytest.mark.parametrize("kind", ["undivided", "torch's random sampler"])
+def test_a_seed_that_each_rank_drew_is_refused_on_another_rank(kind: str) -> None:
+    """A12: every rank shuffles by its own generator, as DataLoader does, and says so."""
+    (epoch, state, rest), (other, others, refusal) = on_ranks(interrupted_by_rank, 2, kind)
+    assert state["seed"] != others["seed"]
+    assert not same([batch["index"] for batch in epoch], [batch["index"] for batch in other])
+    assert same(rest, epoch[2:])
+    assert refusal[0] == "seed"
+    assert "rank 0 of 2" in refusal[1]
+    with pytest.raises(StateMismatch, match="seed"):
+        merge_state_dicts([state, others])
+
+
+def resumed_with_a_drawn_seed(rank: int, states: list[Any]) -> list[Any]:
+    """Load its own state, then the other rank's with the difference accepted."""
+    own, other = seeded_by_rank(rank, "undivided"), seeded_by_rank(rank, "undivided")
+    own.load_state_dict(states[rank])
+    other.load_state_dict(states[1 - rank], accept={"seed"})
+    again = seeded_by_rank(rank, "undivided")
+    again.load_state_dict(other.state_dict())
+    return [[copy_of(batch) for batch in loader] for loader in (own, other, again)]
+
+
+def test_each_rank_goes_on_from_its_own_state_and_from_one_that_was_accepted() -> None:
+    """One process alone takes any rank's state."""
+    runs = on_ranks(interrupted_by_rank, 2, "undivided")
+    states = [state for _, state, _ in runs]
+    for rank, (own, other, again) in enumerate(on_ranks(resumed_with_a_drawn_seed, 2, states)):
+        assert same(own, runs[rank][0][2:])
+        assert same(other, runs[1 - rank][0][2:])
+        assert same(again, other)
+    for epoch, state, _ in runs:
+        alone = seeded_by_rank(7, "undivided")
+        alone.load_state_dict(state)
+        assert same([copy_of(batch) for batch in alone], epoch[2:])
+
+
+class Resampled(IterableDataset[Any]):
+    """Draws shards by the worker's seed."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return iter([worker.seed])
+
+
+def seeds_on_rank(rank: int) -> list[int]:
+    return [int(seed) for seed in StatefulGPULoader(Resampled(), num_workers=2, seed=5)]
+
+
+def test_workers_of_different_ranks_have_different_seeds() -> None:
+    """A5: ranks that draw shards by ``get_worker_info().seed`` draw different ones."""
+    one, other = on_ranks(seeds_on_rank, 2)
+    assert len({*one, *other}) == 4

@@ -20,6 +20,7 @@ from stateful_gpu_loader.state.typed_json import encode
 _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
 
 _REMEDIES = {
+    "seed": "give every rank's loader the same seed=, or keep a state for each rank",
     "index_digest": "merge states of one step; if they are, the sampler gives each rank indices of "
     "its own and does not say by num_replicas and rank which: keep a state for each rank",
     "user": "keep a state for each rank: objects of yours have different ones there",
@@ -47,7 +48,7 @@ def merge_state_dicts(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> merged == ranks[0].state_dict()
     True
     """
-    given = [LoaderState.from_dict(state) for state in states]
+    given = [_of_any_rank(LoaderState.from_dict(state)) for state in states]
     if not given:
         raise ValueError("no states were given. Remedy: give the state of each rank")
     epoch = min(state.epoch for state in given)
@@ -135,6 +136,14 @@ def _check_equal(field: str, one: Any, other: Any) -> None:
                 field, "merge states that the ranks of one run took after the same step"
             ),
         )
+
+
+def _of_any_rank(state: LoaderState) -> LoaderState:
+    """Return a state that does not name the rank that drew its seed, as all ranks are compared."""
+    saved = Fingerprint.from_text(state.fingerprint)
+    if saved.seed_drawn_by is None:
+        return state
+    return replace(state, fingerprint=replace(saved, seed_drawn_by=None).to_text())
 
 
 def _shared(field: str, value: Any) -> Any:

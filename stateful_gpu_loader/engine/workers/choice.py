@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
@@ -28,8 +27,7 @@ from stateful_gpu_loader.engine.workers.remote import RemotePipeline
 from stateful_gpu_loader.engine.workers.segments import WorkerSegments
 from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
 from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, with_sharding
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
-from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.engine.workers.worker_main import SeedOfWorkers, WorkerAdapter
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.transforms.geometry.resize import resize_bytes_as_told, resizes_bytes
 
@@ -121,15 +119,14 @@ def _workers_pipeline(
             in_order=config.keeps_order,
             times=times,
         )
-    place = np.array([start.position])
-    (base_seed,) = sample_seeds(seed, start.epoch, place, Stream.WORKERS)
+    seeds = SeedOfWorkers(seed=seed, epoch=start.epoch, rank=plan.rank)
     if config.remote is not None:
-        return _remote_pipeline(plan, config.remote, policy, base_seed, allocate, times)
+        return _remote_pipeline(plan, config.remote, policy, seeds, allocate, times)
     segments = WorkerSegments(prefetch_factor + _BATCHES_WITH_THE_USER)
     loader = InnerLoader(
         maker_of(plan, policy, segments.empty),
         dataset=config.dataset,
-        base_seed=base_seed,
+        base_seed=seeds.base(),
         num_workers=config.num_workers,
         prefetch_factor=prefetch_factor,
         timeout=config.timeout,
@@ -139,6 +136,7 @@ def _workers_pipeline(
         in_order=config.keeps_order,
         segments=segments,
         times=times,
+        seeds=seeds,
     )
     return ProcessPipeline(loader)
 
@@ -147,7 +145,7 @@ def _remote_pipeline(
     plan: Plan,
     remote: RemoteWorkers,
     policy: BadSamplePolicy,
-    base_seed: int,
+    seeds: SeedOfWorkers,
     allocate: Allocate,
     times: Tally | None,
 ) -> Pipeline:
@@ -158,6 +156,7 @@ def _remote_pipeline(
         config.dataset,
         _initialise(plan),
         partial(pack_by_value, images_apart=last is not None, pickler=remote.pickler),
+        seeds=seeds,
     )
     if config.pin_memory and plan.device is None and torch.accelerator.is_available():
         allocate = empty_pinned
@@ -166,7 +165,7 @@ def _remote_pipeline(
         allocate = empty_host
     finish = None if last is None or plan.device is not None else last.on_host
     return RemotePipeline(
-        partial(remote.connect, adapter, num_workers=config.num_workers, base_seed=base_seed),
+        partial(remote.connect, adapter, num_workers=config.num_workers, base_seed=seeds.base()),
         num_workers=config.num_workers,
         limit=config.in_flight,
         depth=config.in_flight_a_worker,

@@ -51,7 +51,12 @@ from stateful_gpu_loader.engine.workers.start_method import (
     NOT_FORKED,
     default_context,
 )
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
+from stateful_gpu_loader.engine.workers.worker_main import (
+    SeedOfWorkers,
+    WorkerAdapter,
+    WorkerMessage,
+    in_place_of,
+)
 from stateful_gpu_loader.engine.workers.worker_monitor import (
     WorkerMonitor,
     describe_exit,
@@ -88,6 +93,7 @@ class InnerLoader(DataLoader[Any]):
             in_order: as in DataLoader.
         segments: where the maker allocates its batches; None if it allocates none.
         times: where the workers' seconds are noted, and the delivered batches counted.
+        seeds: what ``get_worker_info().seed`` depends on; None leaves it as torch makes it.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class InnerLoader(DataLoader[Any]):
         in_order: bool = True,
         segments: WorkerSegments | None = None,
         times: Tally | None = None,
+        seeds: SeedOfWorkers | None = None,
     ) -> None:
         self.times = times or Tally()
         self.context = _Context(multiprocessing_context)
@@ -115,6 +122,7 @@ class InnerLoader(DataLoader[Any]):
             initialise,
             pack=functools.partial(pack, segments=segments),
             segments=segments,
+            seeds=seeds,
         )
         generator = torch.Generator()
         generator.manual_seed(base_seed)

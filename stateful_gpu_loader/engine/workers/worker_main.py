@@ -15,6 +15,7 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from time import perf_counter
 from typing import IO, Any, NamedTuple
 
+import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
@@ -29,7 +30,27 @@ from stateful_gpu_loader.engine.workers.worker_start import (
     UNPICKLING,
     StartReport,
 )
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import WorkerStart
+
+
+class SeedOfWorkers(NamedTuple):
+    """What ``get_worker_info().seed`` depends on, beside the worker's number."""
+
+    seed: int
+    """Seed of the loader."""
+    epoch: int
+    rank: int
+
+    def base(self) -> int:
+        """Return the seed of worker 0, to which torch adds the worker's number.
+
+        >>> 0 <= SeedOfWorkers(seed=1, epoch=0, rank=0).base() < 2**63
+        True
+        """
+        place = np.array([self.rank])
+        (seed,) = sample_seeds(self.seed, self.epoch, place, Stream.WORKERS)
+        return seed >> 1
 
 
 class WorkerMessage(NamedTuple):
@@ -53,6 +74,7 @@ class WorkerAdapter(Dataset[Any]):
             of the worker fails with its exception.
         pack: serializes the answers.
         segments: where the maker allocates its batches, if they are sent in shared memory.
+        seeds: of the first pass; each later pass has its own.
     """
 
     def __init__(
@@ -62,7 +84,9 @@ class WorkerAdapter(Dataset[Any]):
         initialise: Callable[[int], None] | None,
         pack: Callable[[Any], Any] = pack,
         segments: WorkerSegments | None = None,
+        seeds: SeedOfWorkers | None = None,
     ) -> None:
+        self._seeds = seeds
         self._maker = maker
         self._segments = segments
         self._dataset = dataset
@@ -93,6 +117,7 @@ class WorkerAdapter(Dataset[Any]):
             end_with(main.sentinel)
         # it does not allow assignment
         object.__setattr__(get_worker_info(), "dataset", self._dataset)
+        self._set_seed()
         try:
             if self._initialise is not None:
                 self._say(INITIALISING)
@@ -110,7 +135,7 @@ class WorkerAdapter(Dataset[Any]):
 
     def for_this_thread(self) -> WorkerAdapter:
         """Return an adapter to the same maker, for another thread of a worker that has started."""
-        other = WorkerAdapter(self._maker, self._dataset, None, pack=self._pack)
+        other = WorkerAdapter(self._maker, self._dataset, None, pack=self._pack, seeds=self._seeds)
         other._worker, other._unusable = self._worker, self._unusable
         PRESENT.work = other._times.own
         return other
@@ -152,6 +177,7 @@ class WorkerAdapter(Dataset[Any]):
             return request
         if self._unusable is not None:
             return self._unusable
+        self._enter_pass(request if start is None else start)
         if self._start is not None:
             stateful: Any = self._maker
             try:
@@ -161,11 +187,25 @@ class WorkerAdapter(Dataset[Any]):
             self._start = None
         return execute(self._maker, request, check, self._failed, worker=self._worker)
 
+    def _enter_pass(self, message: Any) -> None:
+        """Give the worker the seed of the pass that a request or a start belongs to."""
+        seeds, epoch = self._seeds, getattr(message, "epoch", None)
+        if seeds is not None and epoch is not None and epoch != seeds.epoch:
+            self._seeds = seeds._replace(seed=message.seed, epoch=epoch)
+            self._set_seed()
+
+    def _set_seed(self) -> None:
+        if self._seeds is not None:
+            object.__setattr__(get_worker_info(), "seed", self._seeds.base() + self._worker)
+
     def _failed(self, error: Exception) -> RemoteFailure:
         return RemoteFailure(error, f"in DataLoader worker process {self._worker}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = self._maker, self._dataset, self._initialise, self._pack, self._segments
+        parts = (
+            *(self._maker, self._dataset, self._initialise, self._pack, self._segments),
+            self._seeds,
+        )
         if get_spawning_popen() is None:
             return WorkerAdapter, parts
         # Sent in a file rather than in the message that starts the worker: multiprocessing writes

@@ -84,7 +84,7 @@ def assert_whole(
 
 
 def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
-    """The rest of a pass; an exception that came while requests were drawn is raised in its turn."""
+    """The rest of a pass, after an exception that comes in its turn, if any."""
     rest: list[Any] = []
     while True:
         with suppress(error):

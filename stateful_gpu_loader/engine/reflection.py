@@ -18,7 +18,8 @@ class Rebuildable:
 
     Lightning reads from the signature which attributes it builds a loader from. The arguments that
     a subclass takes as ``**kwargs`` and passes on are therefore listed there, too. Accelerate would
-    build torch's DataLoader, which is refused.
+    build torch's DataLoader, and Ignite's DeterministicEngine would resume by torch's generators,
+    which do not decide the batches here. Both are refused.
 
     >>> class Base(Rebuildable):
     ...     def __init__(self, size=1, *, seed=None): ...
@@ -54,6 +55,16 @@ class Rebuildable:
         return False
 
     @property
+    def next_iter_state(self) -> Any:
+        """Attribute of torchdata's class, which Ignite reads to build the loader again."""
+        _refuse_ignite()
+        return self.__dict__["next_iter_state"]
+
+    @next_iter_state.setter
+    def next_iter_state(self, state: Any) -> None:
+        self.__dict__["next_iter_state"] = state
+
+    @property
     def multiprocessing_context(self) -> Any:
         """The context of DataLoader, which Accelerate's functions read to build a DataLoader."""
         _refuse_accelerate()
@@ -64,10 +75,24 @@ class Rebuildable:
         _CONTEXT.__set__(self, multiprocessing_context)
 
 
+def _is_asked_by(package: str) -> bool:
+    """Whether the caller's caller's caller belongs to a package; others may read all attributes."""
+    asks = sys._getframe(3).f_globals.get("__name__", "")
+    return isinstance(asks, str) and asks.partition(".")[0] == package
+
+
+def _refuse_ignite() -> None:
+    if _is_asked_by("ignite"):
+        raise LoaderError(
+            "ignite's DeterministicEngine would build this loader again around its batches, and "
+            "resume by seeding torch's generators, which do not decide the batches of a "
+            "StatefulGPULoader. Remedy: ignite.engine.Engine, with the loader among the objects "
+            "of ignite.handlers.Checkpoint: to_save={'loader': loader, ...}"
+        )
+
+
 def _refuse_accelerate() -> None:
-    """Raise if the caller is Accelerate; other code may read all attributes."""
-    asks = sys._getframe(2).f_globals.get("__name__", "")
-    if asks.partition(".")[0] == "accelerate":
+    if _is_asked_by("accelerate"):
         raise LoaderError(
             "accelerator.prepare() or skip_first_batches() would build a DataLoader of this "
             "loader's dataset, without its decoded images, its transforms and its state. Remedy: "

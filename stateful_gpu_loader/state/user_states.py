@@ -5,7 +5,7 @@ They are frozen copies, which do not change when the objects go on.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ _WORKER_FIELDS: dict[str, tuple[type, ...]] = {
     "samples": (int,),
     "ended": (bool,),
     "digest": (str, type(None)),
+    "failed": (list, tuple),
 }
 
 
@@ -99,7 +100,11 @@ class UserStates:
         workers = user["workers"]
         for number, worker in enumerate(workers or ()):
             if worker is not None:
-                _check(f"user's worker {number}", worker, _WORKER_FIELDS, newer={"digest"})
+                name = f"user's worker {number}"
+                if isinstance(worker, dict):
+                    worker = {"failed": [], **worker}
+                _check(name, worker, _WORKER_FIELDS, newer={"digest"})
+                _check_failed(name, worker["failed"])
         return cls(
             sampler=None if user["sampler"] is None else _loaded("sampler", user["sampler"]),
             permutation=user["permutation"],
@@ -120,6 +125,7 @@ def worker_state(
     samples: int = 0,
     ended: bool = False,
     digest: str | None = None,
+    failed: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """The state of one worker.
 
@@ -130,8 +136,9 @@ def worker_state(
         samples: samples that its iterator has given in this pass.
         ended: whether its iterator has ended.
         digest: of those samples, if a resumed iterator has to read them again to skip them.
+        failed: fetches that have raised, each with the number of samples that it had taken.
     """
-    return {
+    state = {
         "dataset": dataset,
         "iterator": iterator,
         "fetches": fetches,
@@ -139,6 +146,7 @@ def worker_state(
         "ended": ended,
         "digest": digest,
     }
+    return {**state, "failed": [list(each) for each in failed]} if failed else state
 
 
 def _thawed(state: bytes | None) -> Any:
@@ -183,6 +191,15 @@ def _check(
                 saved=found,
                 present=" or ".join(kind.__name__ for kind in kinds),
                 remedy=_REMEDY,
+            )
+
+
+def _check_failed(name: str, failed: Any) -> None:
+    for each in failed:
+        is_pair = isinstance(each, (list, tuple)) and len(each) == 2
+        if not (is_pair and all(type(count) is int and 0 <= count < _MOST for count in each)):
+            raise StateMismatch(
+                f"{name}'s failed", saved=each, present="a pair of counts", remedy=_REMEDY
             )
 
 

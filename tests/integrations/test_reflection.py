@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
-from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
 from tests.trainer_data import RECIPES, Seen, image_loader, photos, seen, tars
 
 fabric = pytest.importorskip("lightning.fabric.utilities.data", reason="needs lightning")
@@ -233,3 +233,22 @@ def test_a_subclass_with_a_mixin_names_the_loaders_arguments(data: FolderSource)
 def test_looking_at_all_attributes_is_harmless(data: FolderSource) -> None:
     """Debuggers and mocks do."""
     assert dict(inspect.getmembers(StatefulGPULoader(data)))["dataset"] is data
+
+
+REBUILDS = """
+def update(dataloader, batch_sampler):
+    names = [name for name in dataloader.__dict__ if not name.startswith("_")]
+    names = set(names) - {"batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind"}
+    arguments = {name: getattr(dataloader, name) for name in names}
+    return type(dataloader)(**arguments, batch_sampler=batch_sampler)
+"""
+
+
+def test_ignites_deterministic_engine_is_refused_by_name() -> None:
+    """F: it would resume by torch's generators, which do not decide the batches."""
+    module: dict[str, Any] = {"__name__": "ignite.engine.deterministic"}
+    exec(REBUILDS, module)
+    loader = StatefulGPULoader(range(10), batch_size=4, seed=1)
+    with pytest.raises(LoaderError, match=r"DeterministicEngine.*ignite\.engine\.Engine"):
+        module["update"](loader, loader.batch_sampler)
+    assert {name: getattr(loader, name) for name in vars(loader)}["batch_size"] == 4

@@ -19,7 +19,7 @@ from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.engine.sample_digest import digest_with
-from tests.conformance import copy_of, same
+from tests.conformance import copy_of, same, through_json
 from tests.user_objects import worker_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*samples of the iterable dataset are read again")
@@ -166,3 +166,88 @@ def test_the_shuffle_of_webdataset_is_refused_unless_it_has_a_seed(
             next(iter(resumed))
     else:
         assert same([copy_of(batch) for batch in resumed], [copy_of(batch) for batch in batches])
+
+
+class Flaky(IterableDataset[Any]):
+    """Raises an error of the storage at some of its samples, and goes on when it is asked again.
+
+    Args:
+        errors: by sample, how often it raises; -1 is always, and passes the sample over.
+        draws: whether samples are noise.
+    """
+
+    def __init__(self, errors: dict[int, int], *, draws: bool) -> None:
+        self.errors, self.draws = errors, draws
+
+    def __iter__(self) -> Any:
+        self.left, self.i = dict(self.errors), 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.i == 20:
+            raise StopIteration
+        if self.left.get(self.i):
+            self.left[self.i] -= 1
+            passes_over = self.errors[self.i] < 0
+            self.i += passes_over
+            raise TimeoutError(110, "the storage did not answer")
+        self.i += 1
+        return self.i - 1, float(torch.rand(())) if self.draws else 0.0
+
+
+def delivered(loader: StatefulGPULoader[Any]) -> Iterator[Any]:
+    """All batches, with the state after each, and None for one that failed."""
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except OSError:
+            batch = None
+        yield batch, loader.state_dict()
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("first", [4, 6, 7])
+@pytest.mark.parametrize("times", [1, 2, -1])
+def test_an_error_of_the_storage_that_was_caught_spoils_no_later_state(
+    times: int, first: int, draws: bool, num_workers: int
+) -> None:
+    """A14: the storage has recovered by the resume, or fails at the same samples again."""
+
+    def make(errors: dict[int, int]) -> StatefulGPULoader[Any]:
+        dataset = Flaky(errors, draws=draws)
+        return StatefulGPULoader(dataset, batch_size=4, seed=5, num_workers=num_workers)
+
+    errors = {first: times, 13: times}
+    run = list(delivered(make(errors)))
+    failures = [number for number, (batch, _) in enumerate(run) if batch is None]
+    assert len(failures) == 2 * abs(times)
+    for number in range(failures[-1], len(run)):
+        resumed = make({} if times > 0 else errors)
+        resumed.load_state_dict(through_json(run[number][1]))
+        rest = [batch for batch, _ in delivered(resumed)]
+        assert same(rest, [batch for batch, _ in run[number + 1 :]]), number
+
+
+def test_a_sample_that_a_caught_error_has_lost_is_refused_if_it_comes_again() -> None:
+    """A14: the iterator has passed over it, and gives it when it is read again."""
+    loader = StatefulGPULoader(Flaky({6: -1}, draws=False), batch_size=4, seed=5)
+    *_, (_, state), _ = delivered(loader)
+    resumed = StatefulGPULoader(Flaky({}, draws=False), batch_size=4, seed=5)
+    resumed.load_state_dict(state)
+    with pytest.raises(StateMismatch) as refused:
+        next(iter(resumed))
+    assert refused.value.field == "iterable"
+
+
+def test_damaged_counts_of_failed_fetches_are_refused() -> None:
+    """G6: nothing of a state is taken unread."""
+    loader = StatefulGPULoader(Flaky({6: 1}, draws=False), batch_size=4, seed=5)
+    *_, (_, state), _ = delivered(loader)
+    for failed in ([[1]], [[1, -1]], [[1, True]], [["1", 2]], [3], 7):
+        state["user"]["workers"][0]["failed"] = failed
+        with pytest.raises(StateMismatch, match="failed"):
+            loader.load_state_dict(state)

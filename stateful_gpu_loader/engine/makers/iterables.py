@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,12 @@ class IterableMaker:
         self._loaded: bytes | None = None
         self._digest: str | None = None
         """Digest of this pass's samples; None if the dataset or its iterator has state."""
+        self._failed: list[list[int]] = []
+        """Fetches that have raised, each with the number of samples that it had taken by then."""
+        self._may_raise = False
+        """Whether the next sample may raise what a fetch has raised when it was read before."""
+        self._counts_raised = False
+        """Whether samples that raise are counted, as older versions did."""
         self._put_back: Callable[[], None] | None = None
         """Makes a dataset forget the state it loaded, once it has begun from it."""
 
@@ -93,7 +100,8 @@ class IterableMaker:
         self._start = start
         self._iterator = None
         self._fetches = self._samples = 0
-        self._exhausted = self._ended = False
+        self._exhausted = self._ended = self._may_raise = False
+        self._failed = []
         state = worker_state() if start.state is None else thaw(start.state)
         self._load(state["dataset"])
         self._loaded = start.state if state["ended"] else None
@@ -108,6 +116,7 @@ class IterableMaker:
         has_state = isinstance(self._keeper, Stateful) or isinstance(self._iterator, Stateful)
         self._digest = None if has_state else ""
         if state["dataset"] is None and state["iterator"] is None:
+            self._failed = list(state.get("failed", ()))
             self._read_again(state["samples"], state["digest"])
         self._fetches, self._samples = state["fetches"], state["samples"]
 
@@ -134,8 +143,14 @@ class IterableMaker:
     def _next_batch(self) -> Any:
         self._fetches += 1
         self._seed()
-        with stage("read"):
-            samples = self._fetch(self._batch_size or 1)
+        before = self._samples
+        try:
+            with stage("read"):
+                samples = self._fetch(self._batch_size or 1)
+        except Exception:
+            if self._digest is not None:
+                self._failed.append([self._fetches, self._samples - before])
+            raise
         if not samples or self._is_dropped(samples):
             self._ended = True
             return NOTHING
@@ -159,6 +174,7 @@ class IterableMaker:
             samples=self._samples,
             ended=ended,
             digest=self._digest,
+            failed=self._failed,
         )
         return freeze(state, type(self._dataset).__name__)
 
@@ -215,12 +231,19 @@ class IterableMaker:
             self._exhausted = True
             return None, None
         except Exception as error:
-            self._samples += 1
+            if self._may_raise:
+                # It is what a fetch has raised before, and the caller was given then.
+                self._may_raise = False
+                self._seed()
+                return self._next(iterator)
             # A generator that has raised is finished: its remaining samples would be lost silently.
-            if not self._drops_bad or not is_bad(error) or inspect.isgenerator(iterator):
+            is_dropped = self._drops_bad and is_bad(error) and not inspect.isgenerator(iterator)
+            self._samples += is_dropped or (self._counts_raised and is_bad(error))
+            if not is_dropped:
                 raise
             return None, error
         finally:
+            self._may_raise = False
             if self._put_back is not None:
                 self._put_back()
                 self._put_back = None
@@ -259,15 +282,22 @@ class IterableMaker:
     def _read_again(self, count: int, digest: str | None) -> None:
         """Fast-forward an iterator without state, fetch by fetch, as it was read before.
 
-        Bad samples were already raised or dropped when they were read the first time.
+        Bad samples were already raised or dropped when they were read the first time. A fetch that
+        has raised then takes as many samples as it had, whether it raises again or not.
 
         Raises:
             StateMismatch: the iterator yields other samples than before.
         """
-        while self._samples < count:
+        taken: dict[int, int] = {fetch: count for fetch, count in self._failed}
+        self._counts_raised = not taken
+        last_failed = max(taken, default=0)
+        while self._samples < count or self._fetches < last_failed:
             self._fetches += 1
             self._seed()
             before = self._samples
+            if self._fetches in taken:
+                self._discard(before + taken[self._fetches])
+                continue
             try:
                 self._fetch(self._batch_size or 1, last=count)
             except Exception as error:
@@ -276,6 +306,7 @@ class IterableMaker:
             if self._samples == before:
                 break
         self._found = []
+        self._counts_raised = False
         if digest not in (None, self._digest):
             found = "other samples" if self._samples == count else f"an end after {self._samples}"
             raise StateMismatch(
@@ -286,6 +317,16 @@ class IterableMaker:
                 "state_dict() and load_state_dict(); for tar files, TarShards needs neither. To "
                 'go on from other samples, load_state_dict(state, accept={"iterable"})',
             )
+
+    def _discard(self, last: int) -> None:
+        """Take the samples of a fetch that has raised, up to the iterator's sample ``last``."""
+        iterator = self._iterator
+        while iterator is not None and self._samples < last and not self._exhausted:
+            sample, error = self._next(iterator)
+            if error is None and not self._exhausted:
+                with suppress(Exception):
+                    self._transformed(sample)
+        self._may_raise = True
 
     def _seed(self) -> None:
         start = self._start

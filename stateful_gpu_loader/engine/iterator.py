@@ -18,6 +18,7 @@ from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
     Failure,
     NoBatch,
+    Stopped,
     WorkersDied,
 )
 from stateful_gpu_loader.engine.stages import waiting
@@ -117,6 +118,8 @@ class Run:
                         self._recover(begun, loss)
                     except StopIteration:
                         self._end(begun)
+                    except Stopped:
+                        continue  # an exception has torn an earlier request: made again
                     else:
                         begun.is_moving = True
                         has_begun = self._arrived(begun, request, found)
@@ -188,7 +191,7 @@ class Run:
         try:
             batch = self._engine.finish(begun, payload, position=arrival.position)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or not begun.plan.has_last_step:
                 raise
             self._fail(begun, request, answer, Failure(error))
             return True

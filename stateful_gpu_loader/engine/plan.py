@@ -166,6 +166,11 @@ class Plan:
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
 
     @property
+    def has_last_step(self) -> bool:
+        """Whether code of the user's own may run on a batch in the user's thread."""
+        return self.batch_transform is not None or self.config.pin_memory
+
+    @property
     def num_positions(self) -> int | None:
         """Number of samples in an epoch, if the loader has the order and it has an end."""
         return None if self.order is None or self.is_endless else self.order.num_positions

@@ -21,7 +21,11 @@ from tests.stream_kinds import KINDS
 
 __all__ = ["fake_gpu"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* are read again:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* are read again:UserWarning"),
+    # The interpreter drops what is raised while garbage is collected.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 Make = Callable[..., StatefulGPULoader[Any]]
 
@@ -54,6 +58,10 @@ def assert_whole(
     loader = make()
     whole, following = batches_of(loader), batches_of(loader)
     places = list(places_of_next(make, at, by).items())
+    if issubclass(error, Exception):
+        # While a batch is made, received or moved it counts as an error of that batch.
+        making = {"execute", "receive", "_finished"}
+        places = [each for each in places if not making & {each[0].function, *each[0].callers}]
     for place, number in places[::every]:
         loader = make()
         batches = iter(loader)
@@ -71,34 +79,29 @@ def assert_whole(
         state = loader.state_dict()
         rest = _rest_of(batches, error)
         expected = whole
-        if raised and _may_lose(interrupt.where, error):
-            expected = whole[:at] + whole[at + len(whole) - len(found + rest) :]
+        if raised and _is_the_return(interrupt.where):
+            expected = whole[:at] + whole[at + 1 :]
         assert same(found + rest, expected), place
         assert same(batches_of(loader), following), place
         resumed = make()
         resumed.load_state_dict(state)
-        again = batches_of(resumed)
-        is_tried_again = len(again) > len(rest) and expected is not whole
         left = following if state["epoch"] == 1 else rest
-        assert same(again, whole[at:] if is_tried_again else left), place
+        assert same(batches_of(resumed), left), place
 
 
 def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
     """The rest of a pass, after an exception that comes in its turn, if any."""
     rest: list[Any] = []
-    while True:
-        with suppress(error):
-            rest += map(copy_of, batches)
-            return rest
+    with suppress(error):
+        rest += map(copy_of, batches)
+        return rest
+    return [*rest, *map(copy_of, batches)]
 
 
-def _may_lose(place: Place | None, error: type[BaseException]) -> bool:
-    """Whether a place is one of those where the guarantees promise nothing."""
+def _is_the_return(place: Place | None) -> bool:
+    """Whether a place lies between the delivery and the caller, where nothing can be promised."""
     assert place is not None
-    returns = place.function == "__next__" and place.opcode.startswith("RETURN")
-    return returns or (
-        issubclass(error, Exception) and "execute" in (place.function, *place.callers)
-    )
+    return not place.callers and place.opcode.startswith("RETURN")
 
 
 QUICK = [
@@ -132,14 +135,13 @@ def test_an_interrupt_at_any_bytecode_loses_and_shifts_nothing(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_an_alarm_costs_at_most_the_batch_that_it_met(kind: str) -> None:
-    """Without workers an Exception of a handler cannot be told from one of the dataset."""
+def test_an_alarm_loses_and_shifts_nothing(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, error=Alarm, every=4)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", ENOUGH)
-def test_an_alarm_at_any_bytecode_costs_at_most_the_batch_that_it_met(kind: str) -> None:
+def test_an_alarm_at_any_bytecode_loses_and_shifts_nothing(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, error=Alarm, by="opcode")
 
 

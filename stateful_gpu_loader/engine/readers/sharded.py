@@ -12,6 +12,7 @@ import numpy as np
 from stateful_gpu_loader.datasets.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.datasets.sharded import EncodedShards
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.readers.reading import Reading
@@ -173,6 +174,8 @@ class ShardedReader:
                         found.reader = self._reader(request, request.lane, request.lap, found.begin)
                         found.turn = request.turn
                         return found
+                if check is never_stopped:
+                    raise Stopped  # an exception has torn the turn before, and nothing ends it
                 self._turns.wait(_SECONDS_BETWEEN_CHECKS)
                 check()
 

@@ -288,7 +288,7 @@ class IterableMaker:
         Raises:
             StateMismatch: the iterator yields other samples than before.
         """
-        taken: dict[int, int] = dict(self._failed)
+        taken = {failed[0]: failed[1] for failed in self._failed}
         self._counts_raised = not taken
         last_failed = max(taken, default=0)
         while self._samples < count or self._fetches < last_failed:

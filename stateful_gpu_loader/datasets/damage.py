@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-REMEDY = "fetch the file anew, or leave the record out with on_bad_sample="
+REMEDY = "fetch the file again, or leave the record out with on_bad_sample="
 """Remedy for a record that a loader reads."""
 
 INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
@@ -24,7 +24,7 @@ def damaged(
         remedy: what the user can do.
 
     >>> damaged("a.tar", "its checksum differs", record=3, offset=1536)
-    ValueError("'a.tar', record 3, byte 1536: its checksum differs. Remedy: fetch the file anew, \
+    ValueError("'a.tar', record 3, byte 1536: its checksum differs. Remedy: fetch the file again, \
 or leave the record out with on_bad_sample=")
     """
     where = repr(path)

@@ -76,6 +76,10 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         """
         return target
 
+    def _object_counts(self) -> npt.NDArray[np.int64] | None:
+        """Return the number of objects in each target, int64 [n]; None if targets are no lists."""
+        return None
+
     @abstractmethod
     def __len__(self) -> int:
         """The number of samples."""

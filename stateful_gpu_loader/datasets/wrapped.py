@@ -75,6 +75,10 @@ class SubsetSource(Source):
     def _target(self, index: int) -> Any:
         return target_of(self._source, int(self._indices[index]))
 
+    def _object_counts(self) -> npt.NDArray[np.int64] | None:
+        counts = self._source._object_counts()
+        return None if counts is None else counts[self._indices]
+
     @property
     def is_remote(self) -> bool:
         return self._source.is_remote
@@ -119,6 +123,11 @@ class ConcatSource(Source):
     def _target(self, index: int) -> Any:
         source, own = self._part(index)
         return target_of(source, own)
+
+    def _object_counts(self) -> npt.NDArray[np.int64] | None:
+        parts = [source._object_counts() for source in self._sources]
+        known = [counts for counts in parts if counts is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
 
     @property
     def is_remote(self) -> bool:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Subset, default_collate
 
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
@@ -310,6 +312,31 @@ def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) ->
             f"{describe(refused)} moves them: they would stay while the pixels move. "
             "Remedy: recipes of stateful_gpu_loader.transforms (RandAugment and TrivialAugmentWide "
             "do not tell), or the transform in a collate_fn, which gets image and target"
+        )
+
+
+def check_targets_stack(
+    dataset: Any, source: Source, collate_fn: Any, batch_size: int | None
+) -> None:
+    """Refuse torch's default collate function for targets of different numbers of objects.
+
+    Args:
+        source: the dataset, or its adapter.
+        collate_fn: of the loader, or torch's default.
+        batch_size: number of samples a batch; None if a batch sampler of the user's decides.
+
+    Raises:
+        ValueError: the targets of a batch could not be stacked.
+    """
+    counts = source._object_counts()
+    if collate_fn is not default_collate or batch_size in (None, 1) or counts is None:
+        return
+    other = np.flatnonzero(counts != counts[0])
+    if len(other):
+        raise ValueError(
+            f"the targets of {type(dataset).__name__} differ in their number of objects, which is "
+            f"{counts[0]} at index 0 and {counts[other[0]]} at index {other[0]}: default_collate "
+            "cannot stack them. Remedy: collate_fn=ragged_collate, which leaves targets in a list"
         )
 
 

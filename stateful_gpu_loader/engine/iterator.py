@@ -18,9 +18,11 @@ from stateful_gpu_loader.engine.pipeline import (
     BeginFailure,
     Failure,
     NoBatch,
+    Stopped,
     WorkersDied,
 )
 from stateful_gpu_loader.engine.stages import waiting
+from stateful_gpu_loader.engine.workers.torch_workers import interpreter_is_ending
 from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Offer
@@ -116,6 +118,8 @@ class Run:
                         self._recover(begun, loss)
                     except StopIteration:
                         self._end(begun)
+                    except Stopped:
+                        continue  # an exception has torn an earlier request: made again
                     else:
                         begun.is_moving = True
                         has_begun = self._arrived(begun, request, found)
@@ -123,6 +127,7 @@ class Run:
                         begun.is_running = has_begun
             except BaseException as error:
                 self._note_interrupt(error)
+                _end_at_exit()
                 raise
             raise StopIteration
 
@@ -186,7 +191,7 @@ class Run:
         try:
             batch = self._engine.finish(begun, payload, position=arrival.position)
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or not begun.plan.has_last_step:
                 raise
             self._fail(begun, request, answer, Failure(error))
             return True
@@ -289,6 +294,7 @@ class Run:
         After a second loss at one position the workers get one request at a time, so that the
         batches before the one that kills them are delivered, and that one is found.
         """
+        _end_at_exit()
         begun.losses += 1
         self._engine.tally.worker_restarts += loss.remedy is None
         begun.pipeline.close()
@@ -343,6 +349,12 @@ def _inherited(owner: int) -> LoaderError:
         "which begins the next pass with workers of this process; "
         "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
     )
+
+
+def _end_at_exit() -> None:
+    """End a daemon thread without a traceback once the interpreter's exit has ended its workers."""
+    if interpreter_is_ending() and threading.current_thread().daemon:
+        raise SystemExit
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.state.bad_samples import FoundBad
 
 
 class Stopped(Exception):
-    """Raised in a worker thread when its result is no longer needed."""
+    """Raised where a result is no longer needed, or can no longer be had in this pass's workers."""
 
 
 class WorkersDied(Exception):

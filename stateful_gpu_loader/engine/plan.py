@@ -22,6 +22,7 @@ from stateful_gpu_loader.engine.arguments import (
     check_division,
     check_image_transform,
     check_targets_move,
+    check_targets_stack,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
@@ -114,6 +115,7 @@ class Plan:
         stacks = batched and collate_fn in STACKS_IMAGES
         if source is not None and source.has_spatial_targets:
             check_targets_move(config.dataset, transform, recipes)
+            check_targets_stack(config.dataset, source, collate_fn, config.samples_a_batch)
         given = config.batch_transform
         decodes_elsewhere = config.remote is not None and config.remote.decode_on == "workers"
         finishes_images = (
@@ -162,6 +164,11 @@ class Plan:
     def has_worker_states(self) -> bool:
         """Whether a worker's batches depend on what it made before."""
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
+
+    @property
+    def has_last_step(self) -> bool:
+        """Whether code of the user's own may run on a batch in the user's thread."""
+        return self.batch_transform is not None or self.config.pin_memory
 
     @property
     def num_positions(self) -> int | None:

@@ -21,6 +21,8 @@ from stateful_gpu_loader.randomness.generator_memory import (
     torch_generator,
 )
 
+_seed_python, _seed_numpy = random.seed, np.random.seed
+"""The functions themselves, as stand-ins count who calls them by name."""
 _PYTHON, _NUMPY, _TORCH = python_generator(), numpy_generator(), torch_generator()
 
 
@@ -48,13 +50,10 @@ def seed_global_generators(sample_seed: int) -> None:
             f"sample_seed = {sample_seed} is outside 0 <= sample_seed < {1 << 64}. "
             "Remedy: keep it inside: take it from sample_seeds()"
         )
-    random.seed(sample_seed)
-    np.random.seed(sample_seed >> 32)
+    _seed_python(sample_seed)
+    _seed_numpy(sample_seed >> 32)
     torch.default_generator.manual_seed(sample_seed & 0xFFFFFFFF)
 
-
-EVIDENCE = 1024
-"""Number of samples that are seeded and watched before later ones are only watched."""
 
 _ONE_AT_A_TIME = threading.RLock()
 """Guards the global generators, which belong to the whole process."""
@@ -81,21 +80,33 @@ def caller_generators_restored() -> Iterator[None]:
     with one_at_a_time():
         states = global_states()
         try:
-            yield
-        finally:
+            try:
+                yield
+            finally:
+                restore(states)
+        except BaseException:
+            # A signal handler may have raised just before restore() was called.
             restore(states)
+            raise
+
+
+_QUIET = frozenset({"tqdm", "IPython", "ipykernel"})
+"""Packages whose own threads never draw."""
 
 
 def others_alive() -> bool:
     """Return whether this process has other Python threads, which may draw from the generators.
 
-    A worker process belongs to the loader, and so do threads that the package names.
+    A worker process belongs to the loader, and so do threads that the package names. The threads of
+    a progress bar and of a notebook never draw.
     """
     if threading.active_count() == 1 or get_worker_info() is not None:
         return False
     present = threading.current_thread()
     return any(
-        thread is not present and not thread.name.startswith("stateful_gpu_loader")
+        thread is not present
+        and not thread.name.startswith("stateful_gpu_loader")
+        and type(thread).__module__.partition(".")[0] not in _QUIET
         for thread in threading.enumerate()
     )
 
@@ -121,76 +132,140 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 
 
 class DrawWatch:
-    """Notices whether a block of code may have drawn from a global generator, in about 3 us.
+    """Notices whether code may have drawn from a global generator; made by :func:`draws_watched`.
 
-    A block uses a generator if it leaves it in another state, or asks for its state or seed by the
-    functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well.
-
-    >>> with DrawWatch() as watch:
-    ...     _ = sum(range(10))
-    >>> watch.was_used
-    False
-    >>> with DrawWatch() as watch:
-    ...     _ = random.random()
-    >>> watch.was_used
-    True
+    Code uses a generator if it leaves it in another state, or asks for its state or seed by the
+    functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well, so
+    :attr:`is_alone` is known too.
     """
 
     def __init__(self) -> None:
         self.was_used = False
-        """Whether the block may have used a generator; known after it."""
+        """Whether a generator may have been used; known after :meth:`look`."""
         self.has_moved = self.was_asked = False
-        """Whether a generator has moved, and whether the block asked for a state or seed."""
+        """Whether a generator has moved, and whether a state or seed was asked for."""
+        self.is_alone = not others_alive()
+        """Whether no other thread was there when the watch began."""
+        self.thread = threading.get_ident()
+        """The watched thread. Where others are alive, only it can ask."""
+        self.times_asked = 0
+        """Number of times that a state or seed was asked for or set."""
+        self.unseedable: str | None = None
+        """Call that takes a seed from the system, such as ``random.seed()``; None if none did."""
+        self.begin()
 
-    def __enter__(self) -> DrawWatch:
+    def begin(self) -> None:
+        """Watch from here on."""
+        self._asked_before = self.times_asked
         self._states = global_states()
-        self._looked_up = looked_up = _looked_up()
-        self._times_asked = _Asked.times
-        _let_look_up(*(_STAND_INS if looked_up == _USUAL else map(_Asked, looked_up)))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        _let_look_up(*self._looked_up)
+    def look(self) -> None:
+        """Compare with the beginning."""
         self.has_moved = global_states() != self._states
-        self.was_asked = _Asked.times != self._times_asked
+        self.was_asked = self.times_asked != self._asked_before
         self.was_used = self.was_used or self.has_moved or self.was_asked
 
     def undo(self) -> None:
-        """Restore the generators to where they were before the block."""
+        """Restore the generators to where they were at the beginning."""
         if self.has_moved:
             restore(self._states)
 
+    def note(self, call: str | None) -> None:
+        """Count that a state or seed was asked for or set.
+
+        Args:
+            call: the call that takes a seed from the system, or None.
+        """
+        if self.is_alone or threading.get_ident() == self.thread:
+            self.times_asked += 1
+            self.unseedable = self.unseedable or call
+
+
+@contextmanager
+def draws_watched() -> Iterator[DrawWatch]:
+    """Watch a block for draws; meanwhile stand-ins count who asks for a state or seed.
+
+    >>> with draws_watched() as watch:
+    ...     _ = sum(range(10))
+    >>> watch.was_used
+    False
+    >>> with draws_watched() as watch:
+    ...     _ = random.random()
+    >>> watch.was_used
+    True
+    """
+    looked_up = _looked_up()
+    watch = DrawWatch()
+    try:
+        try:
+            stand_ins = _STAND_INS if looked_up == _USUAL else _stand_ins_of(looked_up)
+            for stand_in in stand_ins:
+                stand_in.watch = watch
+            _let_look_up(*stand_ins)
+            yield watch
+        finally:
+            watch.look()
+            _let_look_up(*looked_up)
+    except BaseException:
+        # A signal handler may have raised before the last line was reached.
+        _let_look_up(*looked_up)
+        raise
+
 
 _of_torch: Any = torch.random
+_UNSEEDABLE = None, "random.seed()", None, "np.random.seed()", "torch.seed()"
+"""Calls of :func:`_looked_up` that take a seed from the system where no seed is passed."""
 
 
 def _looked_up() -> tuple[Any, ...]:
     """Return what code looks up that asks for a state or seed, as ``torch.initial_seed()`` does."""
-    return random.getstate, np.random.get_state, _of_torch.default_generator
+    return (
+        random.getstate,
+        random.seed,
+        np.random.get_state,
+        np.random.seed,
+        _of_torch.default_generator,
+    )
 
 
-def _let_look_up(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
-    random.getstate, np.random.get_state = of_python, of_numpy
+def _let_look_up(
+    python_state: Any, python_seed: Any, numpy_state: Any, numpy_seed: Any, of_torch: Any
+) -> None:
+    random.getstate, random.seed = python_state, python_seed
+    np.random.get_state, np.random.seed = numpy_state, numpy_seed
     _of_torch.default_generator = of_torch
 
 
-class _Asked:
-    """Stands in for a generator, or a function of it, and counts how often anybody uses it."""
+class _StandIn:
+    """Stands in for a generator, or a function of it, and notes who uses it.
 
-    times = 0
-    """How often any stand-in was used."""
+    Args:
+        thing: what it stands in for.
+        call: name of the call that takes a seed from the system, or None.
+    """
 
-    def __init__(self, thing: Any) -> None:
+    __slots__ = ("call", "thing", "watch")
+
+    watch: DrawWatch
+    """The watch in progress."""
+
+    def __init__(self, thing: Any, call: str | None) -> None:
         self.thing = thing
+        self.call = call
 
     def __getattr__(self, name: str) -> Any:
-        _Asked.times += 1
+        self.watch.note(self.call if name == "seed" else None)
         return getattr(self.thing, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        _Asked.times += 1
+        seeds = [*args[:1], *kwargs.values()]
+        self.watch.note(self.call if seeds in ([], [None]) else None)
         return self.thing(*args, **kwargs)
 
 
+def _stand_ins_of(things: tuple[Any, ...]) -> tuple[_StandIn, ...]:
+    return tuple(map(_StandIn, things, _UNSEEDABLE))
+
+
 _USUAL = _looked_up()
-_STAND_INS = tuple(map(_Asked, _USUAL))
+_STAND_INS = _stand_ins_of(_USUAL)

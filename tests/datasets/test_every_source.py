@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,44 @@ def test_sources_conform(tmp_path: Path, name: str) -> None:
     make, write = SOURCES[name]
     given, other = write(tmp_path / "given", 0), write(tmp_path / "other", 1)
     assert_source_conforms(lambda: make(given), changed=lambda: make(other))
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_of_relative_paths_outlasts_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make, write = SOURCES[name]
+    given = write(tmp_path / "given", 0)
+    absolute = make(given)
+    monkeypatch.chdir(tmp_path)
+    source = make(_relative(given, tmp_path))
+    monkeypatch.chdir("/")
+    assert [source[i][0].tolist() for i in range(len(source))] == [
+        absolute[i][0].tolist() for i in range(len(absolute))
+    ]
+    assert source.fingerprint() == absolute.fingerprint()
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_shards_of_relative_paths_outlast_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make, write = SHARDS[name]
+    given = write(tmp_path / "given", 0)
+    absolute = make(given)
+    monkeypatch.chdir(tmp_path)
+    shards = make(_relative(given, tmp_path))
+    monkeypatch.chdir("/")
+    for shard in shards.shards():
+        found = [cursor for _, cursor in shards.read_shard(shard, 0)]
+        assert found == [cursor for _, cursor in absolute.read_shard(shard, 0)]
+    assert shards.fingerprint() == absolute.fingerprint()
+
+
+def _relative(given: Any, folder: Path) -> Any:
+    if isinstance(given, list):
+        return [os.path.relpath(path, folder) for path in given]
+    return os.path.relpath(given, folder)
 
 
 def test_coco_conforms(tmp_path: Path) -> None:

@@ -164,6 +164,60 @@ def test_ways_to_exit_with_every_kind(way: str, kind: str, photos: Path) -> None
 
 
 @pytest.mark.processes
+def test_a_daemon_thread_that_waits_for_workers_ends_without_a_traceback() -> None:
+    """Torch may still abort the process, as with its own DataLoader."""
+    statements = """
+import threading
+from stateful_gpu_loader import StatefulGPULoader
+class Hangs:
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        if index >= 4:
+            threading.Event().wait()
+        return index
+begun = threading.Event()
+def work():
+    for batch in StatefulGPULoader(Hangs(), num_workers=2, multiprocessing_context="fork"):
+        begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", statements], capture_output=True, text=True, timeout=seconds(60)
+    )
+    assert done.stderr.replace("terminate called without an active exception\n", "") == ""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_end_when_their_process_executes_another_program(method: str, photos: Path) -> None:
+    """The process keeps its pid, and forked workers remain its children."""
+    waits = """
+import os, select, sys
+for pid in map(int, sys.argv[1:]):
+    try:
+        worker = os.pidfd_open(pid)
+    except ProcessLookupError:
+        continue
+    select.select([worker], [], [])
+"""
+    statements = f"""
+import os, sys
+from tests.loader.test_exits import make_on_device
+loader = make_on_device(
+    {str(photos)!r}, device=None, num_workers=3, worker_type="process",
+    multiprocessing_context={method!r},
+)
+batches = iter(loader)
+next(batches)
+pids = [str(worker.pid) for worker in batches._workers]
+os.execv(sys.executable, [sys.executable, "-c", {waits!r}, *pids])
+"""
+    assert run_until_exit(statements) == (0, "")
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("imports", ["import torch", "import stateful_gpu_loader, torch"])
 def test_a_new_interpreter_exits_quietly(imports: str, photos: Path) -> None:
     """With another order of imports, and nothing but them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,12 @@ from tests.makers import MAKERS
 from tests.stream_kinds import KINDS
 
 __all__ = ["fake_gpu"]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* are read again:UserWarning"),
+    # The interpreter drops what is raised while garbage is collected.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 Make = Callable[..., StatefulGPULoader[Any]]
 
@@ -51,6 +58,10 @@ def assert_whole(
     loader = make()
     whole, following = batches_of(loader), batches_of(loader)
     places = list(places_of_next(make, at, by).items())
+    if issubclass(error, Exception):
+        # While a batch is made, received or moved it counts as an error of that batch.
+        making = {"execute", "receive", "_finished"}
+        places = [each for each in places if not making & {each[0].function, *each[0].callers}]
     for place, number in places[::every]:
         loader = make()
         batches = iter(loader)
@@ -66,25 +77,31 @@ def assert_whole(
         if not interrupt.reached:
             continue
         state = loader.state_dict()
-        rest = [copy_of(batch) for batch in batches]
+        rest = _rest_of(batches, error)
         expected = whole
-        if raised and _may_lose(interrupt.where, error):
-            expected = whole[:at] + whole[at + len(whole) - len(found + rest) :]
+        if raised and _is_the_return(interrupt.where):
+            expected = whole[:at] + whole[at + 1 :]
         assert same(found + rest, expected), place
         assert same(batches_of(loader), following), place
         resumed = make()
         resumed.load_state_dict(state)
-        is_next_epoch = state["epoch"] == 1
-        assert same(batches_of(resumed), following if is_next_epoch else rest), place
+        left = following if state["epoch"] == 1 else rest
+        assert same(batches_of(resumed), left), place
 
 
-def _may_lose(place: Place | None, error: type[BaseException]) -> bool:
-    """Whether a place is one of those where the guarantees promise nothing."""
+def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
+    """The rest of a pass, after an exception that comes in its turn, if any."""
+    rest: list[Any] = []
+    with suppress(error):
+        rest += map(copy_of, batches)
+        return rest
+    return [*rest, *map(copy_of, batches)]
+
+
+def _is_the_return(place: Place | None) -> bool:
+    """Whether a place lies between the delivery and the caller, where nothing can be promised."""
     assert place is not None
-    returns = place.function == "__next__" and place.opcode.startswith("RETURN")
-    return returns or (
-        issubclass(error, Exception) and "execute" in (place.function, *place.callers)
-    )
+    return not place.callers and place.opcode.startswith("RETURN")
 
 
 QUICK = [
@@ -101,7 +118,7 @@ ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterato
 
 @pytest.mark.parametrize("kind", QUICK)
 def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
-    assert_whole(KINDS[kind], at=1, every=4)
+    assert_whole(KINDS[kind], at=1, every=10)
 
 
 @pytest.mark.fuzz
@@ -118,14 +135,13 @@ def test_an_interrupt_at_any_bytecode_loses_and_shifts_nothing(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", QUICK)
-def test_an_alarm_costs_at_most_the_batch_that_it_met(kind: str) -> None:
-    """Without workers an Exception of a handler cannot be told from one of the dataset."""
-    assert_whole(KINDS[kind], at=1, error=Alarm, every=4)
+def test_an_alarm_loses_and_shifts_nothing(kind: str) -> None:
+    assert_whole(KINDS[kind], at=1, error=Alarm, every=10)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("kind", ENOUGH)
-def test_an_alarm_at_any_bytecode_costs_at_most_the_batch_that_it_met(kind: str) -> None:
+def test_an_alarm_at_any_bytecode_loses_and_shifts_nothing(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, error=Alarm, by="opcode")
 
 
@@ -141,7 +157,7 @@ RECIPES = [T.RandomResizedCrop(16), T.RandomHorizontalFlip()]
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
 def test_threads_go_on_after_an_interrupt(photos: Path, error: type[BaseException]) -> None:
-    assert_whole(partial(make_images, photos, num_workers=2), at=1, error=error, every=2)
+    assert_whole(partial(make_images, photos, num_workers=2), at=1, error=error, every=5)
 
 
 @pytest.mark.fuzz
@@ -159,7 +175,7 @@ def test_a_device_goes_on_after_an_interrupt(
     photos: Path, fake_gpu: FakeGpu, num_workers: int, error: type[BaseException]
 ) -> None:
     make = partial(make_images, photos, num_workers=num_workers, device="cuda")
-    assert_whole(make, at=1, error=error, every=4)
+    assert_whole(make, at=1, error=error, every=15)
 
 
 @pytest.mark.fuzz

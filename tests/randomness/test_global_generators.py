@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,12 @@ import torch
 from stateful_gpu_loader.randomness import generator_memory, global_generators
 from stateful_gpu_loader.randomness.generator_memory import GlobalGenerator
 from stateful_gpu_loader.randomness.global_generators import (
-    DrawWatch,
     caller_generators_restored,
+    draws_watched,
     seed_global_generators,
 )
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from tests.interrupts import count_places, interrupt_at
 
 
 def spoil_global_generators():
@@ -30,6 +33,16 @@ def spoil_global_generators():
     random.gauss(0, 1)
     np.random.standard_normal()
     torch.randn(1, dtype=torch.float64)
+
+
+def names_that_are_replaced():
+    return (
+        random.getstate,
+        random.seed,
+        np.random.get_state,
+        np.random.seed,
+        torch.random.default_generator,
+    )
 
 
 def draw_from_global_generators():
@@ -235,7 +248,7 @@ def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) ->
     seed_global_generators(12345)
     if spoil:
         spoil_global_generators()
-    with DrawWatch() as watch:
+    with draws_watched() as watch:
         use()
     assert watch.was_used
     watch.undo()
@@ -250,7 +263,7 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
     if spoil:
         spoil_global_generators()
     before = states_of_global_generators()
-    with DrawWatch() as watch:
+    with draws_watched() as watch:
         random.Random(1).random()
         np.random.default_rng(1).random()
         torch.rand(1, generator=torch.Generator().manual_seed(1))
@@ -261,31 +274,33 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
 @pytest.mark.usefixtures("_place")
 def test_a_watch_inside_another_one_asks_for_nothing() -> None:
     """As of a loader in a dataset, which has seeds of its own."""
-    with DrawWatch() as outer, DrawWatch() as inner, caller_generators_restored():
+    with draws_watched() as outer, draws_watched() as inner, caller_generators_restored():
         random.random()
     assert not inner.was_used
     assert not outer.was_used
-    with DrawWatch() as outer, DrawWatch():
+    with draws_watched() as outer, draws_watched():
         torch.initial_seed()
     assert outer.was_used
 
 
 def test_a_watch_ends_with_an_exception() -> None:
     before = states_of_global_generators()
-    names = random.getstate, np.random.get_state, torch.random.default_generator
-    watch = DrawWatch()
+    names = names_that_are_replaced()
+    watch = None
 
     def interrupted() -> None:
-        with watch:
+        nonlocal watch
+        with draws_watched() as watch:
             random.random()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    assert watch is not None
     assert watch.was_used
     watch.undo()
     assert states_of_global_generators() == before
-    assert (random.getstate, np.random.get_state, torch.random.default_generator) == names
+    assert names_that_are_replaced() == names
 
 
 @pytest.mark.usefixtures("_place")
@@ -293,13 +308,114 @@ def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> N
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        with DrawWatch() as watch:
+        with draws_watched() as watch:
             pass
         assert not watch.was_used
-        with DrawWatch() as watch:
+        with draws_watched() as watch:
             inside = np.random.rand()
         assert watch.was_used
         watch.undo()
         assert np.random.rand() == inside
     finally:
         np.random.set_bit_generator(own)
+
+
+UNSEEDABLE: dict[str, Callable[[], Any]] = {
+    "random.seed()": lambda: random.seed(),
+    "random.seed() ": lambda: random.seed(None),
+    "random.seed()  ": lambda: random.seed(a=None),
+    "np.random.seed()": lambda: np.random.seed(),
+    "np.random.seed() ": lambda: np.random.seed(None),
+    "torch.seed()": lambda: torch.seed(),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEDABLE)
+def test_a_watch_names_the_call_that_takes_a_seed_from_the_system(name: str) -> None:
+    with draws_watched() as watch:
+        UNSEEDABLE[name]()
+    assert watch.unseedable == name.strip()
+    assert watch.was_used
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_watch_names_no_other_use(use: Any) -> None:
+    with draws_watched() as watch:
+        use()
+    assert watch.unseedable is None
+    watch.undo()
+
+
+@pytest.mark.parametrize("name", ["seed", "numpy's seed", "torch's seed"])
+def test_a_watch_notices_a_seed_that_leads_to_the_state_that_was_there(name: str) -> None:
+    USES[name]()
+    with draws_watched() as watch:
+        USES[name]()
+    assert not watch.has_moved
+    assert watch.was_asked
+
+
+def test_only_the_watched_thread_asks_where_others_are_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for alive in (True, False):
+        monkeypatch.setattr(global_generators, "others_alive", lambda alive=alive: alive)
+        with draws_watched() as watch:
+            other = threading.Thread(target=torch.initial_seed)
+            other.start()
+            other.join()
+        assert watch.was_asked is not alive
+
+
+def test_the_thread_of_a_progress_bar_is_not_another_thread() -> None:
+    done = threading.Event()
+    quiet = type("TMonitor", (threading.Thread,), {"__module__": "tqdm._monitor"})
+    for kind in (quiet, threading.Thread):
+        before = global_generators.others_alive()
+        thread = kind(target=done.wait, daemon=True)
+        thread.start()
+        assert global_generators.others_alive() is (before or kind is threading.Thread)
+        done.set()
+        thread.join()
+        done.clear()
+
+
+def _seeded_and_restored() -> None:
+    with caller_generators_restored():
+        seed_global_generators(7)
+        random.random()
+
+
+def _watched() -> None:
+    random.seed(3)
+    with draws_watched() as watch:
+        random.getstate()
+        random.seed(7)
+        torch.initial_seed()
+    watch.undo()
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_an_interrupt_anywhere_restores_the_callers_generators(by: Any) -> None:
+    names, before = names_that_are_replaced(), states_of_global_generators()
+    places = count_places(_seeded_and_restored, by=by)
+    for n in range(1, places + 1):
+        with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
+            _seeded_and_restored()
+        assert interrupt.reached, n
+        assert states_of_global_generators() == before, interrupt.where
+        assert names_that_are_replaced() == names
+        # No signal handler runs between the bytecodes that enter and leave a lock; this one did.
+        with suppress(RuntimeError):
+            global_generators.one_at_a_time().release()
+
+
+@pytest.mark.parametrize("by", ["line", "opcode"])
+def test_an_interrupt_anywhere_ends_the_watch(by: Any) -> None:
+    names = names_that_are_replaced()
+    places = count_places(_watched, by=by)
+    for n in range(1, places + 1):
+        with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
+            _watched()
+        assert interrupt.reached, n
+        assert names_that_are_replaced() == names, interrupt.where

@@ -69,6 +69,10 @@ class Annotations:
     """Names by id, in the file's order."""
     segments: Segments | None
     """None where masks were not asked for."""
+    num_unlisted: int
+    """Number of objects of images that the file does not list; they are left out."""
+    unlisted_id: int | None
+    """Image id of the first of these objects; None without any."""
 
 
 def read_annotations(path: str, *, masks: bool = False) -> Annotations:
@@ -115,7 +119,7 @@ def read_annotations(path: str, *, masks: bool = False) -> Annotations:
     )
     objects = _entries(path, content, "annotations")
     del content
-    kept, numbers = _by_image(path, objects, ids)
+    kept, numbers, unlisted = _by_image(path, objects, ids)
     found = _Objects(len(kept), masks=masks)
     owners = iter(order[numbers].tolist())
     _each(path, "annotations", objects, lambda entry: found.put(entry, sizes[next(owners)]), kept)
@@ -130,6 +134,8 @@ def read_annotations(path: str, *, masks: bool = False) -> Annotations:
         are_crowds=found.are_crowds,
         categories=by_id,
         segments=found.segments() if masks else None,
+        num_unlisted=len(unlisted),
+        unlisted_id=int(unlisted[0]) if len(unlisted) else None,
     )
 
 
@@ -191,15 +197,18 @@ class _Objects:
         )
 
 
-def _by_image(path: str, objects: list[Any], ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Which objects have an image, in its order, and the number of that image."""
+def _by_image(path: str, objects: list[Any], ids: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the objects that have an image, sorted by it, and the number of that image.
+
+    The third array has the image ids of all other objects.
+    """
     found = _each(path, "annotations", objects, lambda entry: _integer(entry, "image_id"))
     owners = np.array(found, dtype=np.int64)
     numbers = np.searchsorted(ids, owners)
     known = np.flatnonzero(np.append(ids, -1)[numbers] == owners) if len(ids) else numbers[:0]
     known = known[numbers[known] < len(ids)]
     kept = known[np.argsort(numbers[known], kind="stable")]
-    return kept, numbers[kept]
+    return kept, numbers[kept], np.delete(owners, known)
 
 
 def _load(path: str) -> Any:

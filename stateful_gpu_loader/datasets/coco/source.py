@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,9 @@ class CocoSource(Source):
     - ``iscrowd``: int64 [n]: 1 for a group
     - ``masks``: uint8 [n, height, width] of 0 and 1, as pycocotools decodes them; if asked for
 
-    Images have different numbers of objects: pass ``collate_fn=ragged_collate`` to the loader. The
+    Images have different numbers of objects: pass ``collate_fn=ragged_collate`` to the loader,
+    which refuses torch's default for them. Objects of images that the file does not list are left
+    out, and a warning counts them. The
     recipes that move pixels move boxes and masks as well: what is left with less than a pixel of
     width or height is dropped.
 
@@ -105,6 +108,13 @@ class CocoSource(Source):
         path = _only("annotations", annotations)
         found = read_annotations(path, masks=masks)
         self._check(path, found)
+        if found.num_unlisted:
+            warnings.warn(
+                f"{path!r} lists {len(found.image_ids)} images, and {found.num_unlisted} of its "
+                f"annotations are of other images, such as image_id {found.unlisted_id}: they are "
+                "left out. If images are missing, give the file that lists them",
+                stacklevel=2,
+            )
         kept: BoolArray = np.all(found.boxes[:, 2:] >= size_threshold, axis=1)
         if not include_iscrowd:
             kept &= ~found.are_crowds
@@ -194,6 +204,9 @@ class CocoSource(Source):
 
     def _target(self, index: int) -> dict[str, Any]:
         return self.target(index)
+
+    def _object_counts(self) -> npt.NDArray[np.int64]:
+        return np.diff(self._firsts)
 
     def move_target(
         self,

@@ -29,6 +29,7 @@ from stateful_gpu_loader.datasets.storage.index_files import (
     cached_index,
     check_ends,
 )
+from stateful_gpu_loader.datasets.storage.paths import is_apple_double
 from stateful_gpu_loader.datasets.storage.progress import progress_bar
 
 KEPT_FROM = 10_000
@@ -60,7 +61,8 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
 
     Args:
         root: the folder of the class folders.
-        extensions: in lower case; files that end otherwise are left out.
+        extensions: in lower case; files that end otherwise are left out, and so are macOS's
+            ``._`` files.
         cache_dir: where a listing is kept; None is beside ``root``, as of :func:`cached_index`.
 
     Raises:
@@ -79,7 +81,7 @@ def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None =
     endings = hashlib.blake2b(json.dumps(extensions).encode(), digest_size=4).hexdigest()
     index: Any = cached_index(
         str(root),
-        kind=f"folder-1-{endings}",
+        kind=f"folder-2-{endings}",
         build=lambda: _build(root, extensions),
         check=_check,
         cache_dir=cache_dir,
@@ -224,7 +226,7 @@ def _walk(
         for entry in entries:
             if entry.is_dir():
                 folders.append(entry.name)
-            elif entry.name.lower().endswith(extensions):
+            elif entry.name.lower().endswith(extensions) and not is_apple_double(entry.name):
                 names.append(entry.name)
     yield folder, names
     for name in folders:

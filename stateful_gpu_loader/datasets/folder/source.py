@@ -33,6 +33,7 @@ class FolderSource(Source):
     ``torchvision.datasets.ImageFolder``: classes sorted by name and numbered from 0, the images
     of a class sorted by folder and name, at any depth. As in ImageFolder,
     files beside the class folders are left out, and a folder without class folders is an error.
+    Unlike there, files named ``._*.jpg``, which macOS writes, are no images.
     :meth:`from_file_list` and :meth:`from_paths` keep the order that they are given.
 
     Args:
@@ -133,8 +134,8 @@ class FolderSource(Source):
         """The files at ``paths``, in their order.
 
         Args:
-            paths: absolute, or relative to ``root``; a sorted list, where it comes from a
-                directory listing.
+            paths: absolute, or relative to ``root``, or without it to the present working
+                directory; a sorted list, where it comes from a directory listing.
             labels: an integer for each; None numbers the paths from 0, as DALI's reader does.
             root: where it is given, the content id depends on the paths below it alone, and
                 stays the same when the folder moves.
@@ -170,7 +171,7 @@ class FolderSource(Source):
     ) -> None:
         targets.setflags(write=False)
         self.root = None if root is None else str(root)
-        self._parent = "" if root is None else os.path.join(root, "")
+        self._parent = os.path.join(_working_directory() if root is None else root, "")
         self.classes = classes
         self.class_to_idx = {name: number for number, name in enumerate(classes)}
         self.targets = targets
@@ -182,7 +183,7 @@ class FolderSource(Source):
         return len(self._names)
 
     def path(self, index: int) -> str:
-        """Where the file at ``0 <= index < len(self)`` lies."""
+        """Absolute path of the file at ``0 <= index < len(self)``."""
         name = self._names[index]
         return name if name.startswith(os.sep) else self._parent + name
 
@@ -227,6 +228,13 @@ class FolderSource(Source):
 
 def _absolute(path: AnyPath) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""  # it was removed, which matters to no absolute path
 
 
 def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDArray[np.int64]:

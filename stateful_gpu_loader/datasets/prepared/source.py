@@ -148,6 +148,9 @@ class PreparedSource(Source):
     def __len__(self) -> int:
         return len(self.source)
 
+    def _object_counts(self) -> npt.NDArray[np.int64] | None:
+        return self.source._object_counts()
+
     def is_kept(self, index: int) -> bool:
         """Whether the image at ``0 <= index < len(self)`` is in the directory."""
         return self._store.entry(index) is not None

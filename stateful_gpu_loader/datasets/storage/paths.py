@@ -13,6 +13,7 @@ from stateful_gpu_loader.datasets.storage.remote import glob_remote
 AnyPath = str | os.PathLike[str]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|[A-Za-z][A-Za-z0-9+.-]*::")
+_RELATIVE_FILE = re.compile(r"(^|::)(file|local)://(?![/~])")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
@@ -59,6 +60,17 @@ def as_paths(paths: AnyPath | Iterable[AnyPath]) -> list[str]:
     return found
 
 
+def is_apple_double(name: str) -> bool:
+    """Whether a file holds what macOS keeps beside another file on foreign disks and in archives.
+
+    Such a file is named as the other one, ending included, with ``._`` before it.
+
+    >>> is_apple_double("._cat.jpg"), is_apple_double("cat._.jpg")
+    (True, False)
+    """
+    return name.startswith("._")
+
+
 def names_of(paths: list[str]) -> list[str]:
     """The paths relative to the deepest folder that all have in common.
 
@@ -99,9 +111,15 @@ def _expand(text: str) -> Iterator[str]:
 
 def _resolve(text: str) -> list[str]:
     if is_url(text):
+        # fsspec would resolve it in the working directory of each read.
+        text = _RELATIVE_FILE.sub(lambda found: f"{found[0]}{os.getcwd()}/", text)
         if "*" not in text:
             return [text]
-        found = glob_remote(text)
+        found = [
+            url
+            for url in glob_remote(text)
+            if not is_apple_double(without_query(url).rpartition("/")[2])
+        ]
         if not found:
             raise FileNotFoundError(f"no file matches {text!r}. Remedy: correct the URL")
         return found

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stateful_gpu_loader.datasets.damage import damaged
+from stateful_gpu_loader.datasets.storage.paths import is_apple_double
 
 KEY = "__key__"
 """The name of a sample's key among its members."""
@@ -40,13 +41,15 @@ _META = re.compile(r"__[^/]*__($|/)")
 def split_name(name: str) -> tuple[str, str] | None:
     """Key and extension: the extension is all after the first dot of the last part, lower-cased.
 
-    None for names that belong to no sample: those without an extension, and ``__name__`` or what
-    lies in such a folder, which holds data about the archive.
+    None for names that belong to no sample: those without an extension, macOS's ``._name.jpg``, and
+    ``__name__`` or what lies in such a folder, which holds data about the archive.
 
     >>> split_name("train/a.b/0001.left.JPG"), split_name("README"), split_name("__meta__/1.txt")
     (('train/a.b/0001', 'left.jpg'), None, None)
     """
     if name.startswith("__") and _META.match(name):
+        return None
+    if is_apple_double(name.rpartition("/")[2]):
         return None
     match = _NAME.match(name)
     return None if match is None else (match[1], match[2].lower())

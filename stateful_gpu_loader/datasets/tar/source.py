@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import errno
+import logging
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -41,6 +42,8 @@ from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.content_id import ContentDigest
+
+logger = logging.getLogger(__name__)
 
 _GAP = 64 << 10
 """Bytes between members that are read along, where that saves a second read."""
@@ -116,6 +119,7 @@ class TarSource(Source):
                 for index, text, tar in zip(indices, texts, self.paths, strict=True)
             ]
         chosen = select(indices, self._choice, self.paths)
+        self._warn_of_links(indices)
         self._samples, self._chosen, self._ends = chosen.samples, chosen.members, chosen.ends
         self._members: TarIndex = joined(indices)
         self._fingerprint: str | None = None
@@ -124,6 +128,24 @@ class TarSource(Source):
         with ThreadPoolExecutor(min(_INDEXED_AT_ONCE, len(self.paths))) as pool:
             return list(
                 pool.map(lambda path: tar_index(self._files, path, self._cache_dir), self.paths)
+            )
+
+    def _warn_of_links(self, indices: list[TarIndex]) -> None:
+        links = [
+            (path, link)
+            for path, index in zip(self.paths, indices, strict=True)
+            for link in index.links
+            if link.name.lower().endswith(tuple(f".{name}" for name in self._choice.wanted))
+        ]
+        if links:
+            path, link = links[0]
+            logger.warning(
+                "%d links in tars are left out, as they have no content: the first, %r in %r, is "
+                "%s. Remedy: pack the tar with tar --hard-dereference --dereference",
+                len(links),
+                link.name,
+                path,
+                link.what,
             )
 
     def __len__(self) -> int:

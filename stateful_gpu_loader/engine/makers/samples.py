@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -25,11 +22,9 @@ from stateful_gpu_loader.engine.pipeline import Maker, Stopped, never_stopped, n
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import (
-    EVIDENCE,
-    DrawWatch,
     caller_generators_restored,
-    others_alive,
     seed_global_generators,
 )
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds
@@ -83,29 +78,11 @@ class SampleMaker:
         self._set_sample_seeds = list(seed_setters(dataset, transform))
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy
-        self._draws = self._known_to_draw()
-        """Whether samples are seeded; None as long as none has drawn."""
-        self._num_seeded = 0
-        """Number of samples that were seeded and watched, and have not drawn."""
-        self._seeds_first: bool | None = None
-        """Whether the first samples are seeded before anything is known; None before the first."""
+        self._rule = DrawRule(type(dataset).__name__, self._known_to_draw())
 
     @property
     def uses_global_generators(self) -> bool:
-        return self._draws or self._is_early() or self._collate_fn not in DRAWS_NOTHING
-
-    def _is_early(self) -> bool:
-        """Whether the next samples are seeded because too few were watched.
-
-        In a program with other threads only the main thread may do so: whatever another thread
-        seeds, it takes from the thread that trains.
-        """
-        if self._draws is not None:
-            return False
-        if self._seeds_first is None:
-            is_main = threading.current_thread() is threading.main_thread()
-            self._seeds_first = is_main or not others_alive()
-        return self._seeds_first and self._num_seeded < EVIDENCE
+        return self._rule.seeds or self._collate_fn not in DRAWS_NOTHING
 
     def _known_to_draw(self) -> bool | None:
         if type(self) is not SampleMaker or self._native or self._set_sample_seeds:
@@ -121,64 +98,41 @@ class SampleMaker:
         return False if all(each is False for each in said) else None
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Any:
-        if self._draws or self._is_early():
-            batch = self._seeded(request, check)
-            self._num_seeded += len(request.indices)
-            return batch
-        with stage("read"):
-            samples = self._unseeded(request, check)
-        if samples is not None:
-            return self._collated(request, request.keys, samples)
-        with caller_generators_restored():
-            return self._seeded(request, check)
+        if not self._rule.seeds:
+            with stage("read"):
+                samples = self._unseeded(request, check)
+            if samples is not None:
+                return self._collated(request, request.keys, samples)
+            return self._once_more(request, check)
+        return self._one_by_one(request, check)
 
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
-        """Return the samples; None if they have to be made with seeds, as one drew or failed."""
+        """Return the samples; None if they have to be made one by one, as one drew or failed."""
         indices, samples = request.index_list(), list[Any]()
         if self._policy.knows_any(indices):
             return None
-        watch = DrawWatch()
         try:
-            with nullcontext() if self._draws is False else watch:
+            with self._rule.unseeded():
                 samples += self._made(indices, check)
         except Stopped:
             raise
         except Exception:
             return None
-        finally:
-            is_alone = not (watch.was_used and others_alive())
-            if is_alone:
-                watch.undo()
-            if watch.was_used and (watch.was_asked or self._seeds_first or is_alone):
-                self._met_draw()
-        if watch.was_used and self._draws is None:
-            self._leave_alone()
-        return None if self._draws else samples
+        return None if self._rule.draws else samples
 
-    def _leave_alone(self) -> None:
-        """Seed nothing in this pass, as another thread may have moved a generator, and warn."""
-        self._draws = False
-        warnings.warn(
-            f"a global generator moved while samples of {type(self._dataset).__name__} were made "
-            "without workers, and another thread may have drawn from it. The loader leaves "
-            "the generators alone in this pass. If the dataset draws as well, its numbers are not "
-            "reproducible. Remedy: num_workers=1, or an attribute draws = True or draws = False of "
-            "the dataset and transform",
-            stacklevel=2,
-        )
-
-    def _met_draw(self) -> None:
-        """Seed from here on, and report that it is late."""
-        self._draws = True
-        if self._seeds_first:
-            warnings.warn(
-                f"a sample of {type(self._dataset).__name__} drew from a global generator, and "
-                f"none of the first {self._num_seeded:,} samples did. Its batch was made again "
-                "with seeds, as all later samples are. What the dataset kept from the first call "
-                "is not reproducible. Remedy: give the dataset or transform an attribute "
-                "draws = True",
-                stacklevel=2,
-            )
+    def _once_more(self, request: Request, check: Callable[[], None]) -> Any:
+        """Make a batch one by one, with seeds if they may be used or if it turns out to draw."""
+        if not self._rule.may_seed:
+            try:
+                batch = self._one_by_one(request, check)
+            except Exception:
+                if not self._rule.draws:
+                    raise
+            else:
+                if not self._rule.draws:
+                    return batch
+        with caller_generators_restored():
+            return self._one_by_one(request, check)
 
     def _made(self, indices: list[Any], check: Callable[[], None]) -> list[Any]:
         """Return these samples, at no more than torch pays for them where nothing is to be done."""
@@ -194,7 +148,7 @@ class SampleMaker:
         with stage("augment"):
             return self._transform(sample)
 
-    def _seeded(self, request: Request, check: Callable[[], None]) -> Any:
+    def _one_by_one(self, request: Request, check: Callable[[], None]) -> Any:
         seeds = self._seeds.of(request.seed, request.epoch, request.positions)
         replacer = BadSampleReplacer(
             self._policy,
@@ -210,7 +164,7 @@ class SampleMaker:
             slot.sample = self._sample(slot.key, seeds[slot.number])
 
         samples: Any
-        with stage("read"):
+        with self._rule.watching(), stage("read"):
             if self._native:
                 samples = self._native_batch(replacer, request, seeds, check)
             else:
@@ -245,15 +199,7 @@ class SampleMaker:
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
             self._seed(seed)
-            if self._draws is not None:
-                return self.fetch(key)
-            watch = DrawWatch()
-            try:
-                with watch:
-                    return self.fetch(key)
-            finally:
-                if watch.was_used:
-                    self._draws = True
+            return self._rule.seeded(lambda: self.fetch(key))
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):
@@ -304,13 +250,18 @@ class SampleMaker:
     def _has_drawn(self, seed: int) -> bool:
         """Whether anything may have been drawn since the generators were seeded with ``seed``.
 
-        That is not known of generators of the user's own, which count as drawn from.
+        That is not known of generators of the user's own, nor where nothing may be seeded; they
+        count as drawn from.
         """
+        if not self._rule.may_seed:
+            return self._rule.draws is None
         following = next_draws()
         seed_global_generators(seed)
         return bool(self._set_sample_seeds) or next_draws() != following
 
     def _seed(self, seed: int) -> None:
+        if not self._rule.may_seed:
+            return
         seed_global_generators(seed)
         for set_sample_seed in self._set_sample_seeds:
             set_sample_seed(seed)

@@ -10,6 +10,7 @@ import numpy as np
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress, LaneShards
 from stateful_gpu_loader.engine.readers.reading import ReadySample
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.draws import permutations_of_seeds
@@ -42,6 +43,7 @@ class LaneReader:
         cursor: where to begin.
         window: number of samples that are shuffled together; 0 leaves them in order.
         drops_bad: leave out the rest of a damaged shard instead of raising an exception.
+        rule: notes which of the seeded samples draw.
         is_second: whether the lane was read from here before, and damage was reported then.
     """
 
@@ -53,6 +55,7 @@ class LaneReader:
         *,
         window: int,
         drops_bad: bool,
+        rule: DrawRule,
         is_second: bool = False,
     ) -> None:
         self._address = address
@@ -66,6 +69,7 @@ class LaneReader:
             offset=cursor.offset,
             ordinal=cursor.window_start,
             drops_bad=drops_bad,
+            rule=rule,
         )
         self._begin = self._shards.place
         """Shard and offset where the present window begins."""

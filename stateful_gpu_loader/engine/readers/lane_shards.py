@@ -16,6 +16,7 @@ from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped
 from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
 from stateful_gpu_loader.errors import BadSample, LoaderError
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import EncodedSample
@@ -48,6 +49,7 @@ class LaneShards:
         shard, offset: where to begin: ordinal of a shard in the lane, cursor in the shard.
         ordinal: ordinal in the lane of the first sample.
         drops_bad: leave out the rest of a damaged shard instead of raising an exception.
+        rule: notes which of the seeded samples draw.
     """
 
     def __init__(
@@ -59,10 +61,12 @@ class LaneShards:
         offset: int,
         ordinal: int,
         drops_bad: bool,
+        rule: DrawRule,
     ) -> None:
         self._dataset = dataset
         self._address = address
         self._drops_bad = drops_bad
+        self._rule = rule
         self.is_told = False
         """Whether the samples were read before, and damage was reported then."""
         self.is_seeded = False
@@ -216,9 +220,13 @@ class LaneShards:
             address = self._address
             place = address.position(self.ordinal)
             seed_global_generators(self._seeds.at(address.seed, address.epoch, place))
+            return self._checked(self._rule.seeded(lambda: self._yielded(shard, offset)))
+        return self._checked(self._yielded(shard, offset))
+
+    def _yielded(self, shard: str, offset: int) -> Any:
         if self._generator is None:
             self._generator = iter(self._dataset.read_shard(shard, offset))
-        return self._checked(next(self._generator))
+        return next(self._generator)
 
     def _checked(self, given: Any) -> tuple[Any, int]:
         try:

@@ -12,15 +12,13 @@ import numpy as np
 from stateful_gpu_loader.datasets.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.datasets.sharded import EncodedShards
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.readers.reading import Reading
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.randomness.global_generators import (
-    DrawWatch,
-    caller_generators_restored,
-    others_alive,
-)
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 
@@ -32,9 +30,10 @@ class ShardedReader:
 
     Threads share it; the turns of one lane are read one after the other.
 
-    The global generators are seeded for each sample, once one of the samples has drawn: those of
-    the turn in which it did are read again from the lane's cursor, as a resume would. Encoded
-    samples draw nothing. An attribute ``draws`` of the dataset, True or False, decides instead.
+    The first samples are seeded and watched; if none of them draws, later ones are only watched. A
+    turn in which a later one draws is read again with seeds from the lane's cursor, as a resume
+    would. Encoded samples draw nothing. An attribute ``draws`` of the dataset, True or False,
+    decides instead.
 
     Args:
         plan: lanes of the dataset.
@@ -47,14 +46,13 @@ class ShardedReader:
         self._served: dict[int, _ServedLane] = {}
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
-        self._draws: bool | None = getattr(plan.dataset, "draws", None)
-        """Whether samples are seeded; None as long as none has drawn."""
-        if isinstance(plan.dataset, EncodedShards):
-            self._draws = False
+        is_encoded = isinstance(plan.dataset, EncodedShards)
+        draws = False if is_encoded else getattr(plan.dataset, "draws", None)
+        self._rule = DrawRule(type(plan.dataset).__name__, draws)
 
     @property
     def uses_global_generators(self) -> bool:
-        return self._draws is True
+        return self._rule.seeds
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ShardedReader, self._plan, policy=self._policy), ()
@@ -88,8 +86,8 @@ class ShardedReader:
             return served.reader.take(request.num_samples, check, turns=turns, is_seeded=is_seeded)
 
         begin = served.reader.cursor
-        if self._draws is None and not served.reader.is_at_cursor:
-            with caller_generators_restored():
+        if not served.reader.is_at_cursor and self._rule.may_seed:
+            with caller_generators_restored(), self._rule.watching():
                 return take(is_seeded=True)
 
         def go_back() -> None:
@@ -101,26 +99,23 @@ class ShardedReader:
     def _seeded_if_drawing(
         self, take: Callable[[bool], Taken | None], go_back: Callable[[], None]
     ) -> Taken | None:
-        """Take samples; again, from where they begin and with seeds, if they are the first to draw.
+        """Take samples; again, from where they begin and with seeds, if one draws without seeds.
 
         Args:
             take: takes them, with seeds or without.
             go_back: makes it begin with the same samples again.
         """
-        if self._draws is not None:
-            return take(self._draws)
-        watch = DrawWatch()
+        if self._rule.seeds:
+            with self._rule.watching():
+                return take(True)
         try:
-            with watch:
+            with self._rule.unseeded():
                 taken = take(False)
         except Exception:
-            if not watch.was_used:
+            if not self._rule.draws:
                 raise
-        if not watch.was_used:
+        if not self._rule.draws:
             return taken
-        if not others_alive():
-            watch.undo()
-        self._draws = True
         go_back()
         with caller_generators_restored():
             return take(True)
@@ -179,6 +174,8 @@ class ShardedReader:
                         found.reader = self._reader(request, request.lane, request.lap, found.begin)
                         found.turn = request.turn
                         return found
+                if check is never_stopped:
+                    raise Stopped  # an exception has torn the turn before, and nothing ends it
                 self._turns.wait(_SECONDS_BETWEEN_CHECKS)
                 check()
 
@@ -205,6 +202,7 @@ class ShardedReader:
             cursor,
             window=self._plan.window,
             drops_bad=self._policy.mode == "drop",
+            rule=self._rule,
             is_second=is_second,
         )
 

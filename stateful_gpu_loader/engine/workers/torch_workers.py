@@ -5,6 +5,7 @@ This is the only file that uses private names of torch and of multiprocessing's 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -35,7 +36,6 @@ from torch._C import (
     _remove_worker_pids,
 )
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
-from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _sharding_worker_init_fn
@@ -180,7 +180,7 @@ class InnerLoader(DataLoader[Any]):
         """End the processes that were started; return what to raise for the error of a start."""
         started, has_delivered = self.context.started(), self.times.batches > 0
         died = [worker for worker in started if worker.exitcode is not None]
-        texts = " ".join(map(describe_exit, died))
+        texts = ". ".join(map(describe_exit, died))
         kill(started)
         if died and reports is not None:
             is_forked = self.context.is_forked
@@ -316,8 +316,8 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers; torch calls this at the end of a pass and in ``__del__``."""
-        if torch_utils is None or torch_utils.python_exit_status in (True, None):
-            return  # the interpreter ends: multiprocessing ends its daemons itself
+        if _is_ending is not False:
+            return  # multiprocessing ends its daemons itself
         if self._ended or os.getpid() != self._owner:
             return  # a forked child has the object, but not the workers
         self._ended = True
@@ -349,6 +349,22 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
             if worker.exitcode is None:
                 worker.terminate()
         have_ended(self._workers, _SECONDS_TO_CLEAN_UP)
+
+
+def interpreter_is_ending() -> bool:
+    """Whether this process is at its exit, where multiprocessing ends all workers."""
+    return _is_ending is not False
+
+
+_is_ending: bool | None = False
+"""Whether the exit has begun; None once the interpreter has cleared its modules."""
+
+
+@atexit.register
+def _note_exit() -> None:
+    # Called before multiprocessing ends the workers, because its module was imported earlier.
+    global _is_ending
+    _is_ending = True
 
 
 def _identity(answer: Any) -> Any:
@@ -403,8 +419,14 @@ def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int
 class _Queue(Queue):  # type: ignore[type-arg]
     """A queue to or from a worker that reports what cannot be pickled in place of the message.
 
-    Python's queue prints the error in its feeder thread, and the reader waits for ever.
+    Python's queue prints the error in its feeder thread, and the reader waits for ever. The thread
+    has a name of the package here, by which it is known to draw from no generator.
     """
+
+    def _start_thread(self) -> None:
+        queue: Any = super()
+        queue._start_thread()
+        _untyped(self)._thread.name = "stateful_gpu_loader feeder"
 
     def _on_queue_feeder_error(self, error: Exception, message: Any) -> None:
         if not isinstance(message, tuple):

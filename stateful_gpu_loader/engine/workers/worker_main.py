@@ -111,9 +111,9 @@ class WorkerAdapter(Dataset[Any]):
             self._segments.worker = worker
         PRESENT.work = self._times.own
         main = parent_process()
-        if main is not None and main.pid != os.getppid():
-            # Torch checks whether the parent lives, but for a forkserver's worker that is the
-            # server.
+        if main is not None:
+            # Torch checks whether the parent lives. That is the server for a forkserver's worker,
+            # and a parent that calls os.exec lives on as another program.
             end_with(main.sentinel)
         # it does not allow assignment
         object.__setattr__(get_worker_info(), "dataset", self._dataset)

@@ -87,10 +87,10 @@ class WorkerMonitor:
         return [process for process in self._processes if process.pid in self._state.died]
 
     def verdict(self) -> str:
-        """Describe what happened, in the words of torch's DataLoader."""
+        """Describe what happened in torch's words, without a full stop at the end."""
         if self._state.timed_out:
             return f"DataLoader timed out after {self._timeout} seconds"
-        return " ".join(map(describe_exit, self.died)) or "DataLoader worker is lost"
+        return ". ".join(map(describe_exit, self.died)) or "DataLoader worker is lost"
 
     def stop(self) -> None:
         """End the thread; workers may end from now on."""
@@ -105,20 +105,20 @@ class WorkerMonitor:
 
 
 def describe_exit(process: BaseProcess) -> str:
-    """Describe how a process ended, in the words of torch's DataLoader."""
+    """Describe how a process ended in torch's words, without a full stop at the end."""
     reap(process)
     code = process.exitcode
     if code is None or code >= 0:
         how = "" if code is None else f" with exit code {code}"
-        return f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly{how}."
+        return f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly{how}"
     hint = ""
     if -code == signal.SIGBUS:
         hint = (
-            " It is possible that dataloader's workers are out of shared memory. "
-            "Please try to raise your shared memory limit."
+            ". It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit"
         )
     name = signal.strsignal(-code) or f"signal {-code}"
-    return f"DataLoader worker (pid {process.pid}) is killed by signal: {name}.{hint}"
+    return f"DataLoader worker (pid {process.pid}) is killed by signal: {name}{hint}"
 
 
 def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:

@@ -151,13 +151,13 @@ def loss(
         if is_forked and stage == CREATED:
             ended, remedy = _FORKED
         shown = f": {text}" if text else ", before it was ready"
-        return WorkersDied(f"{what} {ended}{shown}", None, remedy=remedy)
+        return WorkersDied(f"{what}. {ended}{shown}", None, remedy=remedy)
     return WorkersDied(what, oldest)
 
 
 def loss_of_the_server(*, has_delivered: bool) -> WorkersDied:
     """Return the loss of workers that the process which starts them did not survive."""
-    what = "DataLoader worker exited unexpectedly during its start."
+    what = "DataLoader worker exited unexpectedly during its start"
     return WorkersDied(what, None, remedy=None if has_delivered else GUARD)
 
 

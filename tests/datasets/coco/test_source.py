@@ -15,9 +15,10 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 
-from stateful_gpu_loader import BadSample, StatefulGPULoader, ragged_collate
+from stateful_gpu_loader import BadSample, PreparedSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco.source import CocoSource
 from tests.conformance import same
@@ -262,3 +263,44 @@ def test_an_image_that_its_annotations_do_not_fit_is_a_bad_sample(
         next(batches)
     with pytest.raises(BadSample, match="EXIF orientation"):
         next(batches)
+
+
+def test_targets_of_different_numbers_are_not_stacked(tmp_path: Path) -> None:
+    """torch's default would fail in the middle of an epoch, so it is refused before."""
+    source = CocoSource(*write_coco(tmp_path))
+    recipes = [T.Resize((16, 16))]
+    assert [len(each["labels"]) for each in targets(source)] == [2, 2, 0, 2, 3]
+    prepared = PreparedSource(source, tmp_path / "prepared", recipes)
+    differing = (source, prepared, Subset(source, [0, 2]), ConcatDataset([source, source]))
+    for dataset in differing:
+        with pytest.raises(ValueError, match="ragged_collate"):
+            StatefulGPULoader(dataset, batch_size=2, transform=recipes)
+        for arguments in (
+            {"batch_size": 1},
+            {"batch_size": None},
+            {"batch_size": 2, "collate_fn": ragged_collate},
+            {"batch_sampler": [[0], [1]]},
+        ):
+            loader = StatefulGPULoader(dataset, transform=recipes, **arguments)
+            next(iter(loader))
+
+
+def test_targets_of_one_number_are_stacked(tmp_path: Path) -> None:
+    source = CocoSource(*write_coco(tmp_path))
+    alike = Subset(source, [0, 1, -2])
+    loader = StatefulGPULoader(alike, batch_size=3, transform=[T.Resize((16, 16))])
+    _, target = next(iter(loader))
+    assert target["boxes"].shape == (3, 2, 4)
+
+
+def test_objects_of_images_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    content = annotations()
+    files = write_coco(tmp_path, content)
+    whole = targets(CocoSource(*files))
+    unlisted = [{**content["annotations"][0], "image_id": number} for number in (404, 12, 12)]
+    content["annotations"] = [*unlisted, *content["annotations"]]
+    write_annotations(files[1], content)
+    with pytest.warns(UserWarning, match=r"5 images, and 3 of .* such as image_id 404") as caught:
+        source = CocoSource(*files)
+    assert caught[0].filename == __file__
+    assert same(targets(source), whole)

@@ -68,7 +68,7 @@ def test_a_listing_is_kept_beside_the_folder_and_taken(root: Path, listed: list[
     first = _source(root)
     assert sorted(listed) == ["a", "b", "cat", "dog", "eel", "photos", "Äpfel"]
     (name,) = _kept(root.parent)
-    assert name.startswith(".photos.folder-1-")
+    assert name.startswith(".photos.folder-2-")
     listed.clear()
     second = _source(root)
     assert not listed

@@ -82,6 +82,16 @@ def test_extensions_are_those_asked_for(root: Path) -> None:
     assert len(FolderSource(root / "..", extensions=".png")) == 2
 
 
+def test_the_files_of_macos_beside_images_are_no_images(root: Path) -> None:
+    """AppleDouble: a copy to a foreign disk has ``._x.jpg`` beside each ``x.jpg``."""
+    before = FolderSource(root)
+    for name in ("cat/._b.jpg", "cat/a/._10.jpg", "dog/._rex.JPG"):
+        write(root / name, b"\0\5\x16\7")
+    after = FolderSource(root)
+    assert paths(after) == paths(before)
+    assert after.fingerprint() == before.fingerprint()
+
+
 def test_links_are_followed_and_loops_are_named(root: Path, tmp_path: Path) -> None:
     """A dataset is often a farm of links; os.walk would list a loop forty times."""
     elsewhere = write(tmp_path / "elsewhere" / "far.jpg").parent
@@ -166,6 +176,26 @@ def test_paths_given_in_python_keep_their_order(root: Path) -> None:
         source = FolderSource.from_paths(["dog/rex.jpg", "cat/b.jpg"], labels, root=root)
         assert contents(source) == [(b"dog/rex.jpg", 5), (b"cat/b.jpg", 6)]
         assert type(source[0][1]) is int
+
+
+def test_relative_paths_are_of_the_folder_where_the_source_was_made(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    source = FolderSource.from_paths(["dog/rex.jpg", "cat/b.jpg"])
+    monkeypatch.chdir(root.parent)
+    assert contents(source) == [(b"dog/rex.jpg", 0), (b"cat/b.jpg", 1)]
+    assert source.read(0).name == str(root / "dog" / "rex.jpg")
+
+
+def test_absolute_paths_need_no_working_directory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "gone").mkdir()
+    monkeypatch.chdir(root / "gone")
+    (root / "gone").rmdir()
+    source = FolderSource.from_paths([root / "dog" / "rex.jpg"])
+    assert contents(source) == [(b"dog/rex.jpg", 0)]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +374,7 @@ def test_names_of_any_text_are_kept(items: list[tuple[str, int]]) -> None:
     except UnicodeEncodeError:
         return
     source = FolderSource.from_paths(names, labels)
-    assert paths(source) == names
+    assert paths(source) == [os.path.join(os.getcwd(), name) for name in names]
     assert source.targets.tolist() == labels
     assert repr(source)
 
@@ -353,5 +383,5 @@ def test_a_million_names_take_no_more_than_their_text() -> None:
     """ImageNet's list is shared by forked workers instead of copied by reference counts."""
     names = [f"n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(100_000)]
     source = FolderSource.from_paths(names)
-    assert source.path(99_999) == names[-1]
+    assert source.path(99_999) == os.path.join(os.getcwd(), names[-1])
     assert len(pickle.dumps(source)) < sum(map(len, names)) + 17 * len(names)

@@ -78,6 +78,27 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert as_paths("a{1,2}.tar") == [f"{tmp_path}/a{{1,2}}.tar"]
 
 
+def test_local_files_by_url_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec would look for them in the working directory of each read."""
+    monkeypatch.chdir(tmp_path)
+    given = ["file://a.tar", "simplecache::file://b/c.tar", "file:///d.tar", "s3://e/f.tar"]
+    found = as_paths(given)
+    assert found == [
+        f"file://{tmp_path}/a.tar",
+        f"simplecache::file://{tmp_path}/b/c.tar",
+        "file:///d.tar",
+        "s3://e/f.tar",
+    ]
+    assert names_of(found[:1]) == names_of(given[:1])
+
+
+def test_the_files_of_macos_match_no_wildcard_of_a_url() -> None:
+    system = fsspec.filesystem("memory")
+    for name in ("a.tar", "._a.tar"):
+        system.pipe(f"/macos/{name}", b"")
+    assert as_paths("memory://macos/*.tar") == ["memory:///macos/a.tar"]
+
+
 def test_nothing_and_doubles_are_refused() -> None:
     with pytest.raises(ValueError, match="names no file"):
         as_paths([])

@@ -25,10 +25,24 @@ def test_names_split_as_in_webdataset(name: str) -> None:
     expected = None if key is None else (key, extension.lower())
     if name.startswith("__") and "__" in name[2:].partition("/")[0]:
         return
+    if name.rpartition("/")[2].startswith("._"):
+        return
     assert split_name(name) == expected
 
 
-@pytest.mark.parametrize("name", ["__meta__", "__meta__/a.jpg", "____/a.jpg", "README", ".hidden"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__meta__",
+        "__meta__/a.jpg",
+        "____/a.jpg",
+        "README",
+        ".hidden",
+        "._a.jpg",
+        "train/._a.jpg",
+        "./._a.left.jpg",
+    ],
+)
 def test_names_without_a_sample(name: str) -> None:
     assert split_name(name) is None
 

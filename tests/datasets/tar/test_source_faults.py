@@ -241,7 +241,9 @@ def test_a_member_whose_name_begins_as_a_compressed_file_is_read(tar: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "what"), [(tarfile.LNKTYPE, "a hard link"), (tarfile.SYMTYPE, "a symbolic link")]
 )
-def test_a_link_in_place_of_a_member_is_named(tar: Path, kind: bytes, what: str) -> None:
+def test_a_link_in_place_of_a_member_is_named(
+    tar: Path, kind: bytes, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """As GNU tar packs the second name of a file. webdataset leaves links out, too."""
     with tarfile.open(tar, "w") as archive:
         for name, content in (("a.jpg", b"image"), ("a.cls", b"1"), ("b.cls", b"2")):
@@ -258,4 +260,9 @@ def test_a_link_in_place_of_a_member_is_named(tar: Path, kind: bytes, what: str)
         found = [each for each, _ in TarShards(tar).read_shard("a.tar", 0)]
         assert isinstance(found[1], ValueError)
         assert re.search(text, str(found[1]))
+    assert not caplog.records
     assert len(TarSource(tar, missing="skip")) == 1
+    assert (
+        "1 links in tars are left out, as they have no content: the first, 'b.jpg' in"
+        in caplog.text
+    )

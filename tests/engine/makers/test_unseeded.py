@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.makers import samples
+from stateful_gpu_loader.randomness import draw_rule, global_generators
 from tests.generators import generators
 from tests.map_datasets import Indices
 from tests.patience import seconds
@@ -93,7 +94,8 @@ def test_no_sample_is_made_twice_where_an_early_one_draws() -> None:
 
 
 def test_a_late_draw_is_made_again_with_seeds_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "EVIDENCE", 8)
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 8)
+    monkeypatch.setattr(global_generators, "others_alive", lambda: False)
     loader = loader_of(random.random)
     with pytest.warns(UserWarning, match="Rarely drew .*draws = True"):
         assert seen(loader) == seen(loader_of(random.random, draws=True))
@@ -156,10 +158,10 @@ def test_a_thread_that_iterates_a_quiet_dataset_leaves_the_generators_alone() ->
 def test_nothing_is_seeded_where_nothing_draws(
     draws: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "EVIDENCE", 0)
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(samples, "seed_global_generators", _never)
     if draws is False:
-        monkeypatch.setattr(samples.DrawWatch, "__enter__", _never)
+        monkeypatch.setattr(draw_rule, "draws_watched", _never)
     loader = loader_of(lambda: 0.0, draws=draws)
     assert [index for batch in seen(loader) for index in batch[0]] == list(range(LENGTH))
     dataset: Any = loader.dataset
@@ -224,3 +226,83 @@ def test_a_sample_that_fails_is_dealt_with_as_if_all_were_seeded(mode: str) -> N
         found.append((seen_so_far, loader.bad_samples.to_text()))
     assert found[0] == found[1]
     assert len(found[0][0]) == 6
+
+
+RESEEDS: dict[str, Callable[[], Any]] = {
+    "random.seed()": lambda: random.seed(),
+    "np.random.seed()": lambda: np.random.seed(),
+    "torch.seed()": lambda: torch.seed(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*none of the first 0 samples")
+@pytest.mark.parametrize("evidence", [0, 1024])
+@pytest.mark.parametrize("name", RESEEDS)
+def test_a_seed_from_the_system_is_reported_once(
+    name: str, evidence: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is named, in a sample with seeds and in one without."""
+    monkeypatch.setattr(draw_rule, "EVIDENCE", evidence)
+    monkeypatch.setattr(global_generators, "others_alive", lambda: False)
+
+    class Reseeding(Indices):
+        def __getitem__(self, index: int) -> int:
+            RESEEDS[name]()
+            return index
+
+    loader: Any = StatefulGPULoader(Reseeding(LENGTH), batch_size=4, seed=5)
+    with pytest.warns(UserWarning, match="without a seed") as reported:
+        assert len(list(loader)) == 6
+    texts = [str(each.message) for each in reported]
+    assert sum(f"called {name} without" in text for text in texts) == 1
+
+
+def test_a_seed_by_argument_is_not_reported() -> None:
+    class Reseeding(Indices):
+        def __getitem__(self, index: int) -> float:
+            random.seed(5)
+            np.random.seed(5)
+            torch.manual_seed(5)
+            return index + random.random()
+
+    assert len(list(StatefulGPULoader(Reseeding(LENGTH), batch_size=4, seed=5))) == 6
+
+
+@pytest.mark.parametrize("draws", [None, False])
+def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
+    draws: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may be seeded there, though the batch is made again, sample by sample."""
+
+    def fail() -> float:
+        raise ValueError("no sample")
+
+    monkeypatch.setattr(samples, "seed_global_generators", _never)
+    found: list[Any] = []
+
+    def work() -> None:
+        loader = loader_of(fail, draws=draws, on_bad_sample="drop")
+        found.extend(index for batch in loader for index in batch[0].tolist())
+
+    before = generators()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [index for index in range(LENGTH) if index != DRAWING]
+    assert generators() == before
+
+
+def test_a_late_draw_beside_other_threads_restores_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever drew, the generators go on from there."""
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
+    monkeypatch.setattr(global_generators, "others_alive", lambda: True)
+    random.seed(3)
+    expected = [random.random() for _ in range(2)]
+    random.seed(3)
+    loader = loader_of(random.random)
+    with pytest.warns(UserWarning, match="num_workers=1"):
+        batches = seen(loader)
+    assert [number for batch in batches for number in batch[1] if number] == expected[:1]
+    assert random.random() == expected[1]

@@ -12,6 +12,7 @@ from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers import lane_reader
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
@@ -28,7 +29,14 @@ def reader_of(
 ) -> LaneReader:
     dataset = Numbers(SIZES) if dataset is None else dataset
     address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards(), lap=lap)
-    return LaneReader(dataset, address, cursor or LaneCursor(), window=window, drops_bad=False)
+    return LaneReader(
+        dataset,
+        address,
+        cursor or LaneCursor(),
+        window=window,
+        drops_bad=False,
+        rule=DrawRule("Numbers", None),
+    )
 
 
 def rest_of(reader: LaneReader, size: int = 1) -> list[Any]:
@@ -162,7 +170,10 @@ def test_samples_that_are_taken_together_are_those_taken_one_by_one(
     def seen(is_seeded: bool) -> list[Any]:
         dataset = OddShards(odd, counted=counted)
         address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards())
-        reader = LaneReader(dataset, address, LaneCursor(), window=0, drops_bad=drops_bad)
+        rule = DrawRule("OddShards", is_seeded)
+        reader = LaneReader(
+            dataset, address, LaneCursor(), window=0, drops_bad=drops_bad, rule=rule
+        )
         events: list[Any] = []
         for turn in range(60):
             try:

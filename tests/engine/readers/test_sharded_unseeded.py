@@ -1,8 +1,9 @@
-"""Samples of lanes are seeded from the first turn on in which one draws, as if all were."""
+"""Samples of lanes are those of a reader that seeds all, whether or not one has drawn."""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,9 @@ import torch
 
 from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
 from stateful_gpu_loader.engine.readers import lane_shards
+from stateful_gpu_loader.randomness import draw_rule, global_generators
 from tests.generators import generators
+from tests.patience import seconds
 
 DRAWING, SHARDS, SAMPLES = 31, 6, 9
 DRAWS: dict[str, Callable[[], float]] = {
@@ -84,22 +87,110 @@ def test_workers_read_what_the_callers_thread_reads() -> None:
         assert seen(loader) == seen(expected)
 
 
-def test_only_the_turn_that_first_draws_is_read_twice() -> None:
-    """From the lane's cursor, as a resume reads it; afterwards nothing is."""
+def test_nothing_is_read_twice_where_an_early_sample_draws() -> None:
     opened = []
     for draws in (True, None):
         loader = loader_of(random.random, draws=draws)
         seen(loader)
         dataset: Any = loader.dataset
-        opened.append(Counter(dataset.opened))
-    assert opened[1] - opened[0] == Counter([("3", 3)])
+        opened.append(dataset.opened)
+    assert opened[0] == opened[1]
 
 
-def test_nothing_is_seeded_where_nothing_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_turn_that_draws_is_read_again_with_seeds_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the lane's cursor, as a resume reads it; afterwards nothing is."""
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 8)
+    monkeypatch.setattr(global_generators, "others_alive", lambda: False)
+    expected, loader = loader_of(random.random, draws=True), loader_of(random.random)
+    batches = seen(expected)
+    with pytest.warns(UserWarning, match="Rarely drew .*draws = True") as reported:
+        assert seen(loader) == batches
+    assert len(reported) == 1
+    of_all: Any = expected.dataset
+    dataset: Any = loader.dataset
+    assert Counter(dataset.opened) - Counter(of_all.opened) == Counter([("3", 3)])
+
+
+class Keeping(Rarely):
+    """A table of noise that the first sample makes, and a cache of augmented samples."""
+
+    def __init__(self) -> None:
+        super().__init__(random.random)
+        self.table: Any = None
+        self.kept: dict[int, float] = {}
+
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        for number in range(cursor, SAMPLES):
+            sample = int(shard) * SAMPLES + number
+            if self.table is None:
+                self.table = torch.rand(SAMPLES)
+            yield (
+                (sample, self.kept.setdefault(sample, random.random()), self.table[number]),
+                number + 1,
+            )
+
+
+def test_what_a_dataset_keeps_from_its_first_call_depends_on_the_samples() -> None:
+    """Two runs of one seed are equal, and so is a cache after a resume."""
+    found, states = [], []
+    for spoil in (1, 2):
+        random.seed(spoil)
+        torch.manual_seed(spoil)
+        loader: Any = StatefulGPULoader(Keeping(), batch_size=4, seed=5)
+        found.append([])
+        for batch in loader:
+            found[-1].append([part.tolist() for part in batch])
+            states.append(loader.state_dict())
+    assert found[0] == found[1]
+    for place in (0, 3, 7):
+        random.seed(place)
+        resumed: Any = StatefulGPULoader(Keeping(), batch_size=4, seed=5)
+        resumed.load_state_dict(states[place])
+        rest = seen(resumed)
+        assert [batch[:2] for batch in rest] == [batch[:2] for batch in found[0][place + 1 :]]
+
+
+def test_a_thread_that_reads_quiet_shards_leaves_the_generators_alone() -> None:
+    """Though the main thread draws while a turn is read."""
+    turn, done, seen_there = threading.Event(), threading.Event(), list[Any]()
+
+    class Quiet(Rarely):
+        def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+            for sample, following in super().read_shard(shard, cursor):
+                if sample[0] == DRAWING:
+                    turn.set()
+                    done.wait(seconds(10))
+                yield sample, following
+
+    def work() -> None:
+        loader = StatefulGPULoader(Quiet(lambda: 0.0), batch_size=4, seed=5, drop_last=True)
+        with pytest.warns(UserWarning, match="num_workers=1"):
+            seen_there.extend(loader)
+
+    random.seed(3)
+    expected = [random.random() for _ in range(9)]
+    random.seed(3)
+    thread = threading.Thread(target=work)
+    thread.start()
+    turn.wait(seconds(10))
+    drawn = [random.random() for _ in range(4)]
+    done.set()
+    thread.join()
+    drawn += [random.random() for _ in range(5)]
+    assert drawn == expected
+    assert len(seen_there) == SHARDS * SAMPLES // 4
+
+
+def test_nothing_is_seeded_after_enough_samples_that_draw_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def never(_: int) -> None:
         raise AssertionError("seeded")
 
     loader = loader_of(lambda: 0.0, drop_last=True)
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(lane_shards, "seed_global_generators", never)
     assert len(seen(loader)) == SHARDS * SAMPLES // 4
 

@@ -15,7 +15,7 @@ from stateful_gpu_loader.engine.pipeline import WorkersDied
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Doing, Gate, answers, request, requests, until_death
 
-KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: Killed\."
+KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: Killed"
 
 
 def ordinal_of(died: WorkersDied) -> int | None:
@@ -56,7 +56,7 @@ def test_the_users_own_step_is_not_interrupted(make: Any) -> None:
     os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT)
     assert sum(i for i in range(10_000)) == 49_995_000  # where a handler would run
     _, died = until_death(pipeline)
-    assert f"(pid {victim.pid}) is killed by signal: Killed." in died.what
+    assert f"(pid {victim.pid}) is killed by signal: Killed" in died.what
 
 
 @pytest.mark.processes
@@ -193,8 +193,8 @@ def leave_by_exception() -> None:
 @pytest.mark.parametrize(
     ("action", "what"),
     [
-        (partial(fakes.leave, 3), "exited unexpectedly with exit code 3."),
-        (leave_by_exception, "exited unexpectedly with exit code 5."),
+        (partial(fakes.leave, 3), "exited unexpectedly with exit code 3"),
+        (leave_by_exception, "exited unexpectedly with exit code 5"),
         (partial(signal.raise_signal, signal.SIGBUS), "Bus error. It is possible that dataloader"),
     ],
 )

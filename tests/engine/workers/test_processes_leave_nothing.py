@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.workers.worker_main import end_with
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Gate, children, fds, request, requests
@@ -166,3 +167,14 @@ def test_a_forked_child_leaves_the_workers_alone() -> None:
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert fakes.answers(pipeline) == [1, 2, 3, 4, 5]
+
+
+def test_threads_of_a_pipeline_have_names_of_the_package() -> None:
+    """By its name a thread is known to draw from no global generator."""
+    before = set(threading.enumerate())
+    loader = StatefulGPULoader(range(20), batch_size=4, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    started = set(threading.enumerate()) - before
+    assert started
+    assert all(thread.name.startswith("stateful_gpu_loader") for thread in started)

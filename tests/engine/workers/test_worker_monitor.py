@@ -44,7 +44,7 @@ def test_the_death_of_one_ends_all(processes: list[Any]) -> None:
     assert watch.has_lost()
     assert have_ended(processes, 0)
     assert watch.verdict() == (
-        f"DataLoader worker (pid {processes[1].pid}) is killed by signal: Terminated."
+        f"DataLoader worker (pid {processes[1].pid}) is killed by signal: Terminated"
     )
     watch.stop()
     assert fds() == before

@@ -1,0 +1,148 @@
+"""DrawRule: decides whether samples are seeded, by whether any of them draws."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TypeVar
+
+from stateful_gpu_loader.randomness.global_generators import (
+    DrawWatch,
+    draws_watched,
+    others_alive,
+)
+
+T = TypeVar("T")
+
+EVIDENCE = 1024
+"""Number of samples that are seeded and watched before later ones are only watched."""
+
+
+class DrawRule:
+    """Decides whether the samples of one worker and pass are seeded.
+
+    The first samples are seeded and watched. If none of them draws, later ones are only watched.
+    From the first sample that draws, all are seeded.
+
+    While other threads are alive, nothing tells whose draw moved a generator. So only the main
+    thread seeds the first samples there, and an unseeded generator that moved is left alone.
+
+    Args:
+        name: name of the dataset, for warnings.
+        draws: whether samples draw, where that is known; None if they have to be watched.
+    """
+
+    def __init__(self, name: str, draws: bool | None) -> None:
+        self._name = name
+        self.draws = draws
+        """Whether samples are seeded; None as long as none has drawn."""
+        self._num_seeded = 0
+        """Number of samples that were seeded and watched."""
+        self._seeds_first: bool | None = None
+        """Whether samples are seeded before one has drawn; None before the first."""
+        self._watch: DrawWatch | None = None
+        """Watch of the batch in progress."""
+        self._has_warned = False
+        """Whether an unseedable call was reported."""
+
+    @property
+    def may_seed(self) -> bool:
+        """Whether the generators may be seeded for a sample."""
+        if self.draws is not None:
+            return self.draws
+        if self._seeds_first is None:
+            is_main = threading.current_thread() is threading.main_thread()
+            self._seeds_first = is_main or not others_alive()
+        return self._seeds_first
+
+    @property
+    def seeds(self) -> bool:
+        """Whether the next samples are seeded: one has drawn, or too few were watched."""
+        return self.may_seed and (self.draws is True or self._num_seeded < EVIDENCE)
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Watch a block of samples, each read by :meth:`seeded`, if that is needed.
+
+        Samples for which nothing may be seeded are watched together, as by :meth:`unseeded`.
+        """
+        if self.draws is not None:
+            return nullcontext()
+        return self._one_by_one() if self.may_seed else self._together()
+
+    def unseeded(self) -> AbstractContextManager[None]:
+        """Watch a block of samples without seeds, if that is needed.
+
+        If :attr:`draws` is True afterwards, they have to be made again with seeds.
+        """
+        return self._together() if self.draws is None else nullcontext()
+
+    def seeded(self, read: Callable[[], T]) -> T:
+        """Read one sample, for which the generators were just seeded, and note whether it draws."""
+        watch = self._watch
+        if watch is None or self.draws is not None:
+            return read()
+        watch.begin()
+        try:
+            return read()
+        finally:
+            watch.look()
+            self._num_seeded += 1
+            if watch.was_used:
+                self.draws = True
+                self._report(watch)
+
+    @contextmanager
+    def _one_by_one(self) -> Iterator[None]:
+        with draws_watched() as self._watch:
+            try:
+                yield
+            finally:
+                self._watch = None
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        watch = None
+        try:
+            with draws_watched() as watch:
+                yield
+        finally:
+            if watch is not None and watch.was_used:
+                self._settle(watch)
+
+    def _settle(self, watch: DrawWatch) -> None:
+        self._report(watch)
+        if watch.is_alone:
+            watch.undo()
+        if watch.is_alone or watch.was_asked:
+            self.draws = True
+            if self._seeds_first:
+                self._warn(
+                    f"a sample of {self._name} drew from a global generator, and none of the first "
+                    f"{self._num_seeded:,} samples did. Its batch was made again with seeds, as "
+                    "all later samples are. What the dataset kept from the first call is not "
+                    "reproducible. Remedy: give the dataset or transform an attribute draws = True"
+                )
+            return
+        self.draws = False
+        self._warn(
+            f"a global generator moved while samples of {self._name} were made without workers, "
+            "and another thread may have drawn from it. The loader leaves the generators alone in "
+            "this pass. If the dataset draws as well, its numbers are not reproducible. Remedy: "
+            "num_workers=1, or an attribute draws = True or draws = False of the dataset and "
+            "transform"
+        )
+
+    def _report(self, watch: DrawWatch) -> None:
+        """Warn once of a call that no seed of the loader's reaches."""
+        if watch.unseedable is not None and not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                f"{self._name} called {watch.unseedable} without a seed while it made a sample. "
+                "What it draws after the call is not reproducible. Remedy: leave the call out, as "
+                "the loader seeds each sample, or pass a seed"
+            )
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, stacklevel=2)

@@ -116,10 +116,11 @@ class ShardedReader:
         except Exception:
             if not watch.was_used:
                 raise
+        finally:
+            if watch.was_used and not others_alive():
+                watch.undo()
         if not watch.was_used:
             return taken
-        if not others_alive():
-            watch.undo()
         self._draws = True
         go_back()
         with caller_generators_restored():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from stateful_gpu_loader import (
@@ -55,6 +56,19 @@ class RarelyNoisy(Indices):
     def __getitem__(self, index: int) -> dict[str, Any]:
         draws = (random.random(), float(torch.rand(()))) if index % 5 == 3 else (0.0, 0.0)
         return {"index": super().__getitem__(index), "draws": draws}
+
+
+class Caching(Indices):
+    """Keeps what each sample drew when it was first read, as a cache in memory does."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.kept: dict[int, tuple[float, ...]] = {}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index not in self.kept:
+            self.kept[index] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return {"index": super().__getitem__(index), "draws": self.kept[index]}
 
 
 class RepeatingIterator(CountingIterator):
@@ -133,6 +147,7 @@ MAPS: dict[str, Callable[[Options], Any]] = {
     "noisy": lambda o: Noisy(o["n"]),
     "rarely noisy": lambda o: RarelyNoisy(o["n"]),
     "fetched in batches": lambda o: FetchedInBatches(o["n"]),
+    "caching": lambda o: Caching(o["n"]),
     "own generator": lambda o: OwnGenerator(o["n"]),
     "stateful": lambda o: StatefulDataset(o["n"]),
     "mixture": _mixture,

@@ -113,6 +113,9 @@ class Player:
                 self._iterators = [iter(loader) for loader in self._ranks]
             if not self._has_begun:
                 self._begin()
+            if self._stream["data"] == "caching" and self._place.epoch:
+                self._is_over = True  # what was kept depends on which samples were read before
+                return
             step = self._next_step()
             if self._is_over:
                 return

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torchvision.transforms import Compose
 
 from stateful_gpu_loader import (
     CallableSource,
@@ -69,6 +70,41 @@ class Caching(Indices):
         if index not in self.kept:
             self.kept[index] = random.random(), float(np.random.rand()), float(torch.rand(()))
         return {"index": super().__getitem__(index), "draws": self.kept[index]}
+
+
+class Jitter:
+    """A transform with a private generator, which ``set_sample_seed`` seeds."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random()
+
+    def set_sample_seed(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def __call__(self, sample: Any) -> Any:
+        return sample, self.generator.random()
+
+
+class Unseeded:
+    """A transform with a private generator that nothing seeds, and of which no sample tells."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random()
+
+    def __call__(self, sample: Any) -> Any:
+        self.generator.random()
+        return sample
+
+
+class Composed(Indices):
+    """Applies transforms within torchvision's Compose."""
+
+    def __init__(self, length: int, *transforms: Any) -> None:
+        super().__init__(length)
+        self.transform = Compose(transforms)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(super().__getitem__(index))
 
 
 class RepeatingIterator(CountingIterator):
@@ -149,6 +185,8 @@ MAPS: dict[str, Callable[[Options], Any]] = {
     "fetched in batches": lambda o: FetchedInBatches(o["n"]),
     "caching": lambda o: Caching(o["n"]),
     "own generator": lambda o: OwnGenerator(o["n"]),
+    "composed": lambda o: Composed(o["n"], Jitter()),
+    "composed, unseeded": lambda o: Composed(o["n"], Unseeded()),
     "stateful": lambda o: StatefulDataset(o["n"]),
     "mixture": _mixture,
     "images": _images,
@@ -171,6 +209,8 @@ ITERABLES: dict[str, Callable[[Options], Any]] = {
 }
 DATA = {**MAPS, **ITERABLES}
 
+PRIVATE = {"composed, unseeded": "dataset.transform.transforms[0].generator"}
+"""Paths of the private generators that the loader has to warn of."""
 STATEFUL = {"stateful", "stateful iterable", "stateful iterator", "own iterator", "called iterator"}
 """Objects of the user's have a state: a pass that was broken off is followed by a load alone."""
 TIED = {*STATEFUL, "iterable", "once"}

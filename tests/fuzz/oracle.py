@@ -26,6 +26,8 @@ PLAIN = {
     "rarely noisy",
     "caching",
     "own generator",
+    "composed",
+    "composed, unseeded",
     "images",
     "prepared images",
 }

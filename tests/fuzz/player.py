@@ -7,6 +7,7 @@ import io
 import json
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch, merge_state_dicts
 from tests.fuzz.configurations import Configuration
-from tests.fuzz.data import LANES
+from tests.fuzz.data import LANES, PRIVATE
 from tests.fuzz.lives import Life
 from tests.fuzz.oracle import Difference, Oracle, index_of, indices_of, next_of, units_of
 from tests.fuzz.orders import OWN
@@ -51,6 +52,7 @@ class Player:
 
     def __init__(self, configuration: Configuration) -> None:
         self._stream = configuration
+        _demand_warning(configuration)
         self._oracle = Oracle(configuration)
         self._present = configuration
         self._ranks = _build(configuration)
@@ -428,6 +430,21 @@ def _build(configuration: Configuration) -> list[StatefulGPULoader[Any]]:
         warnings.simplefilter("ignore")
         replicas = configuration["num_replicas"]
         return [configuration.build(rank=rank) for rank in range(replicas)]
+
+
+def _demand_warning(configuration: Configuration) -> None:
+    """Demand that the first batch warns of a private generator, if the data has one."""
+    path = PRIVATE.get(configuration["data"])
+    if path is None:
+        return
+    loader = configuration.but(num_workers=0).settled().build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with suppress(ValueError):  # a bad sample
+            next(iter(loader), None)
+    told = [str(warning.message) for warning in caught]
+    if not any(text.startswith(f"{path}: ") for text in told):
+        raise Difference(f"no warning of {path}, but {told}")
 
 
 def _carried(state: dict[str, Any], through: str) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Interrupt:
 
     def _meet(self, frame: FrameType) -> None:
         # Bytecodes without a line are the compiler's own, at the end of an except block.
-        if self.reached or frame.f_lineno is None:
+        if self.reached or frame.f_lineno is None or _is_of_with(frame.f_code, frame.f_lineno):
             return
         self.count += 1
         if self._at is None:
@@ -152,16 +152,12 @@ def places_of(
 ) -> dict[Place, int]:
     """Return the places that ``call`` runs in this thread, and the number of each.
 
-    Left out are those where the interpreter never calls a signal handler: the bytecodes between the
-    end of a ``with`` block and the call of ``__exit__``.
+    Lines that begin with ``with`` are left out, here and where an exception is raised. The
+    interpreter calls no signal handler between the end of such a block and its ``__exit__``.
     """
     with Interrupt(None, KeyboardInterrupt, by).watching() as interrupt:
         call()
-    return {
-        place: number
-        for place, number in interrupt.met.items()
-        if not (place.opcode == "LOAD_CONST" and place.source.startswith("with "))
-    }
+    return interrupt.met
 
 
 def _place(frame: FrameType) -> Place:
@@ -181,6 +177,11 @@ def _place(frame: FrameType) -> Place:
 
 def _is_of_package(code: CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE)
+
+
+@functools.cache
+def _is_of_with(code: CodeType, line: int) -> bool:
+    return linecache.getline(code.co_filename, line).lstrip().startswith("with ")
 
 
 @functools.cache

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
+from typing import Literal
 
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader
-from tests.interrupts import count_places, interrupt_at
+from tests.interrupts import interrupt_at, places_of
 
 
 def _batches() -> Iterator[list[int]]:
@@ -20,32 +22,32 @@ def _batches() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("by", ["line", "opcode"])
-def test_every_counted_place_is_reached_and_named(by: str) -> None:
-    batches = _batches()
-    places = count_places(lambda: next(batches), by=by)
-    assert places > 50
-    met = set()
-    for n in range(1, places + 1):
+def test_every_place_is_reached_and_named(by: Literal["line", "opcode"]) -> None:
+    places = places_of(partial(next, _batches()), by=by)
+    assert len(places) > 50
+    for number in places.values():
         batches = _batches()
-        with pytest.raises(KeyboardInterrupt) as caught, interrupt_at(n, by=by) as interrupt:
+        with pytest.raises(KeyboardInterrupt) as caught, interrupt_at(number, by=by) as interrupt:
             next(batches)
-        where = interrupt.where
-        assert where is not None
-        assert where.opcode
-        assert where.source
+        place = interrupt.where
+        assert place is not None
         raised_in = _innermost(caught.tb)
-        assert (where.function, where.line) == (
+        assert (place.function, place.line) == (
             raised_in.tb_frame.f_code.co_name,
             raised_in.tb_lineno,
         )
-        met.add(where)
-    assert any(where.outermost for where in met)
-    assert not all(where.outermost for where in met)
+        assert place.opcode
+        assert place.source
+        assert not place.source.startswith("with ")
+    assert {bool(place.callers) for place in places} == {True, False}
 
 
 def test_bytecodes_are_finer_than_lines() -> None:
-    one, other = _batches(), _batches()
-    assert count_places(lambda: next(one)) > count_places(lambda: next(other), by="line")
+    by_bytecode, by_line = (
+        places_of(partial(next, _batches()), by="opcode"),
+        places_of(partial(next, _batches()), by="line"),
+    )
+    assert len(by_bytecode) > len(by_line)
 
 
 def test_a_place_that_is_not_reached_raises_nothing() -> None:
@@ -70,7 +72,7 @@ def test_the_error_is_raised_once_and_tracing_is_as_it_was() -> None:
                 next(batches)
             next(batches)
         with suppress(KeyboardInterrupt):
-            count_places(_interrupted)
+            places_of(_interrupted)
         assert sys.gettrace() is own
     finally:
         sys.settrace(before)
@@ -78,7 +80,7 @@ def test_the_error_is_raised_once_and_tracing_is_as_it_was() -> None:
 
 
 def test_code_outside_the_package_is_left_alone() -> None:
-    assert count_places(lambda: sorted(range(9), key=lambda i: -i)) == 0
+    assert places_of(lambda: sorted(range(9), key=lambda i: -i)) == {}
 
 
 def _interrupted() -> None:

@@ -134,6 +134,11 @@ class Configuration:
             drop("bad")
         if data == "once":
             drop("num_workers")
+        if data == "caching":
+            # A sample that comes twice in an epoch is that of the first time, whichever that is.
+            drop("bad", "num_replicas")
+            if order not in ("sequential", "blocks"):
+                drop("order")
         if data == "stateful":
             drop("in_order")  # each sample tells what its worker gave before, whichever that is
         if o.get("batch_size", 4) is None:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torchvision.transforms import Compose
 
 from stateful_gpu_loader import (
     CallableSource,
@@ -55,6 +57,54 @@ class RarelyNoisy(Indices):
     def __getitem__(self, index: int) -> dict[str, Any]:
         draws = (random.random(), float(torch.rand(()))) if index % 5 == 3 else (0.0, 0.0)
         return {"index": super().__getitem__(index), "draws": draws}
+
+
+class Caching(Indices):
+    """Keeps what each sample drew when it was first read, as a cache in memory does."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.kept: dict[int, tuple[float, ...]] = {}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index not in self.kept:
+            self.kept[index] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return {"index": super().__getitem__(index), "draws": self.kept[index]}
+
+
+class Jitter:
+    """A transform with a private generator, which ``set_sample_seed`` seeds."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random()
+
+    def set_sample_seed(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def __call__(self, sample: Any) -> Any:
+        return sample, self.generator.random()
+
+
+class Unseeded:
+    """A transform with a private generator that nothing seeds, and of which no sample tells."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random()
+
+    def __call__(self, sample: Any) -> Any:
+        self.generator.random()
+        return sample
+
+
+class Composed(Indices):
+    """Applies transforms within torchvision's Compose."""
+
+    def __init__(self, length: int, *transforms: Any) -> None:
+        super().__init__(length)
+        self.transform = Compose(transforms)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(super().__getitem__(index))
 
 
 class RepeatingIterator(CountingIterator):
@@ -133,7 +183,10 @@ MAPS: dict[str, Callable[[Options], Any]] = {
     "noisy": lambda o: Noisy(o["n"]),
     "rarely noisy": lambda o: RarelyNoisy(o["n"]),
     "fetched in batches": lambda o: FetchedInBatches(o["n"]),
+    "caching": lambda o: Caching(o["n"]),
     "own generator": lambda o: OwnGenerator(o["n"]),
+    "composed": lambda o: Composed(o["n"], Jitter()),
+    "composed, unseeded": lambda o: Composed(o["n"], Unseeded()),
     "stateful": lambda o: StatefulDataset(o["n"]),
     "mixture": _mixture,
     "images": _images,
@@ -156,6 +209,8 @@ ITERABLES: dict[str, Callable[[Options], Any]] = {
 }
 DATA = {**MAPS, **ITERABLES}
 
+PRIVATE = {"composed, unseeded": "dataset.transform.transforms[0].generator"}
+"""Paths of the private generators that the loader has to warn of."""
 STATEFUL = {"stateful", "stateful iterable", "stateful iterator", "own iterator", "called iterator"}
 """Objects of the user's have a state: a pass that was broken off is followed by a load alone."""
 TIED = {*STATEFUL, "iterable", "once"}

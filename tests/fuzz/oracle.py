@@ -20,7 +20,17 @@ from tests.fuzz.orders import BY_THEMSELVES, ORDERS, PERMUTATIONS, SAMPLERS
 from tests.fuzz.records import Record, failure_of, leaves, numbers_of, record_of
 from tests.fuzz.records import samples_of as split
 
-PLAIN = {"content", "noisy", "rarely noisy", "own generator", "images", "prepared images"}
+PLAIN = {
+    "content",
+    "noisy",
+    "rarely noisy",
+    "caching",
+    "own generator",
+    "composed",
+    "composed, unseeded",
+    "images",
+    "prepared images",
+}
 """Datasets of which each index is one sample."""
 
 

@@ -7,19 +7,21 @@ import io
 import json
 import warnings
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch, merge_state_dicts
 from tests.fuzz.configurations import Configuration
-from tests.fuzz.data import LANES
+from tests.fuzz.data import LANES, PRIVATE
 from tests.fuzz.lives import Life
 from tests.fuzz.oracle import Difference, Oracle, index_of, indices_of, next_of, units_of
 from tests.fuzz.orders import OWN
 from tests.fuzz.records import Record, is_failure, shown
 from tests.generators import generators
+from tests.interrupts import interrupt_at
 
 LAST_EPOCH = 3
 """No life goes further."""
@@ -50,6 +52,7 @@ class Player:
 
     def __init__(self, configuration: Configuration) -> None:
         self._stream = configuration
+        _demand_warning(configuration)
         self._oracle = Oracle(configuration)
         self._present = configuration
         self._ranks = _build(configuration)
@@ -66,6 +69,10 @@ class Player:
         self._has_moved = False
         self._has_delivered = False
         self._is_lost = False
+        self._is_over = False
+        """Whether nothing is promised any more."""
+        self._interrupt: tuple[int, Literal["line", "opcode"]] | None = None
+        """Number and kind of the place of the package where the next step is interrupted."""
         self._next_epoch: int | None = None
         """Of the pass behind one that was broken off, of which the state still speaks."""
         self._broken_off: Place | None = None
@@ -77,6 +84,8 @@ class Player:
             Difference: something came that must not have come, or did not come.
         """
         for number, action in enumerate(life):
+            if self._is_over:
+                return
             before = generators()
             try:
                 getattr(self, action.name)(**action.arguments)
@@ -106,9 +115,43 @@ class Player:
                 self._iterators = [iter(loader) for loader in self._ranks]
             if not self._has_begun:
                 self._begin()
-            step = next_of(self._iterators)
+            if self._stream["data"] == "caching" and self._place.epoch:
+                self._is_over = True  # what was kept depends on which samples were read before
+                return
+            step = self._next_step()
+            if self._is_over:
+                return
             units = [] if step is None else units_of(step, is_flat=self._stream.is_flat)
             self._compare(units)
+
+    def interrupt(self, at: int, by: Literal["line", "opcode"]) -> None:
+        """Raise KeyboardInterrupt in the next step of each rank, and go on after it."""
+        self._interrupt = at, by
+        self.take(1)
+        self._interrupt = None
+
+    def _next_step(self) -> list[Any] | None:
+        """Return the next batch of each rank; None after the end of all."""
+        if self._interrupt is None:
+            return next_of(self._iterators or [])
+        at, by = self._interrupt
+        step = []
+        for loader, batches in zip(self._ranks, self._iterators or [], strict=True):
+            before = loader.state_dict()
+            try:
+                with interrupt_at(at, by=by) as interrupt:
+                    found = next_of([batches])
+            except KeyboardInterrupt:
+                where = interrupt.where
+                if where is not None and not where.callers and where.opcode.startswith("RETURN"):
+                    # The loader has delivered the batch, and nothing can bring it back.
+                    self._is_over = True
+                    return None
+                is_unmoved = not self._has_moved or loader.state_dict() == before
+                self._demand(is_unmoved, f"an interrupt has moved the state, {where}")
+                found = next_of([batches])
+            step.append(None if found is None else found[0])
+        return None if all(batch is None for batch in step) else step
 
     def save(self, batches_ago: int) -> None:
         """Keep a state, as of some batches ago."""
@@ -387,6 +430,21 @@ def _build(configuration: Configuration) -> list[StatefulGPULoader[Any]]:
         warnings.simplefilter("ignore")
         replicas = configuration["num_replicas"]
         return [configuration.build(rank=rank) for rank in range(replicas)]
+
+
+def _demand_warning(configuration: Configuration) -> None:
+    """Demand that the first batch warns of a private generator, if the data has one."""
+    path = PRIVATE.get(configuration["data"])
+    if path is None:
+        return
+    loader = configuration.but(num_workers=0).settled().build()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with suppress(ValueError):  # a bad sample
+            next(iter(loader), None)
+    told = [str(warning.message) for warning in caught]
+    if not any(text.startswith(f"{path}: ") for text in told):
+        raise Difference(f"no warning of {path}, but {told}")
 
 
 def _carried(state: dict[str, Any], through: str) -> dict[str, Any]:

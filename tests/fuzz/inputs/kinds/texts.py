@@ -18,6 +18,7 @@ class CocoFiles(JsonTexts):
 
     name = "COCO annotations"
     share = 1
+    warns = (UserWarning,)  # Annotations may be of images that are not listed.
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,6 +144,46 @@ class ShufflingInPlace(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         random.shuffle(self.indices)
         return iter(self.indices)
+
+
+class ShufflingOutOfSight(Sampler[int]):
+    """As ShufflingInPlace, in an object that is no container of plain values."""
+
+    def __init__(self, length: int) -> None:
+        self.hidden = SimpleNamespace(indices=list(range(length)))
+
+    def __iter__(self) -> Iterator[int]:
+        random.shuffle(self.hidden.indices)
+        return iter(self.hidden.indices)
+
+
+class ShufflingGroups(Sampler[int]):
+    """Shuffles what it holds in place, in a container of one kind, as PKSampler of torchvision's
+    similarity reference does with a dictionary of lists."""
+
+    def __init__(self, length: int, kind: str) -> None:
+        self.groups: Any = {
+            "dict": {key: list(range(key, length, 3)) for key in range(3)},
+            "list": [list(range(key, length, 3)) for key in range(3)],
+            "deque": deque(range(length)),
+            "array": np.arange(length),
+            "tensor": torch.arange(length),
+        }[kind]
+
+    def __iter__(self) -> Iterator[int]:
+        groups = self.groups
+        if isinstance(groups, np.ndarray):
+            np.random.shuffle(groups)
+        elif isinstance(groups, torch.Tensor):
+            groups.copy_(groups[torch.randperm(len(groups))])
+        elif isinstance(groups, deque):
+            groups.rotate(random.randrange(len(groups)))
+        else:
+            for group in groups.values() if isinstance(groups, dict) else groups:
+                random.shuffle(group)
+            lists = groups.values() if isinstance(groups, dict) else groups
+            return iter([index for group in lists for index in group])
+        return iter([int(index) for index in groups])
 
 
 class StatefulDataset(Dataset[Any]):

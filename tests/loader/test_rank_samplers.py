@@ -38,6 +38,10 @@ CASES: dict[str, Any] = {
         "sampler": RepeatedAugmentation(N, 2, rank),
         "batch_size": 4,
     },
+    "shuffled in place": lambda rank: {
+        "sampler": ShuffledWhereItLies(N - 1, 2, rank),
+        "batch_size": 4,
+    },
     "in a batch sampler": lambda rank: batches_of(RepeatedAugmentation(N, 2, rank)),
     "torch's in a batch sampler": lambda rank: batches_of(DistributedSampler(Indices(N), 2, rank)),
 }
@@ -108,7 +112,7 @@ def test_another_sampler_is_refused_on_another_rank(change: dict[str, Any], word
             next(iter(resumed))
 
 
-@pytest.mark.parametrize("kind", [DealtWhenBuilt, ShuffledWhereItLies])
+@pytest.mark.parametrize("kind", [DealtWhenBuilt])
 def test_a_sampler_that_cannot_be_taken_as_another_ranks_is_refused(kind: Any) -> None:
     """The message says whose state it is, and what to do."""
 

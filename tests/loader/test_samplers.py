@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,7 +31,9 @@ from tests.user_objects import (
     LazySampler,
     OwnGeneratorSampler,
     SamplerWithStatefulIterator,
+    ShufflingGroups,
     ShufflingInPlace,
+    ShufflingOutOfSight,
     StatefulBatchSampler,
     StatefulSampler,
 )
@@ -79,6 +82,13 @@ WITHOUT_STATE: dict[str, Make] = {
     "own random.Random": lambda: {"sampler": OwnGeneratorSampler(N, random.Random(3))},
     "own NumPy generator": lambda: {"sampler": OwnGeneratorSampler(N, np.random.default_rng(3))},
     "own NumPy Mersenne": lambda: {"sampler": OwnGeneratorSampler(N, np.random.RandomState(3))},
+    "shuffles a list in place": lambda: {"sampler": ShufflingInPlace(N)},
+    **{
+        f"shuffles in place: {kind}": partial(
+            lambda kind: {"sampler": ShufflingGroups(N, kind)}, kind
+        )
+        for kind in ("dict", "list", "deque", "array", "tensor")
+    },
     "a list": lambda: {"sampler": [3, 1, 4, 1, 5, 9, 2, 6]},
     "a list of batches": lambda: {"batch_sampler": [[3, 1], [4], [1, 5, 9]], "batch_size": 1},
 }
@@ -279,7 +289,7 @@ def test_the_loaders_epoch_reaches_the_sampler_inside_a_batch_sampler() -> None:
 
 def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
     """Never wrong in silence, in the middle of an epoch or between two."""
-    loader = make(lambda: {"sampler": ShufflingInPlace(N)})
+    loader = make(lambda: {"sampler": ShufflingOutOfSight(N)})
     states = []
     for epoch in range(3):
         for number, _ in enumerate(loader):
@@ -287,7 +297,7 @@ def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
                 states.append((epoch, loader.state_dict()))
         states.append((epoch + 1, loader.state_dict()))
     for epoch, state in states:
-        resumed = make(lambda: {"sampler": ShufflingInPlace(N)})
+        resumed = make(lambda: {"sampler": ShufflingOutOfSight(N)})
         resumed.load_state_dict(state)
         if epoch == 0 or (epoch == 1 and state["position"] == 0):
             next(iter(resumed))  # what a fresh one shuffles is the same
@@ -296,6 +306,72 @@ def test_a_sampler_that_cannot_be_iterated_again_is_refused() -> None:
             next(iter(resumed))
         assert refused.value.field == "sampler"
         assert resumed.state_dict() == state
+
+
+def test_a_large_list_that_a_sampler_shuffles_in_place_is_warned_of_when_it_is_saved() -> None:
+    """A12: once, and not where a new loader can still resume."""
+    length = 5000
+
+    def of() -> StatefulGPULoader[Any]:
+        return StatefulGPULoader(
+            range(length), batch_size=1000, sampler=ShufflingInPlace(length), seed=1
+        )
+
+    loader = of()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in loader:
+            loader.state_dict()
+        batches = iter(loader)
+        next(batches)
+    with pytest.warns(UserWarning, match="ShufflingInPlace changes indices in place"):
+        state = loader.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loader.state_dict() == state
+    resumed = of()
+    resumed.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="not reproducible"):
+        next(iter(resumed))
+
+
+def test_a_dataset_that_a_sampler_holds_is_not_kept_or_changed() -> None:
+    """A12: a list of samples belongs to the dataset."""
+    rows = list(range(N))
+    loader = StatefulGPULoader(rows, batch_size=4, sampler=RandomSampler(rows), seed=1)
+    next(iter(loader))
+    state = loader.state_dict()
+    rows[0] = -1
+    loader.load_state_dict(state, accept={"dataset"})
+    next(iter(loader))
+    assert rows[0] == -1
+    assert "container" not in str(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"kind": "list", "container": "{"},
+        {"kind": "list", "container": '{"$tuple": []}'},
+        {"kind": "list", "container": str([0] * 5000)},
+        {"kind": "list", "container": 5},
+        {"kind": "dict", "container": "{}"},
+        {"kind": "list"},
+        {},
+    ],
+)
+def test_a_damaged_container_of_a_state_is_refused(form: dict[str, Any]) -> None:
+    """G6, B7: and nothing is changed."""
+    loader = make(lambda: {"sampler": ShufflingInPlace(N)})
+    list(loader)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["user"]["sampler"]["attributes"]["indices"]["kind"] == "list"
+    state["user"]["sampler"]["attributes"]["indices"] = form
+    resumed = make(lambda: {"sampler": ShufflingInPlace(N)})
+    with pytest.raises(StateMismatch, match="sampler's attributes"):
+        resumed.load_state_dict(state)
+    assert resumed.sampler.indices == list(range(N))  # type: ignore[attr-defined]
 
 
 def test_another_sampler_is_refused() -> None:

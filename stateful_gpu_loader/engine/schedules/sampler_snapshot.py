@@ -2,16 +2,19 @@
 
 A sampler without state is iterated again from the start of its pass. It yields the same indices
 only if it starts in the same state, so its generators are kept, and the plain attributes that have
-changed since the loader was built (``self.epoch += 1``). Attributes that never change are its
-configuration, which the user sets when building it.
+changed since the loader was built (``self.epoch += 1``). Small lists, dictionaries, sets and arrays
+of plain values are kept as well, which some samplers shuffle in place. Attributes that never change
+are its configuration, which the user sets when building it.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,9 +25,14 @@ from torch.utils.data import Sampler
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.randomness.generator_state import generator_from_text, generator_to_text
 from stateful_gpu_loader.randomness.seed import after_the_draw
+from stateful_gpu_loader.state.typed_json import decode, encode, parse, write
 
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 3
+_MOST_VALUES = 4096
+"""Number of values up to which a container is kept in a snapshot."""
+_NOT_THE_SAMPLERS = frozenset({"dataset", "data_source"})
+"""Names of attributes that hold the dataset."""
 
 
 class SamplerSnapshot:
@@ -50,8 +58,25 @@ class SamplerSnapshot:
         self._built = self._at_load = dict(self._attributes())
         every = _walk(sampler, "", _DEEPEST)
         self._objects = frozenset(path for path, value in every if type(value) not in _PLAIN)
+        self._glimpses = {path: _glimpse(value) for path, value in self._large()}
+        self._reshuffled: list[str] = []
+        """Containers too large to be kept that had changed when the present pass began."""
+        self._has_warned = False
         self._is_put = False
         self._overruled: dict[str, Any] = {}
+
+    def warn_of_large(self) -> None:
+        """Warn once if the sampler changes what a snapshot cannot keep."""
+        if self._reshuffled and not self._has_warned:
+            self._has_warned = True
+            name = type(self._sampler).__name__
+            warnings.warn(
+                f"{name} changes {', '.join(self._reshuffled)} in place, of more than "
+                f"{_MOST_VALUES} values, which the state does not hold: no new loader can resume "
+                f"from it. Remedy: let {name} shuffle a copy in __iter__, or give it state_dict() "
+                "and load_state_dict()",
+                stacklevel=5,
+            )
 
     def note_load(self, saved: Mapping[str, Any]) -> None:
         """Note that a state was loaded; ``set_epoch()`` after it does not affect the resumed pass.
@@ -78,11 +103,12 @@ class SamplerSnapshot:
                 attribute is no plain one, or is not of it or of a sampler in it.
         """
         for path, value in captured["attributes"].items():
-            if not self._has_place_for(path) or type(value) not in _PLAIN:
+            is_kept = isinstance(value, dict) and self._is_loadable(path, value)
+            if not is_kept and not (self._has_place_for(path) and type(value) in _PLAIN):
                 raise StateMismatch(
                     "sampler's attributes",
                     saved={path: value},
-                    present="a plain value of the sampler's, or of one in it",
+                    present="a plain value or a small container of the sampler's, or of one in it",
                     remedy="build the sampler as it was when the state was saved",
                 )
         generators = dict(self._generators())
@@ -108,6 +134,8 @@ class SamplerSnapshot:
             for path, value in self._attributes()
             if _is_epoch(path) or path not in self._built or self._built[path] != value
         }
+        large = ((path, _glimpse(value)) for path, value in self._large())
+        self._reshuffled = [path for path, seen in large if self._glimpses.get(path, seen) != seen]
         generators = {
             path: _to_text(value)
             if owing is None or value is not owing
@@ -118,7 +146,8 @@ class SamplerSnapshot:
 
     def epochs(self) -> dict[str, dict[str, Any]]:
         """Return only the epochs, for a sampler that keeps the rest in its own state."""
-        epochs = {path: value for path, value in self._attributes() if _is_epoch(path)}
+        plain = _walk(self._sampler, "", _DEEPEST)
+        epochs = {path: value for path, value in plain if _is_epoch(path) and type(value) in _PLAIN}
         return {"attributes": epochs, "generators": {}}
 
     def told(self) -> dict[str, Any]:
@@ -200,7 +229,9 @@ class SamplerSnapshot:
         owner = self._sampler
         for parent in parents:
             owner = getattr(owner, parent)
-        if _is_epoch(path) and callable(getattr(owner, "set_epoch", None)):
+        if isinstance(value, dict):
+            _fill(owner, name, _of_form(value))
+        elif _is_epoch(path) and callable(getattr(owner, "set_epoch", None)):
             owner.set_epoch(value)
         else:
             setattr(owner, name, value)
@@ -209,6 +240,25 @@ class SamplerSnapshot:
         for path, value in _walk(self._sampler, "", _DEEPEST):
             if type(value) in _PLAIN:
                 yield path, value
+            elif _is_container(path, value) and _count(value) <= _MOST_VALUES:
+                form = _form_of(value)
+                if form is not None:
+                    yield path, form
+
+    def _large(self) -> Iterator[tuple[str, Any]]:
+        for path, value in _walk(self._sampler, "", _DEEPEST):
+            if _is_container(path, value) and _count(value) > _MOST_VALUES:
+                yield path, value
+
+    def _is_loadable(self, path: Any, form: dict[Any, Any]) -> bool:
+        """Whether a container of a state can take the place of the sampler's own."""
+        built = self._built.get(path)
+        if not isinstance(built, dict) or set(form) != set(built) or form["kind"] != built["kind"]:
+            return False
+        try:
+            return _count(_of_form(form)) <= _MOST_VALUES
+        except (TypeError, ValueError, AttributeError):
+            return False
 
     def _generators(self) -> Iterator[tuple[str, Any]]:
         for path, value in _walk(self._sampler, "", _DEEPEST):
@@ -234,6 +284,90 @@ def samplers_in(sampler: Any) -> list[Any]:
 
 def _is_epoch(path: str) -> bool:
     return path.rpartition(".")[2] == "epoch"
+
+
+def _is_container(path: str, value: Any) -> bool:
+    name = path.rpartition(".")[2]
+    return type(value) in _KINDS.values() and name not in _NOT_THE_SAMPLERS
+
+
+def _count(value: Any) -> int:
+    """Return the number of values in a container and those in it, or a number above the limit."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return int(value.size if isinstance(value, np.ndarray) else value.numel())
+    count, waiting = 0, [value]
+    while waiting and count <= _MOST_VALUES:
+        each = waiting.pop()
+        count += len(each)
+        if count <= _MOST_VALUES:
+            inner = each.values() if isinstance(each, dict) else each
+            waiting += [one for one in inner if isinstance(one, (list, tuple, dict, set))]
+    return count
+
+
+def _form_of(value: Any) -> dict[str, str] | None:
+    """Return a container as text, or None if it holds something else than plain values."""
+    kind = next(name for name, kind in _KINDS.items() if type(value) is kind)
+    try:
+        text = write(encode(list(value) if isinstance(value, deque) else value))
+    except (TypeError, RecursionError):
+        return None
+    return {"kind": kind, "container": text}
+
+
+def _of_form(form: dict[Any, Any]) -> Any:
+    """Read back :func:`_form_of`.
+
+    Raises:
+        ValueError, TypeError, AttributeError: it is no such form.
+    """
+    value = decode(parse(form["container"].encode()))
+    kind = _KINDS[form["kind"]]
+    if type(value) is not (list if kind is deque else kind):
+        raise ValueError(f"a {type(value).__name__} in the place of a {kind.__name__}")
+    return value
+
+
+def _fill(owner: Any, name: str, value: Any) -> None:
+    """Put values into a container in place, as other objects may hold it as well."""
+    present = getattr(owner, name, None)
+    if isinstance(present, list):
+        present[:] = value
+    elif isinstance(present, (dict, set)):
+        present.clear()
+        present.update(value)
+    elif isinstance(present, deque):
+        present.clear()
+        present.extend(value)
+    elif isinstance(present, np.ndarray) and present.shape == value.shape:
+        present[...] = value
+    elif isinstance(present, torch.Tensor) and present.shape == value.shape:
+        present.copy_(value)
+    else:
+        setattr(owner, name, value)
+
+
+def _glimpse(value: Any, depth: int = 3) -> str:
+    """Describe a large container by its length and some of its values, in constant time."""
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        value = value.reshape(-1)
+    elif isinstance(value, (dict, set, deque)):
+        value = list(itertools.islice(value.items() if isinstance(value, dict) else value, 4096))
+    if depth == 0 or not isinstance(value, (list, tuple, np.ndarray, torch.Tensor)):
+        return repr(value)[:100]
+    step = max(1, len(value) // 64)
+    return f"{len(value)}: {[_glimpse(one, depth - 1) for one in value[::step]]}"
+
+
+_KINDS: dict[str, Any] = {
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "deque": deque,
+    "array": np.ndarray,
+    "tensor": torch.Tensor,
+}
+"""Kinds of containers that samplers change in place, without subclasses."""
 
 
 def _to_text(generator: Any) -> str:

@@ -71,7 +71,8 @@ class Case:
             with warnings.catch_warnings(), _time_limit():
                 warnings.simplefilter("ignore")
                 player = Player(self.configuration)
-                player.play(self.life)
+                beside = self.configuration["beside"]
+                (player.play_beside_draws if beside else player.play)(self.life)
             return None
         except Difference as error:
             text = f"Difference: {error}"

@@ -36,6 +36,7 @@ CHOICES: dict[str, list[Any]] = {
     "worker_type": ["auto", "process", "thread"],
     "prefetch_factor": [None, 1, 3],
     "persistent_workers": [False, True],
+    "beside": [False, True],
 }
 """The first is what an option is where nothing is said of it."""
 LIKELY = {"data": 1.0, "n": 0.6, "order": 0.7, "batch_size": 0.6, "num_workers": 0.4}
@@ -49,6 +50,7 @@ THEMES: list[dict[str, list[Any]]] = [
     {"on_epoch_boundary": ["next_epoch"], "drop_last": [True], "n": [1, 5, 6, 13]},
     {"in_order": [False], "num_workers": [2, 3], "batch_transform": [None, "blend"]},
     {"persistent_workers": [True], "num_workers": [1, 2], "data": [*MAPS, *sorted(STATEFUL)]},
+    {"beside": [True], "data": ["content", "images", "tars"], "order": [None, "sequential"]},
     {"num_replicas": [2, 3], "data": [*MAPS, *sorted(LANES)], "order": list(OWN)},
 ]
 """Options that meet rarely by chance: what is worth to be drawn together."""
@@ -167,7 +169,25 @@ class Configuration:
             drop("num_replicas")  # a rank all of whose shards are empty is refused
         if data in LANES and o.get("num_replicas"):
             drop("drop_last")  # a rank whose shards fill no batch is refused
-        return Configuration({k: v for k, v in o.items() if v != CHOICES[k][0]})
+        settled = Configuration({k: v for k, v in o.items() if v != CHOICES[k][0]})
+        if not settled["beside"]:
+            return settled
+        if settled.may_draw:
+            return settled.but(beside=False)
+        # A worker that is forked while another thread draws may wait for that thread's lock.
+        return settled.but(**{name: CHOICES[name][0] for name in EXECUTION})
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether making its batches seeds the generators of this process."""
+        is_quiet = self["data"] in ("content", "images", "prepared images", "tars")
+        own_code = ("transform", "collate_fn", "batch_transform")
+        return not (
+            is_quiet
+            and self.order in (*OWN, "none")
+            and not any(self[name] for name in own_code)
+            and not self["bad"]
+        )
 
     def __getitem__(self, name: str) -> Any:
         return self.options.get(name, CHOICES[name][0])

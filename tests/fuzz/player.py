@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import json
+import random
 import warnings
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch, merge_state_dicts
@@ -98,7 +101,27 @@ class Player:
             except Exception as error:
                 error.args = (f"{error} [in action {number}, {action}]",)
                 raise
-            self._demand(generators() == before, f"{action} drew from the caller's generators")
+            if not self._stream["beside"]:
+                self._demand(generators() == before, f"{action} drew from the caller's generators")
+
+    def play_beside_draws(self, life: Life) -> None:
+        """Play the life in a thread, while this one draws from the global generators.
+
+        Raises:
+            Difference: as :meth:`play`, or this thread drew a number twice.
+        """
+        drawn: list[tuple[float, ...]] = []
+        with ThreadPoolExecutor(1) as pool:
+            played = pool.submit(self.play, life)
+            while not played.done():
+                numbers = random.random(), float(np.random.rand())
+                drawn.append((*numbers, torch.rand((), dtype=torch.float64).item()))
+        played.result()
+        repeated = [len(numbers) - len(set(numbers)) for numbers in zip(*drawn, strict=True)]
+        self._demand(
+            not any(repeated),
+            f"of {len(drawn)} draws of each kind beside the loop {repeated} came twice",
+        )
 
     def close(self) -> None:
         self._ranks, self._iterators = [], None
@@ -147,8 +170,9 @@ class Player:
                     # The loader has delivered the batch, and nothing can bring it back.
                     self._is_over = True
                     return None
-                is_unmoved = not self._has_moved or loader.state_dict() == before
-                self._demand(is_unmoved, f"an interrupt has moved the state, {where}")
+                if self._has_moved and self._expected():
+                    is_unmoved = loader.state_dict() == before
+                    self._demand(is_unmoved, f"an interrupt has moved the state, {where}")
                 found = next_of([batches])
             step.append(None if found is None else found[0])
         return None if all(batch is None for batch in step) else step
@@ -303,6 +327,8 @@ class Player:
     def refuse(self, changes: dict[str, Any], after: int) -> None:
         """A state of another loader changes nothing."""
         foreign = self._present.but(**changes, prefetch_factor=None, persistent_workers=False)
+        if foreign["beside"] and foreign.may_draw:
+            return
         others = _build(foreign if "num_workers" in changes else foreign.but(num_workers=0))
         iterators = [iter(other) for other in others]
         try:

@@ -22,7 +22,7 @@ from stateful_gpu_loader.randomness.global_generators import (
     seed_global_generators,
 )
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
-from tests.interrupts import count_places, interrupt_at
+from tests.interrupts import interrupt_at, places_of
 
 
 def spoil_global_generators():
@@ -398,8 +398,7 @@ def _watched() -> None:
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_an_interrupt_anywhere_restores_the_callers_generators(by: Any) -> None:
     names, before = names_that_are_replaced(), states_of_global_generators()
-    places = count_places(_seeded_and_restored, by=by)
-    for n in range(1, places + 1):
+    for n in places_of(_seeded_and_restored, by=by).values():
         with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
             _seeded_and_restored()
         assert interrupt.reached, n
@@ -413,8 +412,7 @@ def test_an_interrupt_anywhere_restores_the_callers_generators(by: Any) -> None:
 @pytest.mark.parametrize("by", ["line", "opcode"])
 def test_an_interrupt_anywhere_ends_the_watch(by: Any) -> None:
     names = names_that_are_replaced()
-    places = count_places(_watched, by=by)
-    for n in range(1, places + 1):
+    for n in places_of(_watched, by=by).values():
         with interrupt_at(n, by=by) as interrupt, suppress(KeyboardInterrupt):
             _watched()
         assert interrupt.reached, n

@@ -238,6 +238,13 @@ class Engine:
         )
         begun.has_met_end = begun.is_moving = False
 
+    def go_back(self, begun: Begun) -> None:
+        """Let the next pass go on where this one had to stop, unless another has done so."""
+        generation = self.passes.generation
+        self.passes.go_back(begun.current)
+        if begun.plan.memory is not None and self.passes.generation != generation:
+            put_sampler(begun.plan.memory, begun.current.standing.place)
+
     def release(self, begun: Begun) -> None:
         """Keep persistent workers for the next pass, unless they are outdated or dismissed.
 

@@ -230,9 +230,10 @@ class Run:
         if begun is None or begun.has_answered or begun.is_given_up:
             return
         is_interrupt = begun.is_torn or not isinstance(error, Exception)
-        if is_interrupt and begun.schedule.start_place().user is not None:
+        has_moved = begun.plan.memory is not None or begun.schedule.start_place().user is not None
+        if is_interrupt and has_moved:
             self._note_start(begun)
-            self._passes.go_back(begun.current)
+            self._engine.go_back(begun)
 
     def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
         """Stop a function that signals its end by another exception than StopIteration.
@@ -331,7 +332,7 @@ class Run:
         """Leave the pass; another one may begin."""
         if begun.is_given_up:
             self._note_start(begun)
-            self._passes.go_back(begun.current)
+            self._engine.go_back(begun)
         begun.current.is_left = True
         self._begun = None
         self._engine.release(begun)

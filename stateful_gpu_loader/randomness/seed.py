@@ -74,7 +74,7 @@ class SettledSeed:
     def owing(self) -> torch.Generator | None:
         """The caller's generator, if the first pass will draw from it."""
         _ = self.value
-        return self._generator if self._owes_draw else None
+        return self._generator if self._owes_draw and not self._has_drawn() else None
 
     def draw(self) -> int:
         """The seed, for the pass that begins now."""
@@ -83,11 +83,15 @@ class SettledSeed:
             generator = self._generator or torch.default_generator
             if self._before is None:
                 self._before = generator.get_state()
-            # Otherwise an interrupt has come between the draw and its note.
-            if torch.equal(self._before, generator.get_state()):
+            if not self._has_drawn():
                 _draw(generator)
             self._owes_draw = False
         return value
+
+    def _has_drawn(self) -> bool:
+        """Whether the generator was drawn from, and an interrupt came before that was noted."""
+        generator = self._generator or torch.default_generator
+        return self._before is not None and not torch.equal(self._before, generator.get_state())
 
     def load(self, value: int, *, is_drawn: bool) -> None:
         """Take the seed of a state."""

@@ -38,7 +38,7 @@ class Address:
 
 
 class Standing(NamedTuple):
-    """What a pass has delivered; replaced as a whole."""
+    """Deliveries of a pass, replaced as a whole."""
 
     place: Address
     """Place of the next sample to deliver."""
@@ -66,7 +66,7 @@ class Offer(NamedTuple):
 
 
 class Pass:
-    """What one iterator delivers of one epoch.
+    """One iterator's deliveries of one epoch.
 
     Args:
         start: place where the pass begins.
@@ -96,7 +96,7 @@ class Pass:
 
     @property
     def standing(self) -> Standing:
-        """What was delivered by now."""
+        """Deliveries up to now."""
         offer = self._offer
         return self._standing if offer is None or offer.content else offer.standing
 
@@ -118,7 +118,7 @@ class Pass:
 
 
 class _Base(NamedTuple):
-    """What the constructor or the last load decided."""
+    """Start that the constructor or the last load has set."""
 
     next: Address
     """Place where the next pass begins, until one has moved."""

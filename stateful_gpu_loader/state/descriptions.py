@@ -149,7 +149,7 @@ def describe_dataset(dataset: Any) -> Description:
     keeps; all that a dataset of torchvision or a wrapper of torch holds, files by their paths
     below the dataset's root; and of any other class what lies in :data:`CONTENT_ATTRIBUTES`. The
     text is :data:`NOTHING_KNOWN` where there is none of that: a class of the user's may be renamed,
-    wrapped or mended.
+    wrapped or corrected.
 
     >>> import torch
     >>> describe_dataset(torch.utils.data.Subset(range(10), [3, 1])).text

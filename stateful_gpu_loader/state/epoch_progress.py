@@ -255,7 +255,7 @@ class Passes:
         self._request = _Requested(epoch, self._begun, self.generation)
 
     def address(self, batches_ago: int = 0) -> Address:
-        """Where the stream stands, or stood so many delivered batches ago.
+        """Return the place of the stream, now or so many delivered batches ago.
 
         Raises:
             ValueError: fewer batches were delivered since the loader was built or loaded, or
@@ -277,7 +277,7 @@ class Passes:
     def present(
         self, *, is_over: Callable[[Address], bool] | None = None, skips_empty_rest: bool = True
     ) -> Address:
-        """Where the pass in progress stands, or, between two passes, where the next one begins.
+        """Return the place of the pass in progress or, between two passes, of the next one.
 
         Unlike :meth:`address`, it does not count a pass whose iterator is gone. The arguments are
         those of :meth:`begin`.

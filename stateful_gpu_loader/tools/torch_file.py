@@ -299,7 +299,7 @@ _CALLS: dict[tuple[str, str], Any] = {
         )
     },
 }
-"""What torch.save names, and what is called in its place."""
+"""Functions that files of torch.save name, and those that are called in their place."""
 
 
 def _pairs(items: Any) -> list[tuple[Any, Any]]:

@@ -78,7 +78,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Report:
-    """What was compared; true if nothing differs. Its truth raises where a check could not run.
+    """Result of all comparisons: true if nothing differs. ``bool`` raises if a check could not run.
 
     >>> report = Report("a loader", 3, (Check("same workers", "batch 1", "exact"),))
     >>> bool(report), report.check() is report

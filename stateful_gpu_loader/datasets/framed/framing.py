@@ -35,7 +35,7 @@ class Place(NamedTuple):
     offset: int
     """In bytes from the beginning of the file's (decompressed) content."""
     remedy: str = REMEDY
-    """What the user can do if the record is damaged."""
+    """Remedy for a damaged record."""
 
     def damaged(self, what: str, remedy: str | None = None) -> ValueError:
         """The ValueError of a record that will be malformed at every retry."""

@@ -170,7 +170,7 @@ class ShardedReader:
                         found.begin = found.reader.cursor
                         return found
                     if found.turn == request.turn + 1:
-                        # The user's own thread was interrupted during this request and asks again.
+                        # The answer to this turn was lost on its way, and the turn comes again.
                         found.reader = self._reader(request, request.lane, request.lap, found.begin)
                         found.turn = request.turn
                         return found

@@ -47,14 +47,13 @@ class Division:
 
 
 class PositionFeed:
-    """Iterates over one rank's requests from a position to the end of its epoch.
+    """Draws one rank's requests from a position to the end of its epoch.
 
     In each step the ranks together take the next ``global_batch_size`` positions, rank r of R those
     at offsets r, r + R, ... The global batch so depends on the global batch size alone. The
     last step wraps around to the epoch's start so that all ranks deliver as many samples, as
     DistributedSampler pads. After the last step the position is the epoch's end, whether or not a
     tail was dropped.
-
     """
 
     def __init__(

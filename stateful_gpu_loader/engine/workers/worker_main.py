@@ -35,7 +35,7 @@ from stateful_gpu_loader.records import WorkerStart
 
 
 class SeedOfWorkers(NamedTuple):
-    """What ``get_worker_info().seed`` depends on, beside the worker's number."""
+    """Inputs of ``get_worker_info().seed`` other than the worker's number."""
 
     seed: int
     """Seed of the loader."""
@@ -100,7 +100,7 @@ class WorkerAdapter(Dataset[Any]):
         self._idle_since = 0.0
         self._sent: IO[bytes] | None = None
         self.report: StartReport | None = None
-        """Where a worker process reports how its start goes on."""
+        """Receiver of the reports of how far a worker process has started."""
         self.refusal: Exception | None = None
         """Why the workers could not be sent what they need."""
 

@@ -56,7 +56,7 @@ _ENDED: dict[str, tuple[str, str]] = {
     REFUSED: ("It could not unpickle what the loader uses", _IMPORTABLE),
     INITIALISING: ("It ended in worker_init_fn", "let worker_init_fn return"),
 }
-"""What a worker process was doing when it ended, and the remedy."""
+"""Activity of a worker process when it ended, and the remedy."""
 _FORKED = (
     "It ended right after it was forked",
     "look for what ends processes there: memory, or a limit of the system",

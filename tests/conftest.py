@@ -14,6 +14,7 @@ import torch
 from hypothesis import settings
 
 import tests.prepared_processes  # noqa: F401, before anything starts a server of processes
+from stateful_gpu_loader.randomness.global_generators import one_at_a_time
 from tests import marks
 
 # The same examples in every run; no deadline, because nothing here asserts a time.
@@ -56,6 +57,13 @@ def _no_dali_stays_behind() -> Iterator[None]:
     if dali is not None:
         dali._POOL._idle.pop(os.getpid(), None)
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _no_lock_stays_behind() -> Iterator[None]:
+    """Loaders in other threads would wait for ever."""
+    yield
+    assert not one_at_a_time()._is_owned()
 
 
 @pytest.fixture

@@ -122,6 +122,8 @@ class Interrupt:
         # Bytecodes without a line are the compiler's own, at the end of an except block.
         if self.reached or frame.f_lineno is None or _is_of_with(frame.f_code, frame.f_lineno):
             return
+        if _opcode(frame) == "NOP":
+            return
         self.count += 1
         if self._at is None:
             self.met.setdefault(_place(frame), self.count)
@@ -152,8 +154,9 @@ def places_of(
 ) -> dict[Place, int]:
     """Return the places that ``call`` runs in this thread, and the number of each.
 
-    Lines that begin with ``with`` are left out, here and where an exception is raised. The
-    interpreter calls no signal handler between the end of such a block and its ``__exit__``.
+    Lines that begin with ``with`` are left out, and so is the NOP of a ``try:``, here and where an
+    exception is raised. The interpreter calls no signal handler between the end of a with block and
+    its ``__exit__``, nor between ``__enter__`` and a ``try:``.
     """
     with Interrupt(None, KeyboardInterrupt, by).watching() as interrupt:
         call()
@@ -170,7 +173,7 @@ def _place(frame: FrameType) -> Place:
         file=frame.f_code.co_filename.removeprefix(_PACKAGE),
         function=frame.f_code.co_name,
         line=frame.f_lineno,
-        opcode=_opcodes(frame.f_code).get(frame.f_lasti, ""),
+        opcode=_opcode(frame),
         callers=tuple(callers),
     )
 
@@ -182,6 +185,10 @@ def _is_of_package(code: CodeType) -> bool:
 @functools.cache
 def _is_of_with(code: CodeType, line: int) -> bool:
     return linecache.getline(code.co_filename, line).lstrip().startswith("with ")
+
+
+def _opcode(frame: FrameType) -> str:
+    return _opcodes(frame.f_code).get(frame.f_lasti, "")
 
 
 @functools.cache

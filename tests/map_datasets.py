@@ -59,6 +59,32 @@ class OwnGenerator(Indices):
         return index, float(self.generator.random())
 
 
+class Caching(Indices):
+    """Keeps what each sample drew when it was first read, as a cache in memory does."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.kept: dict[int, tuple[float, ...]] = {}
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index not in self.kept:
+            self.kept[index] = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return {"index": super().__getitem__(index), "draws": self.kept[index]}
+
+
+class Jitter:
+    """A transform with a private generator, which ``set_sample_seed`` seeds."""
+
+    def __init__(self) -> None:
+        self.generator = random.Random()
+
+    def set_sample_seed(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+
+    def __call__(self, sample: Any) -> Any:
+        return sample, self.generator.random()
+
+
 class Failing(Indices):
     """Raises for some indices."""
 

@@ -14,28 +14,33 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import torch
 
 from stateful_gpu_loader import Checkpoint, CheckpointError, CheckpointNotFound, StatefulGPULoader
-from tests.chaos.streams import STREAMS
+from tests.chaos.streams import STREAMS, end_epoch
 from tests.fuzz.records import record_of
 
 SAVE_EVERY = 5
 KEEP = 3
+DRAWN_TWICE = "a number drawn twice beside the loop"
 _TRAINING_STEP = 0.003
 """Seconds of a step of the training: workers get ahead of it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one life of the job is told."""
+    """Arguments of one life of the job."""
 
     stream: str
     folder: str
@@ -97,24 +102,50 @@ class Training:
 
     def run(self) -> None:
         while True:
-            for batch in self.loader:
-                self.tell("batch", told_of(self.counter.step, self.loader, batch))
-                self.counter.step += 1
-                time.sleep(_TRAINING_STEP)
-                if self.counter.step % SAVE_EVERY == 0 or self.newest is None:
-                    self.save()
-                if self.rng.random() < 0.02:
-                    state = self.loader.state_dict()
-                    break
-            else:
+            if (state := self.iterate()) is None:
+                end_epoch(self.loader)
                 self.tell("used", used())
                 continue
-            del batch
             is_rebuilt = self.rng.random() < 0.5
             if is_rebuilt:
                 self.loader = self.build()
             self.loader.load_state_dict(state)
             self.tell("rebuilt" if is_rebuilt else "broken off")
+
+    def iterate(self) -> dict[str, Any] | None:
+        """Iterate one pass; return the state to go on from, or None at the end of the epoch."""
+        batches = iter(self.loader)
+        while True:
+            before = self.loader.state_dict()
+            try:
+                batch = self.next_of(batches)
+            except StopIteration:
+                return None
+            except Interrupted:
+                if self.loader.state_dict() != before:
+                    self.tell("interrupted at the return")  # which delivers a batch to no one
+                    return before
+                self.tell("interrupted")
+                continue
+            self.tell("batch", told_of(self.counter.step, self.loader, batch))
+            self.counter.step += 1
+            time.sleep(_TRAINING_STEP)
+            if self.counter.step % SAVE_EVERY == 0 or self.newest is None:
+                self.save()
+            if self.rng.random() < 0.02:
+                return self.loader.state_dict()
+
+    def next_of(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch; at times an alarm interrupts that.
+
+        Raises:
+            Interrupted: the alarm rang meanwhile.
+            StopIteration: the epoch is over.
+        """
+        if threading.current_thread() is not threading.main_thread() or self.rng.random() > 0.1:
+            return next(batches)
+        with alarm(10 ** self.rng.uniform(-5, -2)):
+            return next(batches)
 
     def save(self) -> None:
         """A checkpoint; at times the disk is full, and then the earlier one must be whole."""
@@ -132,7 +163,52 @@ class Training:
             raise RuntimeError(f"{written} was written to a full disk")
         found = Checkpoint().load(self.pattern)
         if found != self.newest:
-            raise RuntimeError(f"behind a full disk, {found} is loaded, not {self.newest}")
+            raise RuntimeError(f"after a full disk, {found} is loaded, not {self.newest}")
+
+
+class Interrupted(KeyboardInterrupt):
+    """An alarm rang."""
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Raise :class:`Interrupted` wherever the block is after so many seconds."""
+    is_inside = True
+
+    def ring(*_: Any) -> None:
+        nonlocal is_inside
+        if is_inside:
+            is_inside = False
+            raise Interrupted
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        is_inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def run_beside_draws(training: Training) -> None:
+    """Run the training in a thread, while this one draws from the global generators."""
+    earlier: list[tuple[float, ...]] = []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(training.run)
+        while not running.done():
+            drawn = [
+                (
+                    random.random(),
+                    float(np.random.rand()),
+                    float(torch.rand((), dtype=torch.double)),
+                )
+                for _ in range(500)
+            ]
+            if any(len(set(each)) < len(each) for each in zip(*(earlier + drawn), strict=True)):
+                training.tell(DRAWN_TWICE)
+            earlier = drawn
+            time.sleep(0.001)
+        running.result()
 
 
 @contextmanager
@@ -161,7 +237,12 @@ def used() -> dict[str, int]:
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
-    Training(Job(**json.loads(sys.argv[1]))).run()
+    training = Training(Job(**json.loads(sys.argv[1])))
+    is_inline = not training.loader.num_workers
+    # A worker that is forked while another thread draws may wait for that thread's lock.
+    if training.job.stream == "quiet" and is_inline:
+        run_beside_draws(training)
+    training.run()
 
 
 if __name__ == "__main__":

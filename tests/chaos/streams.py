@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchvision.transforms import Compose
+
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
-from tests.map_datasets import Noisy, OwnGenerator, add_noise
+from tests.map_datasets import Caching, Indices, Jitter, Noisy, OwnGenerator, add_noise
 
 RECIPES = [T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
 TIMEOUT = 4.0
@@ -37,10 +39,16 @@ def prepare(folder: Path) -> None:
 
 
 def _noisy(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
-    dataset = EveryGenerator(130)
-    return StatefulGPULoader(
-        dataset, batch_size=8, shuffle=True, seed=3, transform=add_noise, **execution
-    )
+    dataset, transform = EveryGenerator(130), Compose([add_noise, Jitter()])
+    return StatefulGPULoader(dataset, 8, True, seed=3, transform=transform, **execution)
+
+
+def _quiet(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(Indices(130), 8, True, seed=7, **execution)
+
+
+def _caching(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
+    return StatefulGPULoader(Caching(130), 8, True, seed=8, **execution)
 
 
 def _photos(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
@@ -65,22 +73,32 @@ def _damaged(folder: Path, **execution: Any) -> StatefulGPULoader[Any]:
 
 STREAMS: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
     "noisy": _noisy,
+    "quiet": _quiet,
+    "caching": _caching,
     "photos": _photos,
     "tars": _tars,
     "damaged": _damaged,
 }
 
 
+def end_epoch(loader: StatefulGPULoader[Any]) -> None:
+    """Empty the dataset's cache: what it holds depends on the epoch in which it was filled."""
+    if isinstance(loader.dataset, Caching):
+        loader.dataset.kept.clear()
+
+
 def drawn_execution(stream: str, rng: random.Random) -> dict[str, Any]:
     """Who makes the batches: inline, threads (of images only) or processes, and how many."""
     kinds = ["inline", "process", "process", "process", "process"]
-    kind = rng.choice(kinds + ["thread", "thread"] * (stream != "noisy"))
+    has_images = stream in ("photos", "tars", "damaged")
+    kind = rng.choice(kinds + ["thread", "thread"] * has_images)
     if kind == "inline":
         return {}
     return {
         "num_workers": rng.randint(1, 3),
         "worker_type": kind,
         "prefetch_factor": rng.choice([1, 2, 4]),
-        "persistent_workers": rng.random() < 0.5,
+        # A persistent worker's cache would hold samples of an earlier epoch.
+        "persistent_workers": rng.random() < 0.5 and stream != "caching",
         "timeout": rng.choice([0.0, TIMEOUT]),
     }

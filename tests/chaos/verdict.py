@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.job import told_of
-from tests.chaos.streams import STREAMS
+from tests.chaos.job import DRAWN_TWICE, told_of
+from tests.chaos.streams import STREAMS, end_epoch
 
 SLACK = {"resident MiB": 24}
 """How much more there may be at the end of a life; nothing of what is not listed."""
@@ -70,6 +70,8 @@ def verdict_on(
                 delivered += [[] for _ in range(value[0] + 1 - len(delivered))]
                 delivered[value[0]].append(value)
                 expected = value[0] + 1
+            elif kind == DRAWN_TWICE:
+                differences.append(f"life {number}: {kind}")
             elif kind != "used":
                 events[kind] += 1
     calm = undisturbed(stream, folder)
@@ -109,6 +111,7 @@ def undisturbed(stream: str, folder: Path) -> Iterator[list[Any]]:
         for batch in loader:
             yield told_of(step, loader, batch)
             step += 1
+        end_epoch(loader)
 
 
 def _growth(life: list[tuple[str, Any]]) -> dict[str, tuple[int, int]] | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torchvision.transforms import Compose
 
@@ -27,7 +26,7 @@ from tests.callables import FileBatches, NoisyBatches, NoisyPlaces
 from tests.datasets.shards import NoisyShards
 from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import write_photo_folder
-from tests.map_datasets import Indices, Noisy, OwnGenerator
+from tests.map_datasets import Caching, Indices, Jitter, Noisy, OwnGenerator
 from tests.map_datasets import NoisyBatches as FetchedInBatches
 from tests.user_objects import (
     CountingIterator,
@@ -57,32 +56,6 @@ class RarelyNoisy(Indices):
     def __getitem__(self, index: int) -> dict[str, Any]:
         draws = (random.random(), float(torch.rand(()))) if index % 5 == 3 else (0.0, 0.0)
         return {"index": super().__getitem__(index), "draws": draws}
-
-
-class Caching(Indices):
-    """Keeps what each sample drew when it was first read, as a cache in memory does."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.kept: dict[int, tuple[float, ...]] = {}
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index not in self.kept:
-            self.kept[index] = random.random(), float(np.random.rand()), float(torch.rand(()))
-        return {"index": super().__getitem__(index), "draws": self.kept[index]}
-
-
-class Jitter:
-    """A transform with a private generator, which ``set_sample_seed`` seeds."""
-
-    def __init__(self) -> None:
-        self.generator = random.Random()
-
-    def set_sample_seed(self, seed: int) -> None:
-        self.generator = random.Random(seed)
-
-    def __call__(self, sample: Any) -> Any:
-        return sample, self.generator.random()
 
 
 class Unseeded:

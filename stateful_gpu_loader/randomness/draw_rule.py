@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import TypeVar
 
-from stateful_gpu_loader.randomness.global_generators import (
-    DrawWatch,
-    draws_watched,
-    others_alive,
-)
+from stateful_gpu_loader.randomness.global_generators import DrawWatch, others_alive
 
 T = TypeVar("T")
 
@@ -60,23 +55,38 @@ class DrawRule:
     @property
     def seeds(self) -> bool:
         """Whether the next samples are seeded: one has drawn, or too few were watched."""
-        return self.may_seed and (self.draws is True or self._num_seeded < EVIDENCE)
+        if self.draws is not None:
+            return self.draws
+        return self._num_seeded < EVIDENCE and self.may_seed
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Watch a block of samples, each read by :meth:`seeded`, if that is needed.
+    def watched(self, read: Callable[[], T]) -> T:
+        """Read a block of samples, each by :meth:`seeded`, and watch it if that is needed.
 
         Samples for which nothing may be seeded are watched together, as by :meth:`unseeded`.
         """
         if self.draws is not None:
-            return nullcontext()
-        return self._one_by_one() if self.may_seed else self._together()
+            return read()
+        if not self.may_seed:
+            return self.unseeded(read)
+        self._watch = watch = DrawWatch()
+        try:
+            return watch.run(read)
+        finally:
+            self._watch = None
 
-    def unseeded(self) -> AbstractContextManager[None]:
-        """Watch a block of samples without seeds, if that is needed.
+    def unseeded(self, read: Callable[[], T]) -> T:
+        """Read a block of samples without seeds, and watch it if that is needed.
 
         If :attr:`draws` is True afterwards, they have to be made again with seeds.
         """
-        return self._together() if self.draws is None else nullcontext()
+        if self.draws is not None:
+            return read()
+        watch = DrawWatch()
+        try:
+            return watch.run(read)
+        finally:
+            if watch.was_used:
+                self._settle(watch)
 
     def seeded(self, read: Callable[[], T]) -> T:
         """Read one sample, for which the generators were just seeded, and note whether it draws."""
@@ -92,24 +102,6 @@ class DrawRule:
             if watch.was_used:
                 self.draws = True
                 self._report(watch)
-
-    @contextmanager
-    def _one_by_one(self) -> Iterator[None]:
-        with draws_watched() as self._watch:
-            try:
-                yield
-            finally:
-                self._watch = None
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        watch = None
-        try:
-            with draws_watched() as watch:
-                yield
-        finally:
-            if watch is not None and watch.was_used:
-                self._settle(watch)
 
     def _settle(self, watch: DrawWatch) -> None:
         self._report(watch)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from stateful_gpu_loader.randomness.generator_memory import (
     python_generator,
     torch_generator,
 )
+
+T = TypeVar("T")
 
 _seed_python, _seed_numpy = random.seed, np.random.seed
 """The functions themselves, as stand-ins count who calls them by name."""
@@ -132,11 +134,18 @@ def _put_back(of_python: Any, of_numpy: Any, of_torch: Any) -> None:
 
 
 class DrawWatch:
-    """Notices whether code may have drawn from a global generator; made by :func:`draws_watched`.
+    """Notices whether a call may have drawn from a global generator.
 
     Code uses a generator if it leaves it in another state, or asks for its state or seed by the
     functions of ``random``, ``numpy.random`` and torch. Another thread's draws count as well, so
     :attr:`is_alone` is known too.
+
+    >>> watch = DrawWatch()
+    >>> watch.run(lambda: sum(range(10))), watch.was_used
+    (45, False)
+    >>> _ = watch.run(random.random)
+    >>> watch.was_used
+    True
     """
 
     def __init__(self) -> None:
@@ -152,7 +161,25 @@ class DrawWatch:
         """Number of times that a state or seed was asked for or set."""
         self.unseedable: str | None = None
         """Call that takes a seed from the system, such as ``random.seed()``; None if none did."""
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Watch a call; meanwhile stand-ins count who asks for a state or seed."""
+        looked_up = _looked_up()
         self.begin()
+        try:
+            try:
+                stand_ins = _STAND_INS if looked_up == _USUAL else _stand_ins_of(looked_up)
+                for stand_in in stand_ins:
+                    stand_in.watch = self
+                _let_look_up(*stand_ins)
+                return call()
+            finally:
+                self.look()
+                _let_look_up(*looked_up)
+        except BaseException:
+            # A signal handler may have raised before the last line was reached.
+            _let_look_up(*looked_up)
+            raise
 
     def begin(self) -> None:
         """Watch from here on."""
@@ -179,37 +206,6 @@ class DrawWatch:
         if self.is_alone or threading.get_ident() == self.thread:
             self.times_asked += 1
             self.unseedable = self.unseedable or call
-
-
-@contextmanager
-def draws_watched() -> Iterator[DrawWatch]:
-    """Watch a block for draws; meanwhile stand-ins count who asks for a state or seed.
-
-    >>> with draws_watched() as watch:
-    ...     _ = sum(range(10))
-    >>> watch.was_used
-    False
-    >>> with draws_watched() as watch:
-    ...     _ = random.random()
-    >>> watch.was_used
-    True
-    """
-    looked_up = _looked_up()
-    watch = DrawWatch()
-    try:
-        try:
-            stand_ins = _STAND_INS if looked_up == _USUAL else _stand_ins_of(looked_up)
-            for stand_in in stand_ins:
-                stand_in.watch = watch
-            _let_look_up(*stand_ins)
-            yield watch
-        finally:
-            watch.look()
-            _let_look_up(*looked_up)
-    except BaseException:
-        # A signal handler may have raised before the last line was reached.
-        _let_look_up(*looked_up)
-        raise
 
 
 _of_torch: Any = torch.random

@@ -17,8 +17,8 @@ import torch
 from stateful_gpu_loader.randomness import generator_memory, global_generators
 from stateful_gpu_loader.randomness.generator_memory import GlobalGenerator
 from stateful_gpu_loader.randomness.global_generators import (
+    DrawWatch,
     caller_generators_restored,
-    draws_watched,
     seed_global_generators,
 )
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
@@ -248,8 +248,8 @@ def test_a_watch_notices_every_use_and_leaves_no_trace(use: Any, spoil: bool) ->
     seed_global_generators(12345)
     if spoil:
         spoil_global_generators()
-    with draws_watched() as watch:
-        use()
+    watch = DrawWatch()
+    watch.run(use)
     assert watch.was_used
     watch.undo()
     assert states_of_global_generators() == before
@@ -263,10 +263,14 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
     if spoil:
         spoil_global_generators()
     before = states_of_global_generators()
-    with draws_watched() as watch:
+
+    def draw_from_private_generators() -> None:
         random.Random(1).random()
         np.random.default_rng(1).random()
         torch.rand(1, generator=torch.Generator().manual_seed(1))
+
+    watch = DrawWatch()
+    watch.run(draw_from_private_generators)
     assert not watch.was_used
     assert states_of_global_generators() == before
 
@@ -274,29 +278,30 @@ def test_a_watch_of_nothing_notices_nothing(spoil: bool) -> None:
 @pytest.mark.usefixtures("_place")
 def test_a_watch_inside_another_one_asks_for_nothing() -> None:
     """As of a loader in a dataset, which has seeds of its own."""
-    with draws_watched() as outer, draws_watched() as inner, caller_generators_restored():
-        random.random()
+
+    def draw_and_restore() -> None:
+        with caller_generators_restored():
+            random.random()
+
+    outer, inner = DrawWatch(), DrawWatch()
+    outer.run(lambda: inner.run(draw_and_restore))
     assert not inner.was_used
     assert not outer.was_used
-    with draws_watched() as outer, draws_watched():
-        torch.initial_seed()
+    outer.run(lambda: inner.run(torch.initial_seed))
     assert outer.was_used
 
 
 def test_a_watch_ends_with_an_exception() -> None:
     before = states_of_global_generators()
     names = names_that_are_replaced()
-    watch = None
 
     def interrupted() -> None:
-        nonlocal watch
-        with draws_watched() as watch:
-            random.random()
-            raise KeyboardInterrupt
+        random.random()
+        raise KeyboardInterrupt
 
+    watch = DrawWatch()
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert watch is not None
+        watch.run(interrupted)
     assert watch.was_used
     watch.undo()
     assert states_of_global_generators() == before
@@ -308,11 +313,10 @@ def test_a_watch_where_the_caller_has_replaced_the_bit_generator_of_numpy() -> N
     own = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(5))
     try:
-        with draws_watched() as watch:
-            pass
+        watch = DrawWatch()
+        watch.run(lambda: None)
         assert not watch.was_used
-        with draws_watched() as watch:
-            inside = np.random.rand()
+        inside = watch.run(np.random.rand)
         assert watch.was_used
         watch.undo()
         assert np.random.rand() == inside
@@ -332,16 +336,16 @@ UNSEEDABLE: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", UNSEEDABLE)
 def test_a_watch_names_the_call_that_takes_a_seed_from_the_system(name: str) -> None:
-    with draws_watched() as watch:
-        UNSEEDABLE[name]()
+    watch = DrawWatch()
+    watch.run(UNSEEDABLE[name])
     assert watch.unseedable == name.strip()
     assert watch.was_used
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_watch_names_no_other_use(use: Any) -> None:
-    with draws_watched() as watch:
-        use()
+    watch = DrawWatch()
+    watch.run(use)
     assert watch.unseedable is None
     watch.undo()
 
@@ -349,8 +353,8 @@ def test_a_watch_names_no_other_use(use: Any) -> None:
 @pytest.mark.parametrize("name", ["seed", "numpy's seed", "torch's seed"])
 def test_a_watch_notices_a_seed_that_leads_to_the_state_that_was_there(name: str) -> None:
     USES[name]()
-    with draws_watched() as watch:
-        USES[name]()
+    watch = DrawWatch()
+    watch.run(USES[name])
     assert not watch.has_moved
     assert watch.was_asked
 
@@ -358,12 +362,15 @@ def test_a_watch_notices_a_seed_that_leads_to_the_state_that_was_there(name: str
 def test_only_the_watched_thread_asks_where_others_are_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def ask_elsewhere() -> None:
+        other = threading.Thread(target=torch.initial_seed)
+        other.start()
+        other.join()
+
     for alive in (True, False):
         monkeypatch.setattr(global_generators, "others_alive", lambda alive=alive: alive)
-        with draws_watched() as watch:
-            other = threading.Thread(target=torch.initial_seed)
-            other.start()
-            other.join()
+        watch = DrawWatch()
+        watch.run(ask_elsewhere)
         assert watch.was_asked is not alive
 
 
@@ -387,11 +394,14 @@ def _seeded_and_restored() -> None:
 
 
 def _watched() -> None:
-    random.seed(3)
-    with draws_watched() as watch:
+    def use() -> None:
         random.getstate()
         random.seed(7)
         torch.initial_seed()
+
+    random.seed(3)
+    watch = DrawWatch()
+    watch.run(use)
     watch.undo()
 
 

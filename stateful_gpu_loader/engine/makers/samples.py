@@ -108,12 +108,11 @@ class SampleMaker:
 
     def _unseeded(self, request: Request, check: Callable[[], None]) -> list[Any] | None:
         """Return the samples; None if they have to be made one by one, as one drew or failed."""
-        indices, samples = request.index_list(), list[Any]()
+        indices = request.index_list()
         if self._policy.knows_any(indices):
             return None
         try:
-            with self._rule.unseeded():
-                samples += self._made(indices, check)
+            samples = self._rule.unseeded(lambda: self._made(indices, check))
         except Stopped:
             raise
         except Exception:
@@ -163,12 +162,13 @@ class SampleMaker:
             check()
             slot.sample = self._sample(slot.key, seeds[slot.number])
 
-        samples: Any
-        with self._rule.watching(), stage("read"):
+        def read_all() -> Any:
             if self._native:
-                samples = self._native_batch(replacer, request, seeds, check)
-            else:
-                samples = [slot.sample for slot in replacer.settle(read)]
+                return self._native_batch(replacer, request, seeds, check)
+            return [slot.sample for slot in replacer.settle(read)]
+
+        with stage("read"):
+            samples = self._rule.watched(read_all)
         kept = replacer.kept
         return replacer.answer(
             self._collated(request, lambda: [slot.key for slot in kept], samples)

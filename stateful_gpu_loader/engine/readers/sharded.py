@@ -87,8 +87,8 @@ class ShardedReader:
 
         begin = served.reader.cursor
         if not served.reader.is_at_cursor and self._rule.may_seed:
-            with caller_generators_restored(), self._rule.watching():
-                return take(is_seeded=True)
+            with caller_generators_restored():
+                return self._rule.watched(lambda: take(is_seeded=True))
 
         def go_back() -> None:
             served.reader.close()
@@ -106,11 +106,9 @@ class ShardedReader:
             go_back: makes it begin with the same samples again.
         """
         if self._rule.seeds:
-            with self._rule.watching():
-                return take(True)
+            return self._rule.watched(lambda: take(True))
         try:
-            with self._rule.unseeded():
-                taken = take(False)
+            taken = self._rule.unseeded(lambda: take(False))
         except Exception:
             if not self._rule.draws:
                 raise

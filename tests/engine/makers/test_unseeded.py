@@ -161,7 +161,7 @@ def test_nothing_is_seeded_where_nothing_draws(
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
     monkeypatch.setattr(samples, "seed_global_generators", _never)
     if draws is False:
-        monkeypatch.setattr(draw_rule, "draws_watched", _never)
+        monkeypatch.setattr(draw_rule, "DrawWatch", _never)
     loader = loader_of(lambda: 0.0, draws=draws)
     assert [index for batch in seen(loader) for index in batch[0]] == list(range(LENGTH))
     dataset: Any = loader.dataset

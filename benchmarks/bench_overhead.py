@@ -1,10 +1,11 @@
 """What the loader itself costs a batch, beside torch's DataLoader and StatefulDataLoader.
 
 All get the same map-style dataset, shuffled. Once a sample costs 1 ms of computing, as real ones
-do; once nothing, so that the loader is all there is. None of these samples draws. What samples that
-draw cost beside it, the seeding of the three global generators for each, is measured by itself; and
-beside the batches of 1 ms a sample the digest that proves an iterable without state, of images of
-3 x 224 x 224.
+do; once nothing, so that the loader is all there is. None of these samples draws, as the loader
+knows after the first 1,024. These are seeded and watched. Those of trivial samples are not timed
+with the others, but apart. The seeding of the three global generators for each sample that draws
+is measured by itself too, and so is, beside batches of 1 ms a sample, the digest that proves an
+iterable without state, of images of 3 x 224 x 224.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.engine.sample_digest import digest_with
+from stateful_gpu_loader.randomness.draw_rule import EVIDENCE
 from stateful_gpu_loader.randomness.global_generators import (
     caller_generators_restored,
     seed_global_generators,
@@ -38,11 +40,13 @@ BATCH_SIZE = 16
 BUSY, TRIVIAL = "busy", "trivial"
 SECONDS_A_SAMPLE = 1e-3
 TORCH, TORCHDATA, OURS, SEEDING = "torch", "torchdata", "ours", "seeding"
+FIRST = "first"
 DIGEST = "digest"
 LABELS = {
     TORCH: "torch DataLoader",
     TORCHDATA: "StatefulDataLoader",
     OURS: "StatefulGPULoader",
+    FIRST: f"of these, the first {EVIDENCE:,} samples, seeded and watched",
     SEEDING: "seeding, for samples that draw",
     DIGEST: "of an iterable's: the digest",
 }
@@ -77,9 +81,16 @@ class Setting:
     """Of the busy loop, a sample."""
     batch_size: int = BATCH_SIZE
 
+    @property
+    def warm_up(self) -> int:
+        """Batches before the timed ones: of trivial samples, those that are seeded and watched."""
+        if self.dataset == BUSY:
+            return _WARM_UP
+        return _WARM_UP + -(-EVIDENCE // self.batch_size) * max(1, self.num_workers)
+
     def batches(self, loader: str) -> Iterator[Any]:
         """One pass of the loader of this name."""
-        n = self.batch_size * (_WARM_UP + self.timed + _SPARE)
+        n = self.batch_size * (self.warm_up + self.timed + _SPARE)
         dataset = BusyNumbers(n, self.turns) if self.dataset == BUSY else Numbers(n)
         kinds: dict[str, Callable[..., Any]] = {
             TORCH: DataLoader,
@@ -117,6 +128,10 @@ def main(given: Sequence[str] | None = None) -> None:
             measured.append(
                 (setting, SEEDING, functools.partial(_microseconds_of_seeding, setting))
             )
+            if setting.num_workers == 0:
+                measured.append(
+                    (setting, FIRST, functools.partial(_microseconds_at_first, setting))
+                )
         elif setting.num_workers == 0:
             measured.append((setting, DIGEST, functools.partial(_microseconds_of_digest, setting)))
     contestants = [
@@ -171,7 +186,13 @@ def _settings(arguments: Arguments) -> list[Setting]:
 
 def _microseconds_a_batch(setting: Setting, loader: str) -> float:
     batches = setting.batches(loader)
-    return seconds_a_batch(batches, warm_up=_WARM_UP, timed=setting.timed) * 1e6
+    return seconds_a_batch(batches, warm_up=setting.warm_up, timed=setting.timed) * 1e6
+
+
+def _microseconds_at_first(setting: Setting) -> float:
+    batches = setting.batches(OURS)
+    timed = EVIDENCE // setting.batch_size - _WARM_UP
+    return seconds_a_batch(batches, warm_up=_WARM_UP, timed=timed) * 1e6
 
 
 def _microseconds_of_seeding(setting: Setting) -> float:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing import synchronize
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,31 @@ def test_a_worker_that_was_interrupted_while_it_started_is_replaced() -> None:
     with pytest.warns(RuntimeWarning, match="The workers are replaced"):
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
+
+
+class Killer:
+    """Kills the first process that is forked while this object lives."""
+
+    def __init__(self) -> None:
+        self.reader, writer = os.pipe()
+        os.write(writer, b"1")
+        os.close(writer)
+        register_after_fork(self, Killer.kill_once)
+
+    def kill_once(self) -> None:
+        if os.read(self.reader, 1):
+            signal.raise_signal(signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_right_after_it_was_forked_is_replaced() -> None:
+    killer = Killer()
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
+    )
+    with pytest.warns(RuntimeWarning, match="The workers are replaced"):
+        assert len(list(loader)) == 4
+    assert loader.worker_restarts == 1
+    os.close(killer.reader)
 
 
 class Once(Indices):

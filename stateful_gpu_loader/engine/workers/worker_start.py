@@ -2,7 +2,7 @@
 
 What ends a process while it starts ends every other one in the same way: a script that starts
 processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. So
-such a process is not started again. Only public names of multiprocessing are used here.
+such a process is not started again, unless something else must have killed it. Only public names of multiprocessing are used here.
 """
 
 from __future__ import annotations
@@ -145,11 +145,11 @@ def loss(
     can_start = has_delivered or reports.any_is_ready()
     for process in died:
         stage, text = reports.of(process.pid)
-        if stage == READY or (can_start and process.exitcode in _FROM_OUTSIDE):
+        # A process that was just forked has run no code of the user's that could end it.
+        is_new = is_forked and stage == CREATED
+        if stage == READY or ((can_start or is_new) and process.exitcode in _FROM_OUTSIDE):
             continue
-        ended, remedy = _ENDED[stage]
-        if is_forked and stage == CREATED:
-            ended, remedy = _FORKED
+        ended, remedy = _FORKED if is_new else _ENDED[stage]
         shown = f": {text}" if text else ", before it was ready"
         return WorkersDied(f"{what}. {ended}{shown}", None, remedy=remedy)
     return WorkersDied(what, oldest)

@@ -7,7 +7,7 @@ import random
 import re
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from stateful_gpu_loader import (
     CallableSource,
     FolderSource,
     MixedDataset,
+    ShardedDataset,
     StatefulGPULoader,
     StateMismatch,
 )
@@ -488,5 +489,44 @@ def test_a_transform_with_set_sample_seed_is_seeded_by_it() -> None:
 
     def build(**arguments: Any) -> StatefulGPULoader[Any]:
         return StatefulGPULoader(range(12), batch_size=2, seed=1, transform=Drawing(), **arguments)
+
+    assert_exact_resume(build)
+
+
+class SeedableShards(ShardedDataset):
+    """Draws for each sample from private generators inside a Compose."""
+
+    def __init__(self, steps: Any) -> None:
+        self.transform = steps
+
+    def shards(self) -> list[str]:
+        return ["0", "1", "2"]
+
+    def read_shard(self, shard: str, cursor: int) -> Iterator[tuple[Any, int]]:
+        for number in range(cursor, 4):
+            yield torch.tensor(self.transform([int(shard), number])), number + 1
+
+
+class Calls:
+    """A function of a CallableSource, which draws from private generators."""
+
+    def __init__(self, steps: Any) -> None:
+        self.transform = steps
+
+    def __call__(self, info: Any) -> Any:
+        return torch.tensor(self.transform([info.idx_in_epoch]))
+
+
+@pytest.mark.parametrize("kind", ["shards", "calls"])
+@pytest.mark.parametrize("step", [Seedable, Flip])
+def test_private_generators_are_seeded_in_shards_and_calls(kind: str, step: Any) -> None:
+    """A20: as in a map-style dataset, so that the remedy of the warning works."""
+
+    def build(**arguments: Any) -> StatefulGPULoader[Any]:
+        steps = transforms.Compose([step(), step()])
+        source: Any = SeedableShards(steps)
+        if kind == "calls":
+            source = CallableSource(Calls(steps), length=N)
+        return StatefulGPULoader(source, batch_size=2, seed=1, **arguments)
 
     assert_exact_resume(build)

@@ -31,7 +31,7 @@ from stateful_gpu_loader.engine.makers.collate import (
     collate_targets,
     name_of,
 )
-from stateful_gpu_loader.engine.makers.own_generators import seed_setters
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.engine.makers.samples import SampleMaker, collate
 from stateful_gpu_loader.engine.stages import stage
@@ -298,7 +298,7 @@ class CallableMaker(SampleMaker):
         self._source = source
         self._decoder = decoder
         self._image_transform = transform
-        self._set_sample_seeds = list(seed_setters(source, transform))
+        self._generators = SampleGenerators(source, transform)
 
     def fetch(self, key: SampleKey) -> tuple[Any, Any]:
         sample = open_for(self._source, key)

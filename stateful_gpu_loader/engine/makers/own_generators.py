@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from stateful_gpu_loader.engine.makers.reachable import Found, Reached, is_generator, reachable
+from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.state.schema import Stateful
 
 _KEYED_ANYWAY = (random._inst, np.random.mtrand._rand, torch.default_generator)
@@ -48,6 +49,28 @@ def seed_setters(dataset: Any, transform: Any) -> Iterator[Callable[[int], None]
         own = getattr(part, "set_sample_seed", None)
         if callable(own):
             yield own
+
+
+class SampleGenerators:
+    """Generators that a sample may draw from: the global ones, and private ones that allow it.
+
+    Args:
+        dataset, transform: objects in which private generators are looked for.
+    """
+
+    def __init__(self, dataset: Any, transform: Any = None) -> None:
+        self._setters = list(seed_setters(dataset, transform))
+
+    @property
+    def has_private(self) -> bool:
+        """Whether private generators are seeded for each sample as well."""
+        return bool(self._setters)
+
+    def seed(self, seed: int) -> None:
+        """Seed all of them for one sample."""
+        seed_global_generators(seed)
+        for set_sample_seed in self._setters:
+            set_sample_seed(seed)
 
 
 class AlbumentationsSeed:

@@ -16,7 +16,7 @@ from stateful_gpu_loader.engine.makers.collate import (
     STACKS_IMAGES,
     name_of,
 )
-from stateful_gpu_loader.engine.makers.own_generators import inner_datasets, seed_setters
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators, inner_datasets
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import Maker, Stopped, never_stopped, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
@@ -75,7 +75,7 @@ class SampleMaker:
         self._collate_fn = collate_fn
         self._batched = batched
         self._native = batched and has_native_batches(dataset)
-        self._set_sample_seeds = list(seed_setters(dataset, transform))
+        self._generators = SampleGenerators(dataset, transform)
         self._seeds = SeedBlock(Stream.SAMPLE_GENERATORS)
         self._policy = policy
         self._rule = DrawRule(type(dataset).__name__, self._known_to_draw())
@@ -85,7 +85,7 @@ class SampleMaker:
         return self._rule.seeds or self._collate_fn not in DRAWS_NOTHING
 
     def _known_to_draw(self) -> bool | None:
-        if type(self) is not SampleMaker or self._native or self._set_sample_seeds:
+        if type(self) is not SampleMaker or self._native or self._generators.has_private:
             return True
         if isinstance(self._dataset, Stateful):
             return True
@@ -257,14 +257,11 @@ class SampleMaker:
             return self._rule.draws is None
         following = next_draws()
         seed_global_generators(seed)
-        return bool(self._set_sample_seeds) or next_draws() != following
+        return self._generators.has_private or next_draws() != following
 
     def _seed(self, seed: int) -> None:
-        if not self._rule.may_seed:
-            return
-        seed_global_generators(seed)
-        for set_sample_seed in self._set_sample_seeds:
-            set_sample_seed(seed)
+        if self._rule.may_seed:
+            self._generators.seed(seed)
 
 
 def _checked(indices: list[Any], check: Callable[[], None]) -> Iterator[Any]:

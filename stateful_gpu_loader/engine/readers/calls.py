@@ -11,11 +11,11 @@ from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.callable_outputs import check_alike
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.makers.replace_bad import retried
 from stateful_gpu_loader.engine.pipeline import add_note
 from stateful_gpu_loader.engine.readers.reading import Reading, ReadySample
 from stateful_gpu_loader.errors import LoaderError
-from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import BatchInfo, Request, SampleInfo, SampleKey
 from stateful_gpu_loader.state.bad_samples import FoundBad
@@ -55,6 +55,7 @@ class CallReader:
         self._drop_last = drop_last
         self._stacks = stacks
         self._seeds = SeedBlock(Stream.ITERABLE)
+        self._generators = SampleGenerators(source)
 
     def __call__(self, request: Request, check: Callable[[], None]) -> Reading:
         samples: list[ReadySample] = []
@@ -120,7 +121,7 @@ class CallReader:
         seed = self._seeds.at(key.seed, key.epoch, key.position)
 
         def call() -> Any:
-            seed_global_generators(seed)
+            self._generators.seed(seed)
             return self._source(info)
 
         output = retried(call, is_bad=is_bad) if self._policy.is_active else call()

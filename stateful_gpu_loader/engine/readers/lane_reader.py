@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress, LaneShards
 from stateful_gpu_loader.engine.readers.reading import ReadySample
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
@@ -44,6 +45,7 @@ class LaneReader:
         window: number of samples that are shuffled together; 0 leaves them in order.
         drops_bad: leave out the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
+        generators: generators that are seeded for each sample.
         is_second: whether the lane was read from here before, and damage was reported then.
     """
 
@@ -56,6 +58,7 @@ class LaneReader:
         window: int,
         drops_bad: bool,
         rule: DrawRule,
+        generators: SampleGenerators,
         is_second: bool = False,
     ) -> None:
         self._address = address
@@ -70,6 +73,7 @@ class LaneReader:
             ordinal=cursor.window_start,
             drops_bad=drops_bad,
             rule=rule,
+            generators=generators,
         )
         self._begin = self._shards.place
         """Shard and offset where the present window begins."""

@@ -12,12 +12,12 @@ from typing import Any
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped
 from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
-from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.state.bad_samples import FoundBad
@@ -50,6 +50,7 @@ class LaneShards:
         ordinal: ordinal in the lane of the first sample.
         drops_bad: leave out the rest of a damaged shard instead of raising an exception.
         rule: notes which of the seeded samples draw.
+        generators: generators that are seeded for each sample.
     """
 
     def __init__(
@@ -62,15 +63,17 @@ class LaneShards:
         ordinal: int,
         drops_bad: bool,
         rule: DrawRule,
+        generators: SampleGenerators,
     ) -> None:
         self._dataset = dataset
         self._address = address
         self._drops_bad = drops_bad
         self._rule = rule
+        self._generators = generators
         self.is_told = False
         """Whether the samples were read before, and damage was reported then."""
         self.is_seeded = False
-        """Whether the global generators are seeded for each sample."""
+        """Whether generators are seeded for each sample."""
         self._is_encoded = isinstance(dataset, EncodedShards)
         self._seeds = SeedBlock(Stream.ITERABLE)
         self.end = (address.lap + 1) * len(address.shards)
@@ -219,7 +222,7 @@ class LaneShards:
         if self.is_seeded:
             address = self._address
             place = address.position(self.ordinal)
-            seed_global_generators(self._seeds.at(address.seed, address.epoch, place))
+            self._generators.seed(self._seeds.at(address.seed, address.epoch, place))
             return self._checked(self._rule.seeded(lambda: self._yielded(shard, offset)))
         return self._checked(self._yielded(shard, offset))
 

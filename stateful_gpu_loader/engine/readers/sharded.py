@@ -12,6 +12,7 @@ import numpy as np
 from stateful_gpu_loader.datasets.lanes import EpochLanes, LanePlan
 from stateful_gpu_loader.datasets.sharded import EncodedShards
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader, Taken
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
@@ -47,7 +48,10 @@ class ShardedReader:
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
         is_encoded = isinstance(plan.dataset, EncodedShards)
-        draws = False if is_encoded else getattr(plan.dataset, "draws", None)
+        self._generators = SampleGenerators(plan.dataset)
+        draws: bool | None = getattr(plan.dataset, "draws", None)
+        if is_encoded or self._generators.has_private:
+            draws = not is_encoded
         self._rule = DrawRule(type(plan.dataset).__name__, draws)
 
     @property
@@ -201,6 +205,7 @@ class ShardedReader:
             window=self._plan.window,
             drops_bad=self._policy.mode == "drop",
             rule=self._rule,
+            generators=self._generators,
             is_second=is_second,
         )
 

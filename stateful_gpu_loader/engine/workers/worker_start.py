@@ -2,7 +2,8 @@
 
 What ends a process while it starts ends every other one in the same way: a script that starts
 processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. So
-such a process is not started again, unless something else must have killed it. Only public names of multiprocessing are used here.
+such a process is not started again, unless something else must have killed it. Only public names of
+multiprocessing are used here.
 """
 
 from __future__ import annotations

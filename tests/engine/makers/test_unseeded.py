@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.makers import samples
+from stateful_gpu_loader.engine.makers import own_generators
 from stateful_gpu_loader.randomness import draw_rule, global_generators
 from tests.generators import generators
 from tests.map_datasets import Indices
@@ -159,7 +159,7 @@ def test_nothing_is_seeded_where_nothing_draws(
     draws: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
-    monkeypatch.setattr(samples, "seed_global_generators", _never)
+    monkeypatch.setattr(own_generators, "seed_global_generators", _never)
     if draws is False:
         monkeypatch.setattr(draw_rule, "DrawWatch", _never)
     loader = loader_of(lambda: 0.0, draws=draws)
@@ -277,7 +277,7 @@ def test_a_bad_sample_in_another_thread_leaves_the_generators_alone(
     def fail() -> float:
         raise ValueError("no sample")
 
-    monkeypatch.setattr(samples, "seed_global_generators", _never)
+    monkeypatch.setattr(own_generators, "seed_global_generators", _never)
     found: list[Any] = []
 
     def work() -> None:

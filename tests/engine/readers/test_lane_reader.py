@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.readers import lane_reader
 from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
@@ -36,6 +37,7 @@ def reader_of(
         window=window,
         drops_bad=False,
         rule=DrawRule("Numbers", None),
+        generators=SampleGenerators(None),
     )
 
 
@@ -172,7 +174,13 @@ def test_samples_that_are_taken_together_are_those_taken_one_by_one(
         address = LaneAddress(seed=1, epoch=2, lane=3, shards=dataset.shards())
         rule = DrawRule("OddShards", is_seeded)
         reader = LaneReader(
-            dataset, address, LaneCursor(), window=0, drops_bad=drops_bad, rule=rule
+            dataset,
+            address,
+            LaneCursor(),
+            window=0,
+            drops_bad=drops_bad,
+            rule=rule,
+            generators=SampleGenerators(dataset),
         )
         events: list[Any] = []
         for turn in range(60):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import ShardedDataset, StatefulGPULoader
-from stateful_gpu_loader.engine.readers import lane_shards
+from stateful_gpu_loader.engine.makers import own_generators
 from stateful_gpu_loader.randomness import draw_rule, global_generators
 from tests.generators import generators
 from tests.patience import seconds
@@ -191,7 +191,7 @@ def test_nothing_is_seeded_after_enough_samples_that_draw_nothing(
 
     loader = loader_of(lambda: 0.0, drop_last=True)
     monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
-    monkeypatch.setattr(lane_shards, "seed_global_generators", never)
+    monkeypatch.setattr(own_generators, "seed_global_generators", never)
     assert len(seen(loader)) == SHARDS * SAMPLES // 4
 
 

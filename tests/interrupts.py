@@ -14,6 +14,7 @@ from __future__ import annotations
 import dis
 import functools
 import linecache
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -66,6 +67,8 @@ class Interrupt:
         self._at = at
         self._error = error
         self._by = by
+        self._pid = os.getpid()
+        """This process; its forked children go on tracing."""
 
     @property
     def reached(self) -> bool:
@@ -122,7 +125,7 @@ class Interrupt:
         # Bytecodes without a line are the compiler's own, at the end of an except block.
         if self.reached or frame.f_lineno is None or _is_of_with(frame.f_code, frame.f_lineno):
             return
-        if _opcode(frame) == "NOP":
+        if _opcode(frame) == "NOP" or os.getpid() != self._pid:
             return
         self.count += 1
         if self._at is None:

@@ -12,6 +12,7 @@ import pytest
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.workers import torch_workers
 from tests.conformance import copy_of, same
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
@@ -53,11 +54,13 @@ def assert_whole(
     error: type[BaseException] = KeyboardInterrupt,
     by: Literal["line", "opcode"] = "line",
     every: int = 1,
+    of: Callable[[Place], bool] = lambda place: True,
 ) -> None:
     """Interrupt ``next()`` after ``at`` batches at each place, go on, save and resume."""
     loader = make()
     whole, following = batches_of(loader), batches_of(loader)
-    places = list(places_of_next(make, at, by).items())
+    places = [each for each in places_of_next(make, at, by).items() if of(each[0])]
+    assert places
     if issubclass(error, Exception):
         # While a batch is made, received or moved it counts as an error of that batch.
         making = {"execute", "receive", "_finished"}
@@ -208,6 +211,37 @@ def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
 def test_processes_go_on_after_an_interrupt_at_many_lines(kind: str, at: int) -> None:
     make = PROCESSES[kind]
     assert_whole(make, at=at % (1 + len(list(make()))), every=19)
+
+
+def returns_a_request(place: Place) -> bool:
+    """Whether the order has moved, and the request is on its way to the workers."""
+    is_of_order = place.file.startswith("engine/schedules/")
+    return is_of_order and place.function in ("_next", "__next__") and "RETURN" in place.opcode
+
+
+@pytest.mark.parametrize("kind", ["map", "plain iterable", "threads"])
+def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str, photos: Path) -> None:
+    make = partial(make_images, photos, num_workers=2) if kind == "threads" else PROCESSES[kind]
+    assert_whole(make, at=0, error=Alarm, by="opcode", every=3, of=returns_a_request)
+
+
+def test_an_interrupt_while_torch_watches_new_workers_is_raised_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch's SIGCHLD handler raises RuntimeError for the workers that are then ended."""
+    remove, interrupts = torch_workers._remove_worker_pids, iter([KeyboardInterrupt()])
+
+    def interrupted(loader_id: int) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        remove(loader_id)
+
+    monkeypatch.setattr(torch_workers, "_remove_worker_pids", interrupted)
+    make = PROCESSES["map"]
+    batches = iter(make())
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert same(list(map(copy_of, batches)), batches_of(make()))
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stateful_gpu_loader import StatefulGPULoader, WorkerLost, start_workers
 from tests.map_datasets import Indices
@@ -227,6 +228,30 @@ def test_a_worker_that_is_killed_right_after_it_was_forked_is_replaced() -> None
         assert len(list(loader)) == 4
     assert loader.worker_restarts == 1
     os.close(killer.reader)
+
+
+def test_a_worker_that_is_interrupted_right_after_it_was_forked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C goes to all processes of a terminal; torch ends the worker with exit code 0."""
+    reader, writer = os.pipe()
+    os.write(writer, b"1")
+    os.close(writer)
+    main, set_num_threads = os.getpid(), torch.set_num_threads
+
+    def interrupted_once(number: int) -> None:
+        if os.getpid() != main and os.read(reader, 1):
+            raise KeyboardInterrupt
+        set_num_threads(number)
+
+    monkeypatch.setattr(torch, "set_num_threads", interrupted_once)
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        Indices(8), batch_size=2, num_workers=1, multiprocessing_context="fork"
+    )
+    with pytest.warns(RuntimeWarning, match="The workers are replaced"):
+        assert len(list(loader)) == 4
+    assert loader.worker_restarts == 1
+    os.close(reader)
 
 
 class Once(Indices):

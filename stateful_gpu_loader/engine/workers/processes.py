@@ -87,10 +87,11 @@ class ProcessPipeline:
             if dispatch.num_under_way:
                 self._receive(torch_workers)
                 continue
-            self.is_whole = True
+            # After an exception of the requests nothing tells whether one of them was lost with it.
             try:
                 dispatch.end()
             except StopIteration:
+                self.is_whole = True
                 if not self._persistent:
                     self.close()
                 raise

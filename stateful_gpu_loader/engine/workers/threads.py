@@ -160,9 +160,10 @@ class _Exchange:
             )
             if not has_come:
                 raise self._given_up(timeout)
-            if not self._window.is_ready():
-                self._window.end()
             self.is_whole = False
+            if not self._window.is_ready():
+                # After an exception of the requests nothing tells whether one was lost with it.
+                self._window.end()
             answered = self._window.deliver()
             self.fill()
             return answered

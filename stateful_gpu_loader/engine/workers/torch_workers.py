@@ -220,7 +220,12 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
         self._segments = MappedSegments()
         self._reports = reports
         self._is_forked = loader.context.is_forked
-        super().__init__(loader)
+        try:
+            super().__init__(loader)
+        except BaseException:
+            with contextlib.suppress(ValueError):  # torch does not watch them yet, or any more
+                _remove_worker_pids(id(self))
+            raise
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)

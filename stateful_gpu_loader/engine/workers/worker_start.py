@@ -2,7 +2,7 @@
 
 What ends a process while it starts ends every other one in the same way: a script that starts
 processes when it is imported, a class that cannot be unpickled, a ``worker_init_fn`` that exits. So
-such a process is not started again, unless something else must have killed it. Only public names of
+such a process is not started again, unless something else must have ended it. Only public names of
 multiprocessing are used here.
 """
 
@@ -58,11 +58,6 @@ _ENDED: dict[str, tuple[str, str]] = {
     INITIALISING: ("It ended in worker_init_fn", "let worker_init_fn return"),
 }
 """Activity of a worker process when it ended, and the remedy."""
-_FORKED = (
-    "It ended right after it was forked",
-    "look for what ends processes there: memory, or a limit of the system",
-)
-
 _REMEDIES = {
     errno.EAGAIN: "raise the limit of processes (`ulimit -u`, pids.max of a container), or use "
     "fewer workers",
@@ -146,11 +141,12 @@ def loss(
     can_start = has_delivered or reports.any_is_ready()
     for process in died:
         stage, text = reports.of(process.pid)
-        # A process that was just forked has run no code of the user's that could end it.
+        # A process that was just forked has run no code of the user's that could end it. Ctrl-C
+        # ends it with exit code 0 there, as torch catches KeyboardInterrupt.
         is_new = is_forked and stage == CREATED
-        if stage == READY or ((can_start or is_new) and process.exitcode in _FROM_OUTSIDE):
+        if stage == READY or is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
             continue
-        ended, remedy = _FORKED if is_new else _ENDED[stage]
+        ended, remedy = _ENDED[stage]
         shown = f": {text}" if text else ", before it was ready"
         return WorkersDied(f"{what}. {ended}{shown}", None, remedy=remedy)
     return WorkersDied(what, oldest)

@@ -126,8 +126,11 @@ class Run:
                         begun.is_moving = False
                         begun.is_running = has_begun
             except BaseException as error:
-                self._note_interrupt(error)
+                raised = _of_handler(error)
+                self._note_interrupt(raised)
                 _end_at_exit()
+                if raised is not error:
+                    raise raised from None
                 raise
             raise StopIteration
 
@@ -356,6 +359,20 @@ def _end_at_exit() -> None:
     """End a daemon thread without a traceback once the interpreter's exit has ended its workers."""
     if interpreter_is_ending() and threading.current_thread().daemon:
         raise SystemExit
+
+
+_OF_LOCKS = frozenset({"release unlocked lock", "cannot release un-acquired lock"})
+"""Messages of the errors of a lock that is not held."""
+
+
+def _of_handler(error: BaseException) -> BaseException:
+    """Return the exception of a signal handler that the error of a lock has replaced.
+
+    The handler may raise inside ``Condition.wait``, after that has released its lock. Leaving the
+    lock then raises RuntimeError.
+    """
+    is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
+    return error.__context__ or error if is_of_lock else error
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

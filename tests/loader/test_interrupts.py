@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -242,6 +245,50 @@ def test_an_interrupt_while_torch_watches_new_workers_is_raised_itself(
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert same(list(map(copy_of, batches)), batches_of(make()))
+
+
+def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
+    """``Condition.wait`` has released its lock then, so that leaving the lock fails."""
+    make = partial(make_images, photos, num_workers=2)
+    batches: Any = iter(make())
+    found = [copy_of(next(batches))]
+    exchange = batches._begun.pipeline._exchange
+    answered, is_ready = exchange._answered, exchange._is_ready
+    release = answered._release_save
+
+    def interrupted() -> None:
+        release()
+        answered._release_save, exchange._is_ready = release, is_ready
+        raise KeyboardInterrupt
+
+    answered._release_save, exchange._is_ready = interrupted, lambda: False
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert same(found + list(map(copy_of, batches)), batches_of(make()))
+
+
+def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = PROCESSES["map"]
+    list(make())
+    monitor, interrupts = torch_workers.WorkerMonitor, iter([KeyboardInterrupt()])
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    stop = monitor.stop
+
+    def interrupted(self: Any) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+        stop(self)
+
+    monkeypatch.setattr(monitor, "stop", interrupted)
+    batches = iter(make())
+    with suppress(KeyboardInterrupt):
+        list(batches)
+    assert next(interrupts, None) is None
+    del batches
+    gc.collect()
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 @pytest.fixture(scope="module")

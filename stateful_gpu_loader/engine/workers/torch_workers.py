@@ -325,7 +325,6 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
             return  # multiprocessing ends its daemons itself
         if self._ended or os.getpid() != self._owner:
             return  # a forked child has the object, but not the workers
-        self._ended = True
         started = getattr(self, "_workers", [])
         try:
             if self._watch is not None:
@@ -339,9 +338,12 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
                 if worker.exitcode:
                     remove_what_was_left_by(worker.pid)
             for queue in getattr(self, "_index_queues", []):
-                _close(queue)
+                if not queue._reader.closed:
+                    _close(queue)
             if self._watch is not None:
                 self._results._reader.close()
+        # Not before: after an interrupt, torch's ``__del__`` does all of it again.
+        self._ended = True
 
     def _dismiss(self) -> None:
         """Let the workers run the user's cleanup; wait for no lock that a dead one may hold."""

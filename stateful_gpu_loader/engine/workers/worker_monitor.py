@@ -79,7 +79,7 @@ class WorkerMonitor:
 
     def has_lost(self, seconds: float = 0.0) -> bool:
         """Whether the workers are lost, or get lost within so many seconds."""
-        return self._state.lost.wait(seconds)
+        return self._state.lost.is_set() or (seconds > 0 and self._state.lost.wait(seconds))
 
     @property
     def died(self) -> list[BaseProcess]:

@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def count(record_property: Callable[[str, Any], None]) -> Callable[[str, int, int], None]:
-    """Record a number of compared and of wrong batches, for the summary of the session."""
+    """Record how many batches were compared and how many were wrong, for the session's summary."""
 
     def record(what: str, compared: int, wrong: int) -> None:
         record_property("batches", (what, compared, wrong))
@@ -59,7 +59,7 @@ def count(record_property: Callable[[str, Any], None]) -> Callable[[str, int, in
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print how many batches were compared."""
+    """Print how many batches were compared, and how many were wrong."""
     totals: dict[str, tuple[int, int]] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -69,4 +69,4 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                     before = totals.get(what, (0, 0))
                     totals[what] = before[0] + compared, before[1] + wrong
     for what, (compared, wrong) in totals.items():
-        terminalreporter.write_line(f"{what}: {compared} batches compared, {wrong} wrong")
+        terminalreporter.write_line(f"{what}: {compared} compared, {wrong} wrong")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
@@ -26,6 +27,7 @@ from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, 
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.engine import plan
 from stateful_gpu_loader.randomness.permutation import Permutation
+from tests.images import encode
 
 SEED = 7
 BATCH_SIZE = 4
@@ -40,8 +42,6 @@ Owed = list[list[torch.Tensor]]
 
 def write_photos(root: Path, count: int = 48) -> Path:
     """Write JPEG files of noise, 56 to 72 pixels a side, and some PNGs, which no GPU decodes."""
-    from tests.images import Image, encode
-
     generator = np.random.default_rng(0)
     for number in range(count):
         folder = root / f"class_{number % 3}"
@@ -65,6 +65,8 @@ class EagerDecoder:
     def __init__(self) -> None:
         self.cpu = make_decoder("torchvision")
         self.num_images = 0
+        self.working_memory = 0
+        """Bytes on the device that each call takes and frees."""
         self._runtime = ctypes.CDLL(None)
 
     def version(self) -> str:
@@ -81,6 +83,7 @@ class EagerDecoder:
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
+        torch.empty(self.working_memory, dtype=torch.uint8, device="cuda")
         return [
             ValueError("these bytes") if self.refuses(each) else self._decode(each, header)
             for each, header in zip(data, headers, strict=True)
@@ -182,18 +185,18 @@ class LateReader:
         self._copies: list[list[torch.Tensor]] = []
         self._pending: deque[torch.cuda.Event] = deque()
         self._step = torch.zeros(1).pin_memory()
+        self._model = torch.empty(1, device=self._stream.device)
 
     def read(self, batches: Iterator[Any], count: int | None = None) -> int:
         """Read ``count`` batches, or all; return how many there were."""
         before = len(self._copies)
         with torch.cuda.stream(self._stream):
-            model = torch.empty(1, device=self._stream.device)
             while count is None or len(self._copies) < before + count:
                 batch = next(batches, None)
                 if batch is None:
                     break
                 for _ in range(8):
-                    model.copy_(self._step, non_blocking=True)
+                    self._model.copy_(self._step, non_blocking=True)
                 copies = [torch.empty_like(part, device="cpu").pin_memory() for part in batch]
                 for copy, part in zip(copies, batch, strict=True):
                     copy.copy_(part, non_blocking=True)
@@ -210,6 +213,22 @@ class LateReader:
         self._stream.synchronize()
         pairs = zip(self._copies, owed, strict=True)
         return sum(not _is_same(batch, other) for batch, other in pairs)
+
+
+@contextmanager
+def held(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Hold up a stream: what is queued after this point is done when the context ends."""
+    go_on = threading.Event()
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: go_on.wait() and None)
+    status = ctypes.CDLL(None).cudaLaunchHostFunc(
+        ctypes.c_void_p(stream.cuda_stream), function, None
+    )
+    assert status == 0
+    try:
+        yield
+    finally:
+        go_on.set()
+        stream.synchronize()
 
 
 class PoolUser:

@@ -192,7 +192,7 @@ class Machine {
     return start;
   }
 
-  // Frees memory. Whatever touches it afterwards ends the process.
+  // Frees memory. An access to it afterwards ends the process.
   bool free(void* start) {
     Lock lock(mutex_);
     auto found = pieces_.find(reinterpret_cast<uintptr_t>(start));

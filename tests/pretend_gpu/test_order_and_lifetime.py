@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.device.place import CudaPlace
+from tests.pretend_gpu.faults import (
+    without_record_stream,
+    without_settle,
+    without_settle_after_augmenting,
+)
 from tests.pretend_gpu.loaders import EagerDecoder, decoder, make, owed, photos, wrong_batches
 
 __all__ = ["decoder", "photos"]
@@ -42,23 +46,19 @@ def test_no_batch_is_wrong(
     share = changes.get("cpu_share", 0.0)
     epochs = [owed(photos, epoch=epoch, cpu_share=share) for epoch in range(EPOCHS)]
     compared, wrong = wrong_batches(lambda: make(photos, **changes), epochs, stream)
-    count("the loader as it is", compared, wrong)
+    count("batches of one loader", compared, wrong)
     assert (compared, wrong) == (12 * EPOCHS, 0)
     assert decoder.num_images > 0
 
 
-def without_record_stream(patch: pytest.MonkeyPatch) -> None:
-    def forget(place: CudaPlace, mark: torch.cuda.Event, tensors: list[torch.Tensor]) -> None:
-        torch.cuda.current_stream(place.device).wait_event(mark)
-
-    patch.setattr(CudaPlace, "receive", forget)
-
-
-def without_settle(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CudaPlace, "settle", lambda place: None)
-
-
-@pytest.mark.parametrize("fault", [without_record_stream, without_settle])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without_record_stream,
+        without_settle,
+        without_settle_after_augmenting,
+    ],
+)
 def test_a_fault_makes_batches_wrong(
     photos: Path,
     decoder: EagerDecoder,
@@ -70,5 +70,5 @@ def test_a_fault_makes_batches_wrong(
     fault(monkeypatch)
     epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
     compared, wrong = wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
-    count(fault.__name__.replace("_", " "), compared, wrong)
+    count("batches " + fault.__name__.replace("_", " "), compared, wrong)
     assert wrong > 0

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.device import place as place_module
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Stage
+from tests.pretend_gpu.faults import with_pooled_streams
 from tests.pretend_gpu.loaders import (
     EagerDecoder,
     PoolUser,
     decoder,
+    held,
     make,
     owed,
     photos,
@@ -74,7 +75,7 @@ def test_a_user_on_every_stream_of_torch_disturbs_nothing(
     photos: Path, decoder: EagerDecoder, count: Count
 ) -> None:
     batches, copies = beside_a_user(photos, decoder)
-    count("beside a user on every stream of torch", *batches)
+    count("batches beside a user on every stream of torch", *batches)
     count("copies of that user", *copies)
     assert batches == (12 * EPOCHS, 0)
     assert copies[0] > POOL
@@ -85,13 +86,9 @@ def test_a_shared_stream_makes_batches_and_copies_wrong(
     photos: Path, decoder: EagerDecoder, count: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same with two streams of torch's pool, on which the user works."""
-
-    def pooled(owner: object, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-        return torch.cuda.Stream(device), torch.cuda.Stream(device)
-
-    monkeypatch.setattr(place_module, "private_pair", pooled)
+    with_pooled_streams(monkeypatch)
     batches, copies = beside_a_user(photos, decoder)
-    count("with a shared stream", *batches)
+    count("batches with a shared stream", *batches)
     count("copies of the user who shares it", *copies)
     assert batches[1] + copies[1] > 0
 
@@ -106,23 +103,15 @@ def test_a_place_that_is_gone_leaves_its_streams_to_the_next() -> None:
     assert not {*handles(one_more)} & {*before, *of_other}
 
 
-def test_streams_with_queued_work_are_not_handed_out() -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_streams_with_queued_work_are_not_handed_out(number: int) -> None:
     place = opened()
     before = handles(place)
-    blocked = torch.cuda.ExternalStream(before[1])
-    writer, event = torch.cuda.Stream(), torch.cuda.Event()
-    pinned = torch.zeros(1).pin_memory()
-    with torch.cuda.stream(writer):
-        for _ in range(100):
-            pinned.to("cuda", non_blocking=True)
-    event.record(writer)
-    blocked.wait_event(event)
-    del place
-    gc.collect()
-    while_busy = opened()
-    assert not event.query()
-    assert handles(while_busy) != before
-    blocked.synchronize()
+    with held(place._streams[number]):
+        del place
+        gc.collect()
+        while_busy = opened()
+        assert handles(while_busy) != before
     assert handles(opened()) == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,11 @@ class Unavailable(Exception):
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the variables under which a new process sees the GPU that was built in ``folder``."""
-    return {"LD_PRELOAD": str(folder / "libpretend_gpu.so"), "LD_LIBRARY_PATH": str(folder)}
+    added = {"LD_PRELOAD": folder / "libpretend_gpu.so", "LD_LIBRARY_PATH": folder}
+    return {
+        name: os.pathsep.join(filter(None, [str(path), os.environ.get(name)]))
+        for name, path in added.items()
+    }
 
 
 def build(folder: Path) -> None:
@@ -36,6 +41,8 @@ def build(folder: Path) -> None:
     driver = ["-Wl,-soname,libcuda.so.1", str(SOURCES / "driver.c")]
     _run(_compiler("g++", "clang++"), *flags, *runtime, "-ldl")
     _run(_compiler("gcc", "clang"), *flags, *driver, "-o", str(folder / "libcuda.so.1"))
+    # A file that cannot be loaded, so that torch does not count the GPUs of this machine.
+    (folder / "libnvidia-ml.so.1").touch()
 
 
 def _include_folders() -> list[Path]:

@@ -85,11 +85,10 @@ class PretendGpu:
         return None
 
     def _started(self) -> subprocess.Popen[str]:
-        given = {IN_CHILD: "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return subprocess.Popen(
             [sys.executable, "-m", "tests.pretend_gpu.processes"],
             cwd=ROOT,
-            env={**os.environ, **environment(Path(self._folder.name)), **given},
+            env={**os.environ, **environment(Path(self._folder.name)), IN_CHILD: "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

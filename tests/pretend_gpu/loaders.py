@@ -212,7 +212,7 @@ class LateReader:
         """Wait for the reads, and return the number of batches that differ from what is owed."""
         self._stream.synchronize()
         pairs = zip(self._copies, owed, strict=True)
-        return sum(not _is_same(batch, other) for batch, other in pairs)
+        return sum(not is_same(batch, other) for batch, other in pairs)
 
 
 @contextmanager
@@ -277,7 +277,7 @@ class PoolUser:
         return len(self._pairs), sum(not torch.equal(*pair) for pair in self._pairs)
 
 
-def _is_same(batch: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def is_same(batch: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
 
 

@@ -18,7 +18,15 @@ from tests.pretend_gpu.faults import (
     without_settle,
     without_settle_after_augmenting,
 )
-from tests.pretend_gpu.loaders import EagerDecoder, decoder, make, owed, photos, wrong_batches
+from tests.pretend_gpu.loaders import (
+    EagerDecoder,
+    decoder,
+    is_same,
+    make,
+    owed,
+    photos,
+    wrong_batches,
+)
 
 __all__ = ["decoder", "photos"]
 
@@ -49,6 +57,19 @@ def test_no_batch_is_wrong(
     count("batches of one loader", compared, wrong)
     assert (compared, wrong) == (12 * EPOCHS, 0)
     assert decoder.num_images > 0
+
+
+def test_kept_batches_are_never_written_again(
+    photos: Path, decoder: EagerDecoder, count: Count
+) -> None:
+    loader = make(photos, prefetch_factor=4)
+    kept = [batch for _ in range(3) for batch in loader]
+    torch.cuda.synchronize()
+    expected = [batch for epoch in range(3) for batch in owed(photos, epoch=epoch)]
+    pairs = zip(kept, expected, strict=True)
+    wrong = sum(not is_same([part.cpu() for part in batch], other) for batch, other in pairs)
+    count("batches that are kept", len(kept), wrong)
+    assert wrong == 0
 
 
 @pytest.mark.parametrize(

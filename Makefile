@@ -11,7 +11,7 @@ INSTALL_IN = $(BIN)/uv pip install --quiet --python $(1)/bin/python $(2) || \
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # What a test may be marked with (pyproject.toml). The fast ones have no mark, or are told apart.
-MARKS := processes ranks trainers dali ray fuzz benchmarks gpu
+MARKS := processes ranks trainers dali ray fuzz benchmarks pretend_gpu gpu
 ANY_MARK := ($(shell echo $(MARKS) | sed 's/ / or /g'))
 
 .PHONY: demo test test-all $(MARKS:%=test-%) test-trainers-apart check docs bench bench-quick bench-peers dist format clean

@@ -32,6 +32,7 @@ MARKED = {
     "integrations/test_reflection.py": "trainers",
     "integrations/test_torchrun.py": "ranks",
     "integrations/test_torchtitan.py": "ranks",
+    "pretend_gpu": "pretend_gpu",
     "transforms/batches/test_kernels.py": "fuzz",
     "transforms/color/test_jitter_kernels.py": "fuzz",
 }

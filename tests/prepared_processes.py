@@ -72,17 +72,23 @@ def run_script(
     )
 
 
-def run_until_exit(statements: str) -> tuple[int, str]:
+def run_until_exit(
+    statements: str, context: multiprocessing.context.BaseContext = CONTEXT
+) -> tuple[int, str]:
     """Run statements as a script of ``python -W ignore``, to the interpreter's own end.
 
     It leads a process group of its own. Whoever waits for processes that outlive it waits here: for
     all that hold its standard error.
 
+    Args:
+        statements: text of the script.
+        context: starts the process.
+
     Returns:
         Its exit code, and what it and the processes that it started wrote to standard error.
     """
-    reader, writer = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_run_until_exit, args=(statements, writer))
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_run_until_exit, args=(statements, writer))  # type: ignore[attr-defined]
     process.start()
     writer.close()
     written, deadline = b"", time.monotonic() + (limit := seconds(10))
@@ -102,6 +108,7 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
     os.setpgid(0, 0)
     os.dup2(errors.fileno(), 2)
     errors.close()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # pytest's, if it forked this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("fork", force=True)  # not another server of its own

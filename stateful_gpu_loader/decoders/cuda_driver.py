@@ -1,4 +1,4 @@
-"""Calls of CUDA's driver that torch does not offer; without a driver they do nothing."""
+"""Calls of CUDA's driver that torch does not offer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+_NON_BLOCKING = 1
+"""CU_STREAM_NON_BLOCKING: the stream does not wait for the default stream."""
 _RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 _RELEASE_THRESHOLD = 4
@@ -19,7 +21,8 @@ def beside_captures() -> Iterator[None]:
     """Within it this thread may allocate while another one captures a CUDA graph.
 
     ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process would
-    fail, and break the capture. A thread whose own mode is relaxed is left out of that.
+    fail, and break the capture. A thread whose own mode is relaxed is left out of that. Without a
+    driver nothing happens.
 
     >>> with beside_captures():
     ...     pass
@@ -38,7 +41,7 @@ def keep_freed_memory(device: int, num_bytes: int) -> None:
     """Let a GPU's default memory pool keep this much of what is given back to it.
 
     Otherwise each synchronisation returns all of it to the system, and the next allocation by
-    ``cudaMallocAsync`` maps it anew.
+    ``cudaMallocAsync`` maps it again. Without a driver nothing happens.
 
     Args:
         device: its index; CUDA has begun there.
@@ -48,6 +51,46 @@ def keep_freed_memory(device: int, num_bytes: int) -> None:
     if driver is not None and not driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device):
         threshold = ctypes.c_uint64(num_bytes)
         driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(threshold))
+
+
+def new_stream(device: int) -> int:
+    """Create a stream that is not in torch's pool, and return its handle.
+
+    It has the default priority, does not wait for the default stream, and is never destroyed.
+
+    Args:
+        device: index of a GPU.
+
+    Raises:
+        RuntimeError: the driver is missing, lacks a call, or reports an error.
+    """
+    ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    _call("cuInit", 0)
+    _call("cuDeviceGet", ctypes.byref(ordinal), device)
+    # The context that torch uses. It is created here if torch has not used this GPU before.
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    _call("cuCtxPushCurrent_v2", context)
+    try:
+        _call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    finally:
+        _call("cuCtxPopCurrent_v2", ctypes.byref(context))
+    return stream.value or 0
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call the driver.
+
+    Raises:
+        RuntimeError: the driver is missing, lacks the call, or reports an error.
+    """
+    driver = _driver()
+    if driver is None:
+        raise RuntimeError("CUDA's driver, libcuda.so.1, cannot be loaded")
+    function = getattr(driver, name, None)
+    if function is None:
+        raise RuntimeError(f"CUDA's driver, libcuda.so.1, has no {name}")
+    if status := function(*arguments):
+        raise RuntimeError(f"{name} of CUDA's driver failed with status {status}")
 
 
 def _exchanged(driver: Any, mode: ctypes.c_int) -> int:

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import cuda_driver
-from stateful_gpu_loader.decoders.cuda_driver import beside_captures, keep_freed_memory
+from stateful_gpu_loader.decoders.cuda_driver import (
+    beside_captures,
+    keep_freed_memory,
+    new_stream,
+)
 from stateful_gpu_loader.engine.device.place import CudaPlace
 
 GLOBAL, RELAXED = 0, 2
@@ -69,7 +73,9 @@ def test_before_cuda_has_begun_nothing_is_exchanged(driver: PlayedDriver) -> Non
     assert driver.mode == GLOBAL
 
 
-def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_no_stream_is_created_and_nothing_else_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
@@ -78,6 +84,8 @@ def test_without_a_driver_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         with beside_captures():
             keep_freed_memory(0, 2**28)
+        with pytest.raises(RuntimeError, match=r"libcuda\.so\.1, cannot be loaded"):
+            new_stream(0)
     finally:
         cuda_driver._driver.cache_clear()
 
@@ -88,6 +96,54 @@ def test_the_pools_threshold_is_set(driver: PlayedDriver) -> None:
     driver.status = 1
     keep_freed_memory(1, 2**28)
     assert len(driver.thresholds) == 1
+
+
+def test_a_driver_without_the_call_is_named(driver: PlayedDriver) -> None:
+    with pytest.raises(RuntimeError, match=r"libcuda\.so\.1, has no cuInit"):
+        new_stream(0)
+
+
+class StreamDriver:
+    """Creates a stream where a context is current, and keeps a stack of contexts."""
+
+    def __init__(self) -> None:
+        self.contexts: list[int] = []
+        self.status = 0
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return 0
+
+    def cuDeviceGet(self, found: Any, index: int) -> int:  # noqa: N802
+        found._obj.value = index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
+        context._obj.value = 100 + device.value
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        self.contexts.append(context.value)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:  # noqa: N802
+        context._obj.value = self.contexts.pop()
+        return 0
+
+    def cuStreamCreate(self, stream: Any, flags: int) -> int:  # noqa: N802
+        assert flags == 1, "the default stream would be waited for"
+        stream._obj.value = 16 * self.contexts[-1]
+        return self.status
+
+
+def test_a_stream_is_created_in_the_context_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = StreamDriver()
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: played)
+    assert new_stream(1) == 16 * 101
+    assert played.contexts == []
+    played.status = 2
+    with pytest.raises(RuntimeError, match="cuStreamCreate of CUDA's driver failed with status 2"):
+        new_stream(1)
+    assert played.contexts == []
 
 
 def test_whatever_allocates_for_a_place_does_it_beside_captures(

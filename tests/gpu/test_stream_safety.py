@@ -6,6 +6,7 @@ batch was freed there, and the loader has gone on decoding.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from itertools import pairwise
 from pathlib import Path
@@ -105,6 +106,42 @@ def test_without_the_record_of_the_consumers_stream_it_would_fail(
     loader = make_loader(photos, decoder="torchvision", num_workers=2, prefetch_factor=4)
     wrong, _ = _wrong_values(loader, _owed(photos, "torchvision"), torch.cuda.Stream())
     assert wrong > 0
+
+
+def test_the_streams_of_a_place_are_its_own() -> None:
+    """They are none of torch's, and do not wait for the default stream."""
+    places = [CudaPlace(torch.device("cuda")) for _ in range(20)]
+    for place in places:
+        place.open()
+    own = {stream.cuda_stream for place in places for stream in place._streams}
+    assert len(own) == 40
+    assert not own & {torch.cuda.Stream().cuda_stream for _ in range(64)}
+
+    def copies() -> list[torch.Tensor]:
+        found = []
+        for place in places:
+            for number in (0, 1):
+                with place.working(number):
+                    found.append(place.copy_in(torch.arange(3)))
+                    place.settle()
+        return found
+
+    copies()  # an allocation may wait for the device, so the second time needs none
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500 * CYCLES)  # a second
+    found = copies()
+    assert not torch.cuda.default_stream().query()
+    assert all(copy.tolist() == [0, 1, 2] for copy in found)
+
+
+def test_a_loader_for_each_epoch_takes_no_more_memory(photos: Path) -> None:
+    reserved = []
+    for _ in range(6):
+        assert len(list(make_loader(photos, decoder="torchvision", num_workers=2))) == 4
+        gc.collect()
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] == reserved[1]
 
 
 def test_delivered_batches_are_never_written_again(photos: Path, backend: str) -> None:

@@ -292,7 +292,6 @@ def test_a_copy_of_a_loader_has_a_stage_of_its_own(photos: Path, fake_gpu: FakeG
     """As before the first batch: by copy.deepcopy and by pickle."""
     loader = make(photos, num_workers=2)
     expected = [copy_of(batch) for batch in loader]
-    fake_gpu.decoder.place = None
     state = make(photos).state_dict()
     for twin in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         twin.load_state_dict(state)
@@ -324,7 +323,6 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
         return decode(*arguments)
 
     fake_gpu.decoder.decode_batch = hangs_once  # type: ignore[method-assign]
-    fake_gpu.decoder.place = None
     with pytest.warns(RuntimeWarning, match="device stage did not finish"):
         found = [copy_of(batch) for batch in loader]
     go_on.set()

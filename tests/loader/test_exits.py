@@ -129,14 +129,19 @@ def loader_of(kind: str, root: str) -> StatefulGPULoader[Any]:
 
 def assert_exits_quietly(way: str, kind: str, root: Path) -> None:
     rest = {**WAYS, **ODDER_WAYS}[way]
-    code, written = run_until_exit(
+    script = (
         "from tests.loader.test_exits import loader_of\n"
         f"loader = loader_of({kind!r}, {str(root)!r})\n{rest}"
     )
+    check_exit(way, *run_until_exit(script))
+
+
+def check_exit(way: str, code: int, written: str) -> None:
+    """Check the exit code of a script that ended in one of these ways, and what it wrote."""
     own = next((line for name, line in OWN.items() if way.startswith(name)), None)
     if own is None:
-        assert written == ""
-        assert code == (3 if "exit in" in way or "exit beside" in way else 0)
+        assert written == "", way
+        assert code == (3 if "exit in" in way or "exit beside" in way else 0), way
     else:
         assert written.startswith("Traceback")
         assert written.endswith(f"{own}\n")

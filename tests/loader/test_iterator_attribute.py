@@ -82,7 +82,6 @@ def test_none_ends_threads_and_the_stage_of_the_device(photos: Path, fake_gpu: F
     assert len(ours()) == len(before) + 4
     loader._iterator = None
     assert ours() == before
-    fake_gpu.decoder.place = None
     assert same(all_batches(loader), expected[1])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
 import torch
 
 from stateful_gpu_loader.decoders.cuda_driver import beside_captures
+from stateful_gpu_loader.engine.device.streams import private_pair
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -63,13 +65,13 @@ class Place(Protocol):
 class CudaPlace:
     """One GPU, with two private streams for the loader's life.
 
-    Three rules protect the memory of a delivered batch. What the stage allocates belongs to
-    the private stream that is current, and the stage never writes it a second time itself. nvJPEG's
-    hardware engine writes when it is called, whatever work its stream still has queued (measured),
-    so the stage waits on the host before it decodes, and before it frees memory that the engines
-    may be given next: :meth:`settle`. A delivered tensor is recorded on the consumer's stream:
-    torch's caching allocator reuses its memory only when the host has seen that stream pass the
-    point where it was freed.
+    Three rules protect the memory of a delivered batch. The stage allocates on the private stream
+    that is current, where no one else allocates or frees (``streams.py``), and never writes a batch
+    a second time itself. nvJPEG's hardware engine writes when it is called, whatever work its
+    stream still has queued (measured), so the stage waits on the host before it decodes, and before
+    it frees memory that the engines may be given next: :meth:`settle`. A delivered tensor is
+    recorded on the consumer's stream: torch's caching allocator reuses its memory only when the
+    host has seen that stream pass the point where it was freed.
 
     The device is not touched before :meth:`open`, so that workers can be forked before.
 
@@ -79,12 +81,15 @@ class CudaPlace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._streams: list[torch.cuda.Stream] = []
+        self._streams: Sequence[torch.cuda.Stream] = ()
 
     def open(self) -> None:
         if not self._streams:
             self.device = _present(self.device)
-            self._streams = [torch.cuda.Stream(self.device) for _ in range(2)]
+            try:
+                self._streams = private_pair(self, self.device)
+            except RuntimeError as error:
+                raise _unusable(self.device, error) from error
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
         if not self._streams:
@@ -138,11 +143,7 @@ def _present(device: torch.device) -> torch.device:
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.get_device_properties(index)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise LoaderError(
-            f"device={str(device)!r} cannot be used: {reason}. Remedy: a machine with such a GPU "
-            "and a build of torch for it, or device=None, which decodes on the CPU"
-        ) from error
+        raise _unusable(device, error) from error
     backend = torch.cuda.memory.get_allocator_backend()
     if backend != "native":
         raise LoaderError(
@@ -151,6 +152,14 @@ def _present(device: torch.device) -> torch.device:
             "keep. Remedy: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
         )
     return torch.device("cuda", index)
+
+
+def _unusable(device: torch.device, error: Exception) -> LoaderError:
+    reason = str(error).partition("\n")[0]
+    return LoaderError(
+        f"device={str(device)!r} cannot be used: {reason}. Remedy: a machine with such a GPU and a "
+        "build of torch for it, or device=None, which decodes on the CPU"
+    )
 
 
 def open_place(device: torch.device) -> Place:

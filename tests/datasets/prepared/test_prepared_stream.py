@@ -346,7 +346,7 @@ def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
     monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given.data_ptr()) or given)
     steps = DeviceImages(
         prepared,
-        decoder=FakeDecoder(place),
+        decoder=FakeDecoder(),
         recipes=T.Compose([T.CenterCrop(32)]),
         collate_fn=default_collate,
         policy=BadSamplePolicy(mode="raise"),

@@ -1,15 +1,15 @@
-"""CudaPlace where there is no GPU, and with a CUDA that is played."""
+"""CudaPlace where there is no GPU, and which device it takes; see also tests/pretend_gpu."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader
+from stateful_gpu_loader.engine.device import place as place_module
 from stateful_gpu_loader.engine.device.place import CudaPlace, open_place
 from tests.images import write_photo_folder
 
@@ -29,117 +29,53 @@ def test_a_gpu_that_is_not_there_is_named_at_the_first_batch(tmp_path: Any) -> N
     assert not torch.cuda.is_initialized()
 
 
-class PlayedCuda:
-    """Notes what is asked of torch.cuda, in order."""
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have a GPU of index 3, and note what is asked of it."""
+    log: list[Any] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, backend: str = "native") -> None:
-        self.log: list[Any] = []
-        played = self
+    def pair(owner: CudaPlace, device: torch.device) -> tuple[str, str]:
+        log.append(f"two streams of {device}")
+        return "first", "second"
 
-        class Stream:
-            def __init__(self, device: torch.device) -> None:
-                self.name = f"stream {len(played.log)} of {device}"
-                played.log.append(self.name)
-
-            def synchronize(self) -> None:
-                played.log.append(f"wait for {self.name}")
-
-            def wait_event(self, event: Any) -> None:
-                played.log.append(f"{self.name} waits for {event.name}")
-
-        class Event:
-            def record(self, stream: Stream) -> None:
-                self.name = f"event of {stream.name}"
-                played.log.append(self.name)
-
-        def use(name: str) -> Any:
-            def note(thing: Any) -> Any:
-                played.log.append(f"{name} {getattr(thing, 'name', thing)}")
-                return nullcontext()
-
-            return note
-
-        @contextmanager
-        def within(stream: Stream) -> Iterator[None]:
-            played.log.append(f"on {stream.name}")
-            before, self.current = self.current, stream
-            yield
-            self.current = before
-
-        self.current = Stream(torch.device("cuda", 3))
-        for name, replacement in {
-            "init": lambda: self.log.append("init"),
-            "current_device": lambda: 3,
-            "get_device_properties": lambda index: index,
-            "Stream": Stream,
-            "Event": Event,
-            "device": use("device"),
-            "stream": within,
-            "current_stream": lambda device: self.current,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, replacement)
-        monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: backend)
-        self.log.clear()
+    for name, replacement in {
+        "init": lambda: log.append("init"),
+        "current_device": lambda: 3,
+        "get_device_properties": lambda index: index,
+        "device": lambda device: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, replacement)
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(place_module, "private_pair", pair)
+    return log
 
 
-class Recorded:
-    """A tensor, as far as a place looks at it when it is delivered."""
-
-    def __init__(self, *, is_cuda: bool = True, layout: torch.layout = torch.strided) -> None:
-        self.is_cuda = is_cuda
-        self.layout = layout
-        self.streams: list[str] = []
-
-    def record_stream(self, stream: Any) -> None:
-        self.streams.append(stream.name)
-
-
-def test_the_current_device_is_that_of_the_thread_that_opens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cuda = PlayedCuda(monkeypatch)
+def test_the_current_device_is_that_of_the_thread_that_opens(log: list[Any]) -> None:
     place = open_place(torch.device("cuda"))
-    assert cuda.log == [], "nothing before it is opened"
+    assert log == [], "nothing before it is opened"
     place.open()
     place.open()
     assert place.device == torch.device("cuda", 3)
-    streams = ["stream 1 of cuda:3", "stream 2 of cuda:3"]
-    assert cuda.log == ["init", *streams], "two private streams for its life"
+    assert log == ["init", "two streams of cuda:3"], "two private streams for its life"
 
 
-@pytest.mark.parametrize("stream", [0, 1])
-def test_work_is_queued_on_a_private_stream_and_waited_for_there(
-    stream: int, monkeypatch: pytest.MonkeyPatch
+def test_streams_that_cannot_be_created_are_reported(
+    log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda = PlayedCuda(monkeypatch)
-    place = CudaPlace(torch.device("cuda", 1))
-    place.open()
-    cuda.log.clear()
-    with place.working(stream):
-        place.settle()
-        place.mark()
-    name = f"stream {1 + stream} of cuda:1"
-    assert cuda.log == ["device cuda:1", f"on {name}", f"wait for {name}", f"event of {name}"]
+    def refuse(owner: CudaPlace, device: torch.device) -> Any:
+        raise RuntimeError("CUDA's driver, libcuda.so.1, has no cuStreamCreate")
+
+    monkeypatch.setattr(place_module, "private_pair", refuse)
+    with pytest.raises(
+        LoaderError, match=r"device='cuda:3' cannot be used: .* cuStreamCreate\. Re"
+    ):
+        CudaPlace(torch.device("cuda")).open()
 
 
-def test_a_consumer_waits_for_the_mark_and_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The allocator keeps the memory until the consumer's stream is past its use."""
-    cuda = PlayedCuda(monkeypatch)
-    place = CudaPlace(torch.device("cuda", 1))
-    place.open()
-    with place.working(1):
-        mark = place.mark()
-    left_alone = [Recorded(is_cuda=False), Recorded(layout=torch.sparse_coo)]
-    batch: Any = [Recorded(), *left_alone, Recorded()]
-    place.receive(mark, batch)
-    assert cuda.log[-1] == "stream 0 of cuda:3 waits for event of stream 2 of cuda:1"
-    consumer = ["stream 0 of cuda:3"]
-    assert [tensor.streams for tensor in batch] == [consumer, [], [], consumer]
-
-
-def test_where_no_memory_can_be_locked_plain_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_memory_can_be_locked_plain_memory_does(
+    log: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy from it is slower, and the batch is the same."""
-    PlayedCuda(monkeypatch)
     place = CudaPlace(torch.device("cuda"))
     place.open()
     real = torch.empty
@@ -154,9 +90,9 @@ def test_where_no_memory_can_be_locked_plain_memory_does(monkeypatch: pytest.Mon
 
 
 def test_an_allocator_that_reuses_memory_in_stream_order_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nvJPEG's hardware engine keeps no such order."""
-    PlayedCuda(monkeypatch, backend="cudaMallocAsync")
+    monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "cudaMallocAsync")
     with pytest.raises(LoaderError, match=r"cudaMallocAsync.*PYTORCH_CUDA_ALLOC_CONF"):
         CudaPlace(torch.device("cuda")).open()

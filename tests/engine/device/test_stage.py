@@ -1,4 +1,4 @@
-"""The stage: one thread, one place, batches that are safe when they are handed over."""
+"""The stage: its threads, the order of its batches and its ends; see also tests/pretend_gpu."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import threading
 import time
 import weakref
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
 from stateful_gpu_loader.engine.device.stage import Stage
-from tests.fake_gpu import GARBAGE, FakePlace
+from tests.fake_gpu import FakePlace
 from tests.patience import seconds
 
 
@@ -26,19 +25,13 @@ def place() -> FakePlace:
     return place
 
 
-def filled_late(place: FakePlace, value: int) -> Any:
-    def make() -> torch.Tensor:
-        tensor = torch.full((4,), GARBAGE)
-        place.queue(lambda: tensor.fill_(value))  # type: ignore[arg-type, return-value]
-        return tensor
-
-    return make
+def filled(value: int) -> torch.Tensor:
+    return torch.full((4,), value)
 
 
-def test_a_batch_is_taken_over_behind_the_work_that_makes_it(place: FakePlace) -> None:
-    """What was queued is done before the consumer may read it, and its memory is recorded."""
+def test_batches_are_taken_in_order_and_received(place: FakePlace) -> None:
     stage = Stage(place)
-    tasks = [stage.submit(filled_late(place, number)) for number in range(20)]
+    tasks = [stage.submit(partial(filled, number)) for number in range(20)]
     for number, task in enumerate(tasks):
         assert task.wait(20)
         batch = task.take(place)
@@ -77,52 +70,6 @@ def test_a_batch_is_begun_while_the_one_before_it_is_ended(place: FakePlace) -> 
     assert len(place.stage_threads) == 2
 
 
-def test_the_last_step_works_behind_the_first_on_the_device(place: FakePlace) -> None:
-    """What the first one queued is there when the last one reads it."""
-    stage = Stage(place)
-    for number in range(10):
-        task = stage.submit(filled_late(place, number), lambda tensor: tensor.clone())
-        assert task.wait(20)
-        assert task.take(place).tolist() == [number] * 4
-
-
-def test_what_was_begun_is_freed_behind_the_work_that_reads_it(place: FakePlace) -> None:
-    """The engines may be given its memory at once, and wait for no stream."""
-    stage = Stage(place)
-
-    def begin() -> torch.Tensor:
-        pixels = torch.zeros(4)
-        place.are_read([pixels])
-        return pixels
-
-    def end(pixels: torch.Tensor) -> torch.Tensor:
-        result = pixels + 1
-        place.queue(lambda: None)
-        return result
-
-    for _ in range(10):
-        task = stage.submit(begin, end)
-        assert task.wait(20)
-        assert task.take(place).tolist() == [1] * 4
-    assert place.torn == []
-
-
-def test_the_work_of_a_last_step_that_raises_is_waited_for_too(place: FakePlace) -> None:
-    """What it was given is freed by whoever drops the error, and the device may still read it."""
-    stage = Stage(place)
-    done: list[int] = []
-
-    def end(begun: None) -> None:
-        place.queue(lambda: done.append(1))
-        raise KeyError("label")
-
-    task = stage.submit(lambda: None, end)
-    assert task.wait(20)
-    assert done == [1]
-    with pytest.raises(KeyError, match="label"):
-        task.take(place)
-
-
 @pytest.mark.parametrize("failing", ["first", "last"])
 def test_an_error_in_either_step_keeps_its_turn(place: FakePlace, failing: str) -> None:
     stage = Stage(place)
@@ -150,7 +97,7 @@ def test_an_error_is_raised_by_whoever_takes_the_batch(place: FakePlace) -> None
     def fail() -> None:
         raise KeyError("label")
 
-    failing, sound = stage.submit(fail), stage.submit(filled_late(place, 1))
+    failing, sound = stage.submit(fail), stage.submit(partial(filled, 1))
     assert failing.wait(20)
     with pytest.raises(KeyError, match="label"):
         failing.take(place)
@@ -178,7 +125,7 @@ def test_a_cancelled_batch_is_not_made(place: FakePlace) -> None:
 def test_no_finished_batch_is_held(place: FakePlace) -> None:
     """Neither by the thread, which waits for the next task, nor by the task it was taken from."""
     stage = Stage(place)
-    task = stage.submit(filled_late(place, 1))
+    task = stage.submit(partial(filled, 1))
     assert task.wait(20)
     batch = task.take(place)
     stage.submit(lambda: None).wait(20)
@@ -210,9 +157,9 @@ def test_a_thread_that_cannot_be_started_is_tried_again(
 
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            stage.submit(filled_late(place, 1))
+            stage.submit(partial(filled, 1))
     assert threading.Thread.start is start
-    task = stage.submit(filled_late(place, 2))
+    task = stage.submit(partial(filled, 2))
     assert task.wait(20)
     assert task.take(place).tolist() == [2] * 4
 

@@ -53,7 +53,6 @@ def test_nothing_is_left_and_a_second_fit_goes_on(
     make = partial(image_loader, data, device=KINDS[kind].get("device"))
     undisturbed = make()
     expected = [[seen(batch) for batch in undisturbed] for _ in range(3)]
-    fake_gpu.decoder.place = None
     del undisturbed
     before = what_is_left()
     loader = make(**KINDS[kind], persistent_workers=persistent)

@@ -1,0 +1,124 @@
+"""Breaks, forks, interrupts and exits in the middle of a pass change no batch and hang nowhere."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader
+from tests.loader.test_exits import ODDER_WAYS, WAYS, check_exit
+from tests.loader.test_interrupts import assert_whole
+from tests.prepared_processes import run_until_exit
+from tests.pretend_gpu.loaders import (
+    EagerDecoder,
+    LateReader,
+    decoder,
+    make,
+    owed,
+    photos,
+    played_kernels,
+)
+
+__all__ = ["decoder", "photos"]
+
+Count = Callable[[str, int, int], None]
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 4])
+def test_sixty_breaks_leave_nothing_stale(
+    photos: Path, decoder: EagerDecoder, count: Count, prefetch_factor: int
+) -> None:
+    loader = make(photos, prefetch_factor=prefetch_factor)
+    start = loader.state_dict()
+    reader, first, expected = LateReader(torch.cuda.Stream()), owed(photos), []
+    for number in range(60):
+        loader.load_state_dict(start)
+        batches = iter(loader)
+        reader.read(batches, number % 4)
+        expected += first[: number % 4]
+        del batches
+    loader.load_state_dict(start)
+    reader.read(iter(loader))
+    wrong = reader.wrong(expected + first)
+    count("batches around breaks", len(expected + first), wrong)
+    assert wrong == 0
+
+
+def test_forks_beside_a_stage_at_work(photos: Path, decoder: EagerDecoder, count: Count) -> None:
+    """Each child drops its copy of the loader, whose streams are its parent's."""
+    loader = make(photos, prefetch_factor=4)
+    reader, batches = LateReader(), iter(loader)
+    for _ in range(8):
+        reader.read(batches, 1)
+        child = os.fork()
+        if not child:
+            del loader, batches
+            gc.collect()
+            os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    reader.read(batches)
+    wrong = reader.wrong(owed(photos))
+    count("batches around forks", 12, wrong)
+    assert wrong == 0
+
+
+class OnCpu:
+    """A loader whose batches are copied to the CPU, where they can be compared."""
+
+    def __init__(self, loader: StatefulGPULoader[Any]) -> None:
+        self._loader = loader
+        self.state_dict = loader.state_dict
+        self.load_state_dict = loader.load_state_dict
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_on_cpu, iter(self._loader))
+
+
+def _on_cpu(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [part.cpu() for part in batch]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("at", "every"), [(0, 53), (1, 11), (5, 13)])
+def test_an_interrupt_inside_next_loses_and_shifts_nothing(
+    photos: Path, decoder: EagerDecoder, at: int, every: int
+) -> None:
+    def make_on_cpu() -> Any:
+        return OnCpu(make(photos, batch_size=8))
+
+    assert_whole(make_on_cpu, at=at, every=every)
+
+
+def exiting_loader(root: str) -> StatefulGPULoader[Any]:
+    """In a script: a loader on the pretend GPU."""
+    vars(exiting_loader)["kernels"] = kernels = played_kernels()
+    kernels.__enter__()
+    return make(Path(root), batch_size=2)
+
+
+LATE_WAYS = (
+    "in a cycle",
+    "held by a module that is taken apart late",
+    "in a thread",
+    "in a function of atexit",
+)
+"""Ways to exit that leave the batches in flight to the interpreter's last steps."""
+
+
+@pytest.mark.parametrize("ways", [tuple(WAYS), LATE_WAYS], ids=["usual", "late"])
+def test_ways_to_exit(photos: Path, ways: tuple[str, ...]) -> None:
+    for way in ways:
+        rest = {**WAYS, **ODDER_WAYS}[way]
+        script = (
+            "import gc; gc.unfreeze()\n"
+            "from tests.pretend_gpu.test_leaving import exiting_loader\n"
+            f"loader = exiting_loader({str(photos)!r})\n{rest}"
+        )
+        check_exit(way, *run_until_exit(script, multiprocessing.get_context("fork")))

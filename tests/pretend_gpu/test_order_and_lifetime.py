@@ -1,0 +1,95 @@
+"""Batches are what they have to be, however late the device and the user's stream are.
+
+The controls show that the same load finds each fault: a batch whose reader is not recorded, a
+decoder that does not wait, a stream that is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pretend_gpu.faults import (
+    without_record_stream,
+    without_settle,
+    without_settle_after_augmenting,
+)
+from tests.pretend_gpu.loaders import (
+    EagerDecoder,
+    decoder,
+    is_same,
+    make,
+    owed,
+    photos,
+    wrong_batches,
+)
+
+__all__ = ["decoder", "photos"]
+
+Count = Callable[[str, int, int], None]
+EPOCHS = 6
+
+
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_workers": 0, "prefetch_factor": None},
+        {"num_workers": 1, "prefetch_factor": 1},
+        {"num_workers": 2, "prefetch_factor": 2, "cpu_share": 0.5},
+        {"num_workers": 3, "prefetch_factor": 8},
+        {"num_workers": 2, "prefetch_factor": 4, "worker_type": "process"},
+        {"num_workers": 1, "prefetch_factor": 3, "cpu_share": 0.3, "worker_type": "process"},
+    ],
+    ids=str,
+)
+def test_no_batch_is_wrong(
+    photos: Path, decoder: EagerDecoder, count: Count, own_stream: bool, changes: dict[str, Any]
+) -> None:
+    stream = torch.cuda.Stream() if own_stream else None
+    share = changes.get("cpu_share", 0.0)
+    epochs = [owed(photos, epoch=epoch, cpu_share=share) for epoch in range(EPOCHS)]
+    compared, wrong = wrong_batches(lambda: make(photos, **changes), epochs, stream)
+    count("batches of one loader", compared, wrong)
+    assert (compared, wrong) == (12 * EPOCHS, 0)
+    assert decoder.num_images > 0
+
+
+def test_kept_batches_are_never_written_again(
+    photos: Path, decoder: EagerDecoder, count: Count
+) -> None:
+    loader = make(photos, prefetch_factor=4)
+    kept = [batch for _ in range(3) for batch in loader]
+    torch.cuda.synchronize()
+    expected = [batch for epoch in range(3) for batch in owed(photos, epoch=epoch)]
+    pairs = zip(kept, expected, strict=True)
+    wrong = sum(not is_same([part.cpu() for part in batch], other) for batch, other in pairs)
+    count("batches that are kept", len(kept), wrong)
+    assert wrong == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        without_record_stream,
+        without_settle,
+        without_settle_after_augmenting,
+    ],
+)
+def test_a_fault_makes_batches_wrong(
+    photos: Path,
+    decoder: EagerDecoder,
+    count: Count,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """The control: this load finds a stage that does not wait or does not name the reader."""
+    fault(monkeypatch)
+    epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
+    compared, wrong = wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
+    count("batches " + fault.__name__.replace("_", " "), compared, wrong)
+    assert wrong > 0

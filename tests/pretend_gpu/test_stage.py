@@ -1,0 +1,118 @@
+"""The stage's waits for the device, one by one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.device.place import CudaPlace
+from stateful_gpu_loader.engine.device.stage import Stage
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.pipeline import never_stopped
+from stateful_gpu_loader.records import Request
+from tests.pretend_gpu.loaders import EagerDecoder, decoder, held, photos
+
+__all__ = ["decoder", "photos"]
+
+
+@pytest.fixture
+def place() -> CudaPlace:
+    place = CudaPlace(torch.device("cuda"))
+    place.open()
+    return place
+
+
+def test_a_batch_is_taken_while_the_device_still_makes_it(place: CudaPlace) -> None:
+    """The host does not wait; the consumer's stream does."""
+    consumer, stage = torch.cuda.Stream(), Stage(place)
+    target = torch.zeros(5, dtype=torch.int64).pin_memory()
+    with held(place._streams[0]):
+        task = stage.submit(lambda: place.copy_in(torch.arange(5)))
+        assert task.wait(60)
+        with torch.cuda.stream(consumer):
+            batch = task.take(place)
+            target.copy_(batch, non_blocking=True)
+        assert not consumer.query()
+        assert target.tolist() == [0] * 5
+    consumer.synchronize()
+    assert target.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_last_step_reads_what_the_first_one_queued(place: CudaPlace) -> None:
+    stage, has_queued = Stage(place), threading.Event()
+
+    def last(pixels: torch.Tensor) -> torch.Tensor:
+        copy = torch.empty_like(pixels).copy_(pixels, non_blocking=True)
+        has_queued.set()
+        return copy
+
+    with held(place._streams[0]):
+        task = stage.submit(lambda: place.copy_in(torch.arange(5)), last)
+        assert has_queued.wait(60)
+        keep_busy(torch.cuda.Stream())
+        assert not task.is_done
+    assert task.wait(60)
+    assert task.take(place).cpu().tolist() == [0, 1, 2, 3, 4]
+
+
+def keep_busy(stream: torch.cuda.Stream) -> None:
+    """Have a stream do more work than any other one has queued, and wait for it."""
+    source = torch.zeros(1).pin_memory()
+    with torch.cuda.stream(stream):
+        for _ in range(50):
+            source.to("cuda", non_blocking=True)
+    stream.synchronize()
+
+
+def test_the_work_of_a_last_step_that_raises_is_waited_for(place: CudaPlace) -> None:
+    """Dropping the error frees the pixels, which the device may still read."""
+    stage, source = Stage(place), torch.zeros(5).pin_memory()
+
+    def fail(pixels: torch.Tensor) -> None:
+        for _ in range(50):
+            source.copy_(pixels, non_blocking=True)
+        raise KeyError("label")
+
+    task = stage.submit(lambda: place.copy_in(torch.ones(5)), fail)
+    assert task.wait(60)
+    assert place._streams[1].query(), "nothing is queued any more"
+    with pytest.raises(KeyError, match="label"):
+        task.take(place)
+
+
+def test_the_bytes_are_no_longer_read_when_a_batch_is_decoded(
+    place: CudaPlace, photos: Path, decoder: EagerDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory may be filled with another batch as soon as this one is dropped."""
+    monkeypatch.setattr(decoder, "refuses", lambda data: False)
+    source, recipes, policy = FolderSource(photos), T.Compose([]), BadSamplePolicy(mode="raise")
+    read = EncodedMaker(
+        source,
+        takes=decoder.takes,
+        decoder=decoder.cpu,
+        recipes=recipes,
+        allocate=place.empty_host,
+        policy=policy,
+    )
+    steps = DeviceImages(
+        source,
+        decoder=decoder,
+        recipes=recipes,
+        collate_fn=default_collate,
+        policy=policy,
+        place=place,
+    )
+    batch = read(Request(0, 1, 0, 0, 1, np.arange(16), 16), never_stopped)
+    with place.working(0):
+        steps.decode(batch)
+        assert place._streams[0].query(), "nothing is queued any more"
+    assert decoder.num_images > 10

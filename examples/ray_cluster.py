@@ -63,8 +63,9 @@ def main() -> None:
         write_photographs(photographs, files_per_class=8)
         losses, weights, _ = train(photographs)
 
+        os.environ["RAY_TMPDIR"] = folder
         node = {"num_cpus": 1, "object_store_memory": 100 << 20}
-        head = {**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": f"{folder}/ray"}
+        head = {**node, "num_cpus": 0, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
         nodes = [cluster.add_node(**node) for _ in range(2)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")

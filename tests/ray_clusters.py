@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -61,25 +62,26 @@ def connect(address: str) -> None:
 def running_cluster(*, is_driver: bool = True) -> Iterator[Any]:
     """A cluster whose head has no room for workers; this process is connected to it by default."""
     folder = tempfile.mkdtemp(prefix="ray")  # its sockets' paths have to be short
-    made = PatientCluster(
-        initialize_head=True,
-        head_node_args={
-            "num_cpus": 0,
-            "object_store_memory": OBJECT_STORE,
-            "include_dashboard": False,
-            "include_log_monitor": False,
-            "no_monitor": True,  # of the autoscaler
-            "temp_dir": folder,
-        },
-    )
-    try:
-        if is_driver:
-            connect(made.address)
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    # With temp_dir= Ray 2.60 would write an address to /tmp/ray, which need not exist.
+    with mock.patch.dict(os.environ, RAY_TMPDIR=folder):
+        made = PatientCluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "object_store_memory": OBJECT_STORE,
+                "include_dashboard": False,
+                "include_log_monitor": False,
+                "no_monitor": True,  # of the autoscaler
+            },
+        )
+        try:
+            if is_driver:
+                connect(made.address)
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def add_node(cluster: Any, **arguments: Any) -> Any:

@@ -17,7 +17,6 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import PpmHeader
-from stateful_gpu_loader.decoders.ppm import ppm_pixels
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
@@ -38,16 +37,10 @@ class OpenedImage:
     is_decoded: bool
     """Whether its pixels are there, and not the bytes of a file for the GPU to decode."""
 
-    def pixels_in(self, data: torch.Tensor) -> torch.Tensor:
-        """The pixels of an image that is decoded: uint8 [3, height, width], a view.
-
-        Args:
-            data: its bytes, uint8 [num_bytes] on any device: a PPM, or [height, width, 3].
-        """
-        header = self.header
-        if isinstance(header, PpmHeader):
-            return ppm_pixels(data, header)
-        return data.view(header.height, header.width, 3).permute(2, 0, 1)
+    @property
+    def pixels_start(self) -> int:
+        """Number of bytes before the pixels of an image that is decoded, [height, width, 3]."""
+        return self.header.start if isinstance(self.header, PpmHeader) else 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.device_loaders import EXECUTIONS, RECIPES, Loader, make, photos
-from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
+from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.patience import seconds
 
 __all__ = ["fake_gpu", "photos"]
@@ -414,3 +414,24 @@ def test_other_devices_are_refused(photos: Path) -> None:
         make(photos, device="mps")
     with pytest.raises(TypeError, match="device = 'gpu' names no device"):
         make(photos, device="gpu")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_memory_of_a_batch_is_allocated_once_in_each_pass(
+    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """The size of a batch is known from the passes before."""
+    asked: list[int] = []
+    empty_host = FakePlace.empty_host
+
+    def noted(place: FakePlace, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        asked.append(shape[0])
+        return empty_host(place, shape, dtype)
+
+    monkeypatch.setattr(FakePlace, "empty_host", noted)
+    loader = make(photos, batch_size=20, num_workers=num_workers, worker_type="thread")
+    assert len(list(loader)) == 1
+    asked.clear()
+    for _ in range(9):
+        assert len(list(loader)) == 1
+    assert len([num_bytes for num_bytes in asked if num_bytes]) == 9

@@ -13,6 +13,19 @@ Memory = Callable[[int], Bytes]
 """uint8 [num_bytes], uninitialised, for a number of bytes; whoever asked fills it."""
 
 
+LARGEST_GUESS = 2**28
+"""Most bytes that are allocated because of a single read, whose size may be unusual."""
+
+
+def with_margin(num_bytes: int) -> int:
+    """Add an eighth: batches differ by some percent, and an arena that must grow is copied.
+
+    >>> with_margin(800)
+    900
+    """
+    return num_bytes * 9 // 8
+
+
 def new_memory(num_bytes: int) -> Bytes:
     """Of NumPy: torch.empty costs more, and obeys torch's default device."""
     return np.empty(num_bytes, dtype=np.uint8)
@@ -42,7 +55,9 @@ class Arena:
 
     Args:
         allocate: an uninitialised uint8 tensor [num_bytes] on the CPU.
-        num_bytes: that are expected in all.
+        num_bytes: number of bytes that are expected in all; 0 if it is not known.
+        num_reads: number of reads. If ``num_bytes`` is not known, memory for as many reads of the
+            first one's size is allocated at once, up to :data:`LARGEST_GUESS`.
 
     >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 1)
     >>> arena.take(2)[:] = 1
@@ -52,8 +67,11 @@ class Arena:
     tensor([1, 1, 2, 2], dtype=torch.uint8)
     """
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor], num_bytes: int) -> None:
+    def __init__(
+        self, allocate: Callable[[int], torch.Tensor], num_bytes: int, num_reads: int = 1
+    ) -> None:
         self._allocate = allocate
+        self._num_reads = num_reads
         self._tensor = allocate(num_bytes)
         self._bytes: Bytes = self._tensor.numpy()
         self.end = 0
@@ -68,7 +86,8 @@ class Arena:
         """The next bytes, to be filled before others are taken: a :data:`Memory`."""
         start, end = self.end, self.end + num_bytes
         if end > len(self._bytes):
-            larger = self._allocate(max(end, 2 * len(self._bytes)))
+            guess = min(with_margin(end * self._num_reads), LARGEST_GUESS)
+            larger = self._allocate(max(end, 2 * len(self._bytes) or guess))
             copied: Bytes = larger.numpy()
             copied[:start] = self._bytes[:start]
             self._tensor, self._bytes = larger, copied

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from stateful_gpu_loader.decoders.cuda_driver import beside_captures
+from stateful_gpu_loader.engine.device.pinned import PINNED
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -125,10 +126,7 @@ class CudaPlace:
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # Without the device, torch would create a context on the first GPU.
         with beside_captures(), torch.cuda.device(self.device):
-            try:
-                return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-            except RuntimeError:  # the system refuses to lock more memory
-                return torch.empty(shape, dtype=dtype, device="cpu")
+            return PINNED.empty(shape, dtype)
 
 
 def _present(device: torch.device) -> torch.device:

@@ -28,6 +28,7 @@ import torch
 from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
+from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.state.forks import fork_safe
@@ -134,6 +135,8 @@ class Stage:
         self.place = place
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
+        self.expected = ExpectedBytes()
+        """Size of the batches that the workers read for this stage, from one pass to the next."""
         times = times or StageTimes()
         self._threads = [_StepThread(place, stream, times) for stream in (0, 1)]
         self._lock = fork_safe(threading.RLock())

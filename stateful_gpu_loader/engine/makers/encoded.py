@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.datasets.source import Source
-from stateful_gpu_loader.datasets.storage.memory import Arena
+from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
@@ -69,6 +69,24 @@ class EncodedBatch:
         )
 
 
+class ExpectedBytes:
+    """Estimate of the size of a batch as read, which its memory is allocated by.
+
+    Several threads change it without a lock: an estimate that is lost does no harm.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """The estimate; 0 before the first batch."""
+
+    def note(self, num_bytes: int) -> None:
+        """Take account of a batch of this size.
+
+        The estimate shrinks slowly, so that one batch of large images does not last.
+        """
+        self.num_bytes = max(with_margin(num_bytes), self.num_bytes * 7 // 8)
+
+
 class EncodedMaker:
     """Reads encoded images; uses no global generator, so it runs in any thread.
 
@@ -79,6 +97,7 @@ class EncodedMaker:
         recipes: recipes whose numbers are drawn here.
         allocate: allocates memory for the bytes.
         policy: what is done about bad samples; unless it is "raise", their places stay empty.
+        expected: size of a batch; one that outlives this object saves later ones their guess.
     """
 
     uses_global_generators = False
@@ -92,6 +111,7 @@ class EncodedMaker:
         recipes: Compose,
         allocate: Allocate,
         policy: BadSamplePolicy,
+        expected: ExpectedBytes | None = None,
     ) -> None:
         self._source = source
         self._takes = takes
@@ -99,13 +119,13 @@ class EncodedMaker:
         self._recipes = recipes
         self._allocate = allocate
         self._policy = policy
-        self._expected = 0
+        self._expected = expected or ExpectedBytes()
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
-        arena = Arena(lambda num_bytes: self._allocate((num_bytes,), torch.uint8), self._expected)
+        keys = request.keys()
+        arena = Arena(self._allocate_bytes, self._expected.num_bytes, len(keys))
         opened: list[OpenedImage | None] = []
         lengths: list[int] = []
-        keys = request.keys()
         with stage("read"):
             for key in keys:
                 check()
@@ -115,12 +135,13 @@ class EncodedMaker:
                     arena.cut(start)
                 opened.append(image)
                 lengths.append(arena.end - start)
-        # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
-        # added. The estimate shrinks slowly, so that one batch of large images does not last.
-        self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
+        self._expected.note(arena.end)
         with stage("augment"):
             drawn = self._draw(keys, [image for image in opened if image is not None])
         return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), drawn)
+
+    def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
+        return self._allocate((num_bytes,), torch.uint8)
 
     def _draw(self, keys: list[SampleKey], opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(keys):

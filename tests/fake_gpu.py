@@ -168,6 +168,7 @@ class FakeDecoder:
     """
 
     family = "fake-cuda"
+    acts_on_exif = False
 
     def __init__(self, place: FakePlace | None = None, *, refuses_one_in: int = 4) -> None:
         self.cpu = make_decoder("torchvision")

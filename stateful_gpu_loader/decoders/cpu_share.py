@@ -33,6 +33,7 @@ class SharedOut:
 
     def __init__(self, decoder: BatchDecoder, cpu_share: float) -> None:
         self.family = f"{decoder.family}, cpu_share={float(cpu_share)}"
+        self.acts_on_exif = decoder.acts_on_exif
         self.cpu: Decoder = decoder.cpu
         self.takes = partial(_takes, decoder.takes, cpu_share)
         self._decoder = decoder

@@ -51,6 +51,9 @@ class BatchDecoder(Protocol):
     family: str
     """What a state's fingerprint keeps: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
 
+    acts_on_exif: bool
+    """Whether its library reads a JPEG's APP1 segments, so that readers had better remove them."""
+
     cpu: Decoder
     """For images that :meth:`takes` says no to, or that :meth:`decode_batch` refuses."""
 

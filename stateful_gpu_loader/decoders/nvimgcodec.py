@@ -60,6 +60,7 @@ class NvimgcodecBatchDecoder:
 
     family = "nvimgcodec"
     takes = staticmethod(takes_common)
+    acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:
         _library()

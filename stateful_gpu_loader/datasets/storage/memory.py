@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,30 @@ class Arena:
         if self.end == start:
             self.take(data.numel())[:] = data.numpy()
         self.cut(start + data.numel())
+
+    def leave_out(self, start: int, spans: Sequence[tuple[int, int]]) -> int:
+        """Remove parts of the last bytes, and return where the others now start.
+
+        What lies before a part moves up to what lies after it, as an image's pixels are behind all
+        that is removed from it. So there is a gap before the new start.
+
+        Args:
+            start: first of the bytes.
+            spans: (first, last + 1) of each part, counted from ``start``, in order.
+
+        >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 9)
+        >>> arena.take(9)[:] = range(9)
+        >>> start = arena.leave_out(1, [(2, 3), (4, 6)])
+        >>> arena.filled()[start:]
+        tensor([1, 2, 4, 7, 8], dtype=torch.uint8)
+        """
+        to = start + spans[-1][1]
+        for i in reversed(range(len(spans))):
+            first, last = spans[i - 1][1] if i else 0, spans[i][0]
+            moved = last - first
+            self._bytes[to - moved : to] = self._bytes[start + first : start + last]
+            to -= moved
+        return to
 
     def view(self, start: int, num_bytes: int) -> memoryview:
         """So many of the bytes that were taken, from ``start`` on."""

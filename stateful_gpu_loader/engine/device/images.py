@@ -33,6 +33,7 @@ from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slo
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.batches.interleaved import Image, Interleaved
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 
@@ -145,7 +146,7 @@ class DeviceImages:
         finished = [images, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
         return finished if batch.replacer is None else batch.replacer.answer(finished)
 
-    def _on_device(self, pixels: Sequence[_Pixels]) -> list[torch.Tensor]:
+    def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
         """Copy the pixels that are on the host, with one copy for each piece of memory."""
         found: list[Any] = list(pixels)
         waiting: dict[int, list[int]] = {}
@@ -162,8 +163,7 @@ class DeviceImages:
             # What lies between the images is copied as well: many small copies take longer.
             copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
             for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
-                interleaved = data.view(part.header.height, part.header.width, 3)
-                found[i] = interleaved.permute(2, 0, 1)
+                found[i] = Interleaved(data, part.header.height, part.header.width)
         return found
 
     def _decoded(
@@ -172,14 +172,12 @@ class DeviceImages:
         """Return the pixels of each image, or why there are none; None for images not opened."""
         pixels: list[_Pixels | BadSample | None] = [None] * len(keys)
         of_gpu: list[tuple[int, OpenedImage, torch.Tensor]] = []
-        start = 0
-        parts = batch.arena.split(batch.lengths)
-        for i, (image, data) in enumerate(zip(batch.images, parts, strict=True)):
+        opened = zip(batch.images, batch.parts(), batch.starts(), strict=True)
+        for i, (image, data, start) in enumerate(opened):
             if image is not None and image.is_decoded:
                 pixels[i] = _OnHost(batch.arena, start + image.pixels_start, image.header)
             elif image is not None:
                 of_gpu.append((i, image, data))
-            start += batch.lengths[i]
         decoded = self._decode(
             [data for _, _, data in of_gpu], [image.header for _, image, _ in of_gpu]
         )

@@ -120,6 +120,7 @@ def _map_maker(
             allocate=allocate,
             policy=policy,
             expected=expected,
+            leaves_out_exif=decoder.acts_on_exif,
         )
     if plan.recipes is not None:
         return ImageMaker(

@@ -6,9 +6,10 @@ which. A PPM is pixels already, and stays where it was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
-from stateful_gpu_loader.decoders.header import PpmHeader
+from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
@@ -54,11 +55,29 @@ class EncodedBatch:
     The device stage replaces or leaves out those that are missing.
     """
     arena: torch.Tensor
-    """Bytes of the images, one behind the other, uint8 [num_bytes] on the CPU."""
+    """Bytes of the images, one after the other, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
     """Number of bytes of each sample in the arena; 0 for one that is bad."""
     drawn: PipelineDraw | None
     """What the recipes drew; None if a sample is missing or of a size that they refuse."""
+    gaps: tuple[int, ...] = ()
+    """Number of unused bytes in the arena before each sample; empty if there are none."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Return the bytes of each sample, uint8 [num_bytes]: views, made in one call of torch."""
+        sizes = self.lengths
+        if self.gaps:
+            sizes = tuple(chain.from_iterable(zip(self.gaps, self.lengths, strict=True)))
+        parts: Sequence[torch.Tensor] = self.arena.split(sizes)
+        return parts[1::2] if self.gaps else parts
+
+    def starts(self) -> list[int]:
+        """Return the place of each sample's first byte in the arena."""
+        starts, end = [], 0
+        for gap, length in zip(self.gaps or [0] * len(self.lengths), self.lengths, strict=True):
+            starts.append(end + gap)
+            end += gap + length
+        return starts
 
     def describe(self) -> str:
         """Return the batch's size, for a person."""
@@ -96,6 +115,8 @@ class EncodedMaker:
         decoder: decoder of all other images.
         recipes: recipes whose numbers are drawn here.
         allocate: allocates memory for the bytes.
+        leaves_out_exif: whether the GPU's decoder gets JPEGs without their APP1 segments. They are
+            removed here, in place, after ``takes`` has seen the bytes.
         policy: what is done about bad samples; unless it is "raise", their places stay empty.
         expected: size of a batch; one that outlives this object saves later ones their guess.
     """
@@ -112,6 +133,7 @@ class EncodedMaker:
         allocate: Allocate,
         policy: BadSamplePolicy,
         expected: ExpectedBytes | None = None,
+        leaves_out_exif: bool = False,
     ) -> None:
         self._source = source
         self._takes = takes
@@ -120,25 +142,35 @@ class EncodedMaker:
         self._allocate = allocate
         self._policy = policy
         self._expected = expected or ExpectedBytes()
+        self._leaves_out_exif = leaves_out_exif
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
         keys = request.keys()
         arena = Arena(self._allocate_bytes, self._expected.num_bytes, len(keys))
         opened: list[OpenedImage | None] = []
         lengths: list[int] = []
+        gaps: list[int] = []
         with stage("read"):
             for key in keys:
                 check()
-                start = arena.end
-                image = self._open(key, arena)
+                end = arena.end
+                image, start = self._open(key, arena) or (None, end)
                 if image is None:
-                    arena.cut(start)
+                    arena.cut(end)
                 opened.append(image)
+                gaps.append(start - end)
                 lengths.append(arena.end - start)
         self._expected.note(arena.end)
         with stage("augment"):
             drawn = self._draw(keys, [image for image in opened if image is not None])
-        return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), drawn)
+        return EncodedBatch(
+            request,
+            tuple(opened),
+            arena.filled(),
+            tuple(lengths),
+            drawn,
+            tuple(gaps) if any(gaps) else (),
+        )
 
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         return self._allocate((num_bytes,), torch.uint8)
@@ -154,8 +186,8 @@ class EncodedMaker:
             # The refused size may come from a damaged header; the device stage finds out first.
             return None
 
-    def _open(self, key: SampleKey, arena: Arena) -> OpenedImage | None:
-        """Return the image, with its bytes or its pixels in the arena."""
+    def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage, int] | None:
+        """Return the image, and where its bytes or its pixels start in the arena."""
         if self._policy.known_reason(key.index) is not None:
             return None
         try:
@@ -173,7 +205,15 @@ class EncodedMaker:
                 # Decoders return interleaved colours, so this is a view and not a copy.
                 data = pixels.permute(1, 2, 0).reshape(-1)
             arena.keep(start, data)
-            return OpenedImage(sample.name, sample.target, header, is_decoded)
+            if (
+                self._leaves_out_exif
+                and not is_decoded
+                and isinstance(header, JpegHeader)
+                and header.exif_spans
+            ):
+                start = arena.leave_out(start, header.exif_spans)
+                header = header.without_exif()
+            return OpenedImage(sample.name, sample.target, header, is_decoded), start
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:

@@ -135,6 +135,8 @@ class Stage:
         self.place = place
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
+        self.has_finished = False
+        """Whether it has finished a batch; the first one starts the decoder, compiles kernels."""
         self.expected = ExpectedBytes()
         """Size of the batches that the workers read for this stage, from one pass to the next."""
         times = times or StageTimes()

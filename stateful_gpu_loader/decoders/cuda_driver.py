@@ -19,7 +19,8 @@ def beside_captures() -> Iterator[None]:
     """Within it this thread may allocate while another one captures a CUDA graph.
 
     ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process would
-    fail, and break the capture. A thread whose own mode is relaxed is left out of that.
+    fail, and break the capture. A thread whose own mode is relaxed is left out of that. The threads
+    of nvImageCodec and DALI are not: their mode can only be set by themselves.
 
     >>> with beside_captures():
     ...     pass

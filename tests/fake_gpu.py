@@ -39,6 +39,7 @@ class FakePlace:
         self.device = torch.device("cpu")
         self.is_open = False
         self.present = present
+        self.num_streams = 2
         self.received: list[int] = []
         self.times_freed = 0
         self.torn: list[str] = []
@@ -49,7 +50,7 @@ class FakePlace:
         self._leases: list[weakref.ref[Any]] = []
         self.user_threads: set[int] = set()
         self.stage_threads: set[int] = set()
-        self._streams = [_Stream(), _Stream()]
+        self._streams = [_Stream() for _ in range(4)]
         self._current = threading.local()
 
     def open(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,6 +46,9 @@ class SharedOut:
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
         return self._decoder.decode_batch(data, headers)
+
+    def __copy__(self) -> SharedOut:
+        return SharedOut(copy.copy(self._decoder), self.takes.args[1])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._decoder!r}, {self.takes.args[1]})"

@@ -45,7 +45,8 @@ class Decoder(Protocol):
 class BatchDecoder(Protocol):
     """Encoded bytes to RGB pixels on a GPU.
 
-    A decoder is used by one thread, and CUDA is not touched before that thread decodes.
+    A decoder is used by one thread, and CUDA is not touched before that thread decodes. For another
+    thread ``copy.copy`` makes a decoder that gives the same pixels and shares nothing with it.
     """
 
     family: str

@@ -15,6 +15,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.decoder import BatchDecoder
+from stateful_gpu_loader.engine.device.decoders import ThreadDecoders
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
@@ -106,13 +107,14 @@ class DeviceImages:
     ) -> None:
         self._source = source
         self._decoder = decoder
+        self._decoders = ThreadDecoders.of(decoder)
         self._recipes = recipes
         self._collate_fn = collate_fn
         self._policy = policy
         self._place = place
 
     def decode(self, batch: EncodedBatch) -> DecodedBatch:
-        """Decode a batch, as the first step; always in one thread, as the decoder serves only one.
+        """Decode a batch, as the first step; each thread that calls it has a decoder of its own.
 
         Raises:
             BadSample: an image, or all that were tried in its place, cannot be decoded.
@@ -200,7 +202,8 @@ class DeviceImages:
         if not data:
             return []
         self._place.settle()
-        decoded = self._decoder.decode_batch(data, headers)
+        decoder = self._decoders.for_this_thread(self._decoder)
+        decoded = decoder.decode_batch(data, headers)
         self._place.settle()
         return [
             self._decode_on_cpu(data[i], headers[i]) if isinstance(found, ValueError) else found

@@ -20,6 +20,8 @@ class Place(Protocol):
     """
 
     device: torch.device
+    num_streams: int
+    """Number of streams, at least two; set before the device is opened."""
 
     def open(self) -> None:
         """Use the device for the first time, in the user's own thread: its current device counts.
@@ -30,7 +32,7 @@ class Place(Protocol):
         ...
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
-        """Queue the thread's work on a stream of the device, 0 or 1, while the context is open."""
+        """Queue the thread's work on a stream of this number while the context is open."""
         ...
 
     def settle(self) -> None:
@@ -62,7 +64,7 @@ class Place(Protocol):
 
 
 class CudaPlace:
-    """One GPU, with two private streams for the loader's life.
+    """One GPU, with private streams for the loader's life, two by default.
 
     Three rules protect the memory of a delivered batch. What the stage allocates belongs to
     the private stream that is current, and the stage never writes it a second time itself. nvJPEG's
@@ -80,12 +82,13 @@ class CudaPlace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.num_streams = 2
         self._streams: list[torch.cuda.Stream] = []
 
     def open(self) -> None:
         if not self._streams:
             self.device = _present(self.device)
-            self._streams = [torch.cuda.Stream(self.device) for _ in range(2)]
+            self._streams = [torch.cuda.Stream(self.device) for _ in range(self.num_streams)]
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
         if not self._streams:

@@ -23,6 +23,8 @@ from benchmarks.gpu.explanations import (
     measure_reading,
     measure_training,
 )
+from benchmarks.gpu.kernels_in_use import kernels_in_use, no_result
+from benchmarks.gpu.loaders import DEVICE
 from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.throughput import (
     SPARE_BATCHES,
@@ -55,7 +57,11 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
-    """Measure parts with every backend that is there, and write ``<name>.json`` after each."""
+    """Measure parts with every backend that is there, and write ``<name>.json`` after each.
+
+    Raises:
+        SystemExit: with 2 where there is no GPU, with 1 where Triton's kernels do not run.
+    """
     if not torch.cuda.is_available():
         print("this benchmark needs a GPU, and torch sees none", file=sys.stderr)
         raise SystemExit(2)
@@ -63,6 +69,12 @@ def measure(name: str, parts: Mapping[str, Part], arguments: Arguments) -> None:
     quieten_peers()
     work = _work(arguments)
     results = GpuResults(arguments, work, before, name=name)
+    results.details["kernels"] = kernels_in_use(DEVICE)
+    if (why := no_result(results.details["kernels"])) is not None:
+        results.notes.append(why)
+        results.write()
+        print("\n".join(results.lines()))
+        raise SystemExit(1)
     found = usable_backends(work.files[:8])
     results.missing.update({name: wrong for name, wrong in found.items() if wrong is not None})
     results.backends += [name for name, wrong in found.items() if wrong is None]

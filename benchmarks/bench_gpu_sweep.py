@@ -1,4 +1,4 @@
-"""What a share of the CPUs and the size of batches make of it; the setting is ``bench_gpu``'s."""
+"""What the CPUs' share, decoding threads and the size of batches change in ``bench_gpu``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from benchmarks.arguments import parse
 from benchmarks.bench_gpu import measure
 from benchmarks.gpu.explanations import measure_decoding_by_size
-from benchmarks.gpu.throughput import measure_cpu_shares
+from benchmarks.gpu.throughput import measure_cpu_shares, measure_decoding_threads
 
 PARTS = {
     "shares of the CPUs": measure_cpu_shares,
+    "decoding threads": measure_decoding_threads,
     "decoding by batch size": measure_decoding_by_size,
 }
 

@@ -179,6 +179,7 @@ def _found(name: str, outcome: Outcome, log: Path, given: argparse.Namespace) ->
     if name == ENVIRONMENT and outcome.is_good:
         path = given.output / "environment.json"
         found["found"] = json.loads(path.read_text(encoding="utf-8"))
+        found["lines"] = [f"kernels: {found['found'].get('kernels')}"]
     if name in _OF_TESTS:
         tests = read_test_log(log.read_text(encoding="utf-8", errors="replace"))
         found.update(tests)

@@ -30,6 +30,7 @@ class FakePlace:
         self.device = torch.device("cpu")
         self.is_open = False
         self.present = present
+        self.num_streams = 2
         self.received: list[int] = []
         """Addresses of the delivered tensors."""
         self.times_freed = 0
@@ -78,6 +79,7 @@ class FakeDecoder:
     """
 
     family = "fake-cuda"
+    acts_on_exif = False
 
     def __init__(self, *, refuses_one_in: int = 4) -> None:
         self.cpu = make_decoder("torchvision")

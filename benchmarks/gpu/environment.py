@@ -32,6 +32,7 @@ def environment() -> dict[str, Any]:
         "decoders": {name: _tried(lambda name=name: _decoder(name)) for name in BATCH_DECODERS},
         "nvJPEG": _tried(_nvjpeg_libraries),
         "photographs": _tried(_photographs),
+        "kernels": _tried(_kernels),
     }
 
 
@@ -77,6 +78,12 @@ def _photographs() -> str:
     from tests.images import PHOTOGRAPHS, photograph
 
     return ", ".join(f"{name} {photograph(name).size}" for name in PHOTOGRAPHS)
+
+
+def _kernels() -> dict[str, str]:
+    from benchmarks.gpu.kernels_in_use import kernels_in_use
+
+    return kernels_in_use(torch.device("cuda"))
 
 
 def _tried(find: Callable[[], Any]) -> Any:

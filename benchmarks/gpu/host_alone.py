@@ -48,6 +48,7 @@ class _NoDecoder:
 
     cpu: Decoder = make_decoder("torchvision")
     family = "none"
+    acts_on_exif = False
 
     def __init__(self) -> None:
         self._memory = torch.zeros(_MOST_BYTES, dtype=torch.uint8)

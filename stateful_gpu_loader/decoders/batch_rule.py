@@ -8,9 +8,7 @@ verdict counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +20,7 @@ from stateful_gpu_loader.decoders.rule import (
     SOURCE_LOCATION,
     without_cause,
 )
+from stateful_gpu_loader.decoders.unfilled_memory import unfilled_memory
 from stateful_gpu_loader.errors import LoaderError
 
 RawBatch = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
@@ -107,7 +106,7 @@ def _attempt(
     if not data:
         return []
     try:
-        with _unfilled_memory():
+        with unfilled_memory():
             return decode(list(data))
     except torch.OutOfMemoryError:
         raise
@@ -128,23 +127,6 @@ def _attempt(
             # Work that is queued may still write to memory that is free again.
             torch.cuda.current_stream().synchronize()
         return [None] * len(data)
-
-
-@contextmanager
-def _unfilled_memory() -> Iterator[None]:
-    """New memory is left as it is, whatever torch.use_deterministic_algorithms says.
-
-    It would be filled by the stream, perhaps after nvJPEG's engines, which do not wait for the
-    stream, have written their pixels there. The setting is the process's: another thread's
-    torch.empty meanwhile is not filled either.
-    """
-    setting: Any = torch.utils.deterministic
-    before = setting.fill_uninitialized_memory
-    setting.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        setting.fill_uninitialized_memory = before
 
 
 def _by_rule(image: torch.Tensor | None, header: ImageHeader) -> torch.Tensor | ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ class SharedOut:
 
     def __init__(self, decoder: BatchDecoder, cpu_share: float) -> None:
         self.family = f"{decoder.family}, cpu_share={float(cpu_share)}"
+        self.acts_on_exif = decoder.acts_on_exif
         self.cpu: Decoder = decoder.cpu
         self.takes = partial(_takes, decoder.takes, cpu_share)
         self._decoder = decoder
@@ -44,6 +46,9 @@ class SharedOut:
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
     ) -> list[torch.Tensor | ValueError]:
         return self._decoder.decode_batch(data, headers)
+
+    def __copy__(self) -> SharedOut:
+        return SharedOut(copy.copy(self._decoder), self.takes.args[1])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._decoder!r}, {self.takes.args[1]})"

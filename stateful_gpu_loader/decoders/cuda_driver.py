@@ -21,8 +21,9 @@ def beside_captures() -> Iterator[None]:
     """Within it this thread may allocate while another one captures a CUDA graph.
 
     ``torch.cuda.graph`` captures in global mode: an allocation by any thread of the process would
-    fail, and break the capture. A thread whose own mode is relaxed is left out of that. Without a
-    driver nothing happens.
+    fail, and break the capture. A thread whose own mode is relaxed is left out of that. The threads
+    of nvImageCodec and DALI are not: their mode can only be set by themselves. Without a driver
+    nothing happens.
 
     >>> with beside_captures():
     ...     pass
@@ -38,18 +39,23 @@ def beside_captures() -> Iterator[None]:
 
 
 def keep_freed_memory(device: int, num_bytes: int) -> None:
-    """Let a GPU's default memory pool keep this much of what is given back to it.
+    """Let a GPU's default memory pool keep at least this much of what is given back to it.
 
     Otherwise each synchronisation returns all of it to the system, and the next allocation by
-    ``cudaMallocAsync`` maps it again. Without a driver nothing happens.
+    ``cudaMallocAsync`` maps it again. A pool that already keeps more is left alone. Without a
+    driver nothing happens.
 
     Args:
         device: its index; CUDA has begun there.
-        num_bytes: at most; torch's own allocator has other memory, and cannot use these.
+        num_bytes: number of bytes that the pool keeps. torch's own allocator cannot use them.
     """
     driver, pool = _driver(), ctypes.c_void_p()
-    if driver is not None and not driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device):
-        threshold = ctypes.c_uint64(num_bytes)
+    if driver is None or driver.cuDeviceGetDefaultMemPool(ctypes.byref(pool), device):
+        return
+    threshold = ctypes.c_uint64()
+    driver.cuMemPoolGetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(threshold))
+    if threshold.value < num_bytes:
+        threshold.value = num_bytes
         driver.cuMemPoolSetAttribute(pool, _RELEASE_THRESHOLD, ctypes.byref(threshold))
 
 

@@ -235,6 +235,7 @@ class DaliBatchDecoder:
 
     family = "dali-cuda"
     takes = staticmethod(takes_common)
+    acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:
         require_dali()

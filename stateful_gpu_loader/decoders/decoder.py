@@ -45,11 +45,15 @@ class Decoder(Protocol):
 class BatchDecoder(Protocol):
     """Encoded bytes to RGB pixels on a GPU.
 
-    A decoder is used by one thread, and CUDA is not touched before that thread decodes.
+    A decoder is used by one thread, and CUDA is not touched before that thread decodes. For another
+    thread ``copy.copy`` makes a decoder that gives the same pixels and shares nothing with it.
     """
 
     family: str
     """What a state's fingerprint keeps: ``"torchvision-cuda"``, ``"dali-cuda"``, ..."""
+
+    acts_on_exif: bool
+    """Whether its library reads a JPEG's APP1 segments, so that readers had better remove them."""
 
     cpu: Decoder
     """For images that :meth:`takes` says no to, or that :meth:`decode_batch` refuses."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from stateful_gpu_loader.decoders.batch_rule import (
+    SPARE_BYTES,
     decode_batch_by_rule,
     wait_for_the_stream,
     with_index,
@@ -29,8 +32,11 @@ from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 OPTIONS = ":fancy_upsampling=1"
 """Chroma is interpolated as libjpeg does it, by nvJPEG 12.1 and later."""
 
-KEPT_BYTES = 2**28
-"""Freed memory that is kept for the next batch: the pixels of some 500 images of 500 x 375."""
+BATCHES = 2
+"""Decoded batches of a loader that are in memory at a time."""
+
+GRANULE = 512
+"""Bytes of which the pool hands out multiples."""
 
 TRIAL_SIDE = 256
 """Pixels of the grey image that tells whether this GPU has JPEG engines."""
@@ -54,6 +60,7 @@ class NvimgcodecBatchDecoder:
 
     family = "nvimgcodec"
     takes = staticmethod(takes_common)
+    acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:
         _library()
@@ -73,6 +80,7 @@ class NvimgcodecBatchDecoder:
             self._stages = _Stages(self._device)
         wait_for_the_stream(self._device)
         answers: list[torch.Tensor | ValueError | None] = [None] * len(data)
+        self._stages.keep(bytes_to_keep(headers))
         simple = [i for i, header in enumerate(headers) if _is_for_engines(header)]
         if self._stages.engines is not None:
             _fill(answers, simple, self._stages.engines, data, headers)
@@ -92,11 +100,38 @@ class _Stages:
 
     def __init__(self, device: torch.device) -> None:
         kinds = _library().BackendKind
-        device = with_index(device)
-        keep_freed_memory(device.index, KEPT_BYTES)
+        self._device = device = with_index(device)
+        self._kept_bytes = 0
         self.cuda = _Stage(device, kinds.HYBRID_CPU_GPU)
         engines = _Stage(device, kinds.HW_GPU_ONLY)
         self.engines = engines if engines.decode([_trial()])[0] is not None else None
+
+    def keep(self, num_bytes: int) -> None:
+        """Let the pool keep the memory of this decoder's largest batch, beside other decoders'."""
+        if num_bytes <= self._kept_bytes:
+            return
+        with _lock:
+            self._kept_bytes = num_bytes
+            _DECODERS.add(self)
+            shares = [each._kept_bytes for each in _DECODERS if each._device == self._device]
+            keep_freed_memory(self._device.index, sum(shares))
+
+
+_DECODERS: weakref.WeakSet[_Stages] = weakref.WeakSet()
+"""Decoders of this process for which memory is kept."""
+_lock = threading.Lock()
+
+
+def bytes_to_keep(headers: Sequence[ImageHeader]) -> int:
+    """Return the number of bytes that a decoder of such batches needs again for each batch.
+
+    >>> from stateful_gpu_loader.decoders import PngHeader
+    >>> photo = PngHeader("png", 375, 500, 1, bit_depth=8, color_type=2, interlaced=False)
+    >>> bytes_to_keep([photo] * 256) / 2**20
+    338.75
+    """
+    pixels = sum(-(-3 * header.height * header.width // GRANULE) * GRANULE for header in headers)
+    return BATCHES * pixels + SPARE_BYTES
 
 
 class _Stage:

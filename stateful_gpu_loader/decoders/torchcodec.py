@@ -77,6 +77,7 @@ class TorchcodecBatchDecoder:
 
     As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
     torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
+    The loader's readers remove them, so that the stage's thread need not.
 
     Args:
         device: a CUDA device.
@@ -88,6 +89,7 @@ class TorchcodecBatchDecoder:
 
     family = "torchcodec-cuda"
     takes = staticmethod(takes_baseline)
+    acts_on_exif = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -75,6 +75,7 @@ class TorchvisionBatchDecoder:
 
     family = "torchvision-cuda"
     takes = staticmethod(takes_baseline)
+    acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:
         import torchvision  # noqa: F401  (registers the operators)

@@ -15,6 +15,7 @@ from torch import Tensor
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
+from stateful_gpu_loader.transforms.batches.interleaved import Image
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
@@ -172,7 +173,7 @@ class Compose:
         recipe, numbers = last
         recipe.apply_into(image, numbers, out)
 
-    def apply_batch(self, images: Sequence[Tensor], drawn: PipelineDraw) -> Tensor:
+    def apply_batch(self, images: Sequence[Image], drawn: PipelineDraw) -> Tensor:
         """As :meth:`apply`, for n images of any sizes at once, on any device.
 
         Crops, bilinear resizes and flips, and Normalize and ToDtype directly after them, are one
@@ -281,7 +282,7 @@ def _checked_sequence(transforms: object) -> Sequence[object]:
     return transforms
 
 
-def _check_batch(images: Sequence[Tensor], drawn: PipelineDraw) -> None:
+def _check_batch(images: Sequence[Image], drawn: PipelineDraw) -> None:
     sizes = drawn.sizes
     if len(images) != len(sizes) or not len(sizes):
         raise ValueError(

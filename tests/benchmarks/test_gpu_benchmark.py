@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import bench_gpu
 from benchmarks.arguments import Arguments
 from benchmarks.device_tables import gpu_section
 from benchmarks.gpu import results as names
+from benchmarks.gpu import throughput
+from benchmarks.gpu.kernels_in_use import kernels_in_use, no_result
 from benchmarks.gpu.phases import PHASES, a_batch, phases_timed
 from benchmarks.gpu.results import GpuResults, aims_of
 from benchmarks.photograph_loaders import Pass
 from benchmarks.photographs import PhotographFolder
 from benchmarks.results import read_results
+from stateful_gpu_loader.engine.workers import worker_pool
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms import Compose, PipelineDraw
+from stateful_gpu_loader.transforms.batches import ragged
+from stateful_gpu_loader.transforms.color import jitter
 
 pytest.importorskip("tqdm")
 
@@ -94,6 +102,64 @@ def test_parts_that_are_done_are_in_the_file(results: GpuResults, tmp_path: Path
     pairs = {(found["of"], found["to"]) for found in content["comparisons"]}
     assert (names.ours("torchvision"), names.decoding("torchvision")) in pairs
     assert (names.JITTERED, names.ours("torchcodec")) in pairs
+
+
+def test_the_fallback_of_tritons_kernels_is_named_with_its_reason() -> None:
+    """On a CPU Triton does not run."""
+    pytest.importorskip("triton")
+    for kernels in (ragged._kernels, jitter._kernels):
+        kernels.cache_clear()
+    found = kernels_in_use(torch.device("cpu"))
+    assert found.keys() == {"resampling", "ColorJitter"}
+    for kernels_found in found.values():
+        assert "torch's operators (triton does not run here, so torch" in kernels_found
+    assert "Python's headers" in str(no_result(found))
+    assert no_result(dict.fromkeys(found, "Triton 3.6.0")) is None
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_benchmark_measures_no_fallback(
+    results: GpuResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    found = {"resampling": "Triton 3.6.0" if runs else "torch's operators (no compiler)"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(bench_gpu, "_work", lambda arguments: results.work)
+    monkeypatch.setattr(bench_gpu, "quieten_peers", lambda: None)
+    monkeypatch.setattr(bench_gpu, "usable_backends", lambda files: {"torchvision": None})
+    monkeypatch.setattr(bench_gpu, "kernels_in_use", lambda device: found)
+    measured: list[list[str]] = []
+    parts = {"a part": lambda work, given: measured.append(given.backends)}
+    with nullcontext() if runs else pytest.raises(SystemExit) as ended:
+        bench_gpu.measure("gpu", parts, results.arguments)
+    assert measured == ([["torchvision"]] if runs else [])
+    content = read_results(tmp_path, "gpu")
+    assert content is not None
+    assert content["settings"]["kernels"] == found
+    if not runs:
+        assert ended.value.code == 1
+        assert content["measurements"] == content["aims"] == []
+        assert "no compiler" in content["notes"][0]
+
+
+def test_decoding_threads_are_swept_in_the_loaders_own_stage(
+    results: GpuResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = worker_pool.Stage
+
+    def images_a_second(start: Any, batch_size: int, timed: int) -> float:
+        several: Any = worker_pool.Stage
+        assert several.func is stage
+        return float(100 * several.keywords["decoding_threads"] + start.keywords["prefetch_factor"])
+
+    monkeypatch.setattr(throughput, "images_a_second", images_a_second)
+    throughput.measure_decoding_threads(results.work, results)
+    assert worker_pool.Stage is stage
+    assert results.details["images/s by decoding threads"]["torchvision"] == {
+        f"decoding_threads={threads}, prefetch_factor={ahead}": 100 * threads + ahead
+        for threads in (1, 2)
+        for ahead in (2, 4)
+    }
 
 
 def test_phases_are_timed_and_the_methods_put_back() -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader.datasets.source import Source, open_image, read_into, target_of
-from stateful_gpu_loader.datasets.storage.memory import Arena, Bytes, new_memory
+from stateful_gpu_loader.datasets.storage.memory import LARGEST_GUESS, Arena, Bytes, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
@@ -79,6 +79,33 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
         assert target_of(source, index) == sample.target
     everything = torch.cat([sample.data for sample in alone])
     assert torch.equal(arena.filled(), everything)
+
+
+def test_memory_for_all_reads_is_allocated_at_the_first() -> None:
+    """An arena that grew from nothing would be allocated eight times for 256 reads."""
+    asked: list[int] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        asked.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    arena = Arena(allocate, 0, 256)
+    for _ in range(256):
+        arena.take(1000)
+    assert asked == [0, 288_000]
+    assert len(arena.filled()) == 256_000
+
+
+def test_one_unusual_read_does_not_decide_for_all() -> None:
+    asked: list[int] = []
+
+    def allocate(num_bytes: int) -> torch.Tensor:
+        asked.append(num_bytes)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    Arena(allocate, 0, 1 << 20).take(1000)
+    Arena(allocate, 0, 2).take(LARGEST_GUESS)
+    assert asked == [0, LARGEST_GUESS, 0, LARGEST_GUESS]
 
 
 def test_a_folder_is_read_without_a_copy(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ class PlayedDriver:
         pool._obj.value = 1000 + device
         return self.status
 
+    def cuMemPoolGetAttribute(self, pool: Any, name: int, value: Any) -> int:  # noqa: N802
+        for found, named, threshold in self.thresholds:
+            if (found, named) == (pool.value, name):
+                value._obj.value = threshold
+        return 0
+
     def cuMemPoolSetAttribute(self, pool: Any, name: int, value: Any) -> int:  # noqa: N802
         self.thresholds.append((pool.value, name, value._obj.value))
         return 0
@@ -96,6 +102,13 @@ def test_the_pools_threshold_is_set(driver: PlayedDriver) -> None:
     driver.status = 1
     keep_freed_memory(1, 2**28)
     assert len(driver.thresholds) == 1
+
+
+def test_a_pool_that_keeps_more_already_is_left_alone(driver: PlayedDriver) -> None:
+    """Another loader, or another library of the process, may need it."""
+    for num_bytes in (2**28, 2**27, 2**28, 2**29):
+        keep_freed_memory(1, num_bytes)
+    assert [kept for _, _, kept in driver.thresholds] == [2**28, 2**29]
 
 
 def test_a_driver_without_the_call_is_named(driver: PlayedDriver) -> None:

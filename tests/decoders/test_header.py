@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -190,3 +191,10 @@ def test_impossible_headers_are_refused(data: torch.Tensor, reason: str) -> None
 def test_what_is_no_bytes_is_a_type_error(data: torch.Tensor) -> None:
     with pytest.raises(TypeError, match="uint8 \\[num_bytes\\]"):
         probe(data)
+
+
+def test_a_header_without_exif_differs_in_nothing_else() -> None:
+    found = probe(encode(photo(40, 30), exif=exif(6)))
+    assert isinstance(found, JpegHeader)
+    assert found.exif_spans
+    assert found.without_exif() == replace(found, exif_spans=())

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders import nvimgcodec as module
-from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
+from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder, bytes_to_keep
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
 from tests.decoders.variants import pillow_variants
+from tests.images import encode
 
 FILES = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
 PROGRESSIVE = [name for name in FILES if "progressive" in name]
@@ -140,6 +143,25 @@ def test_nothing_is_made_before_the_first_batch(library: FakeNvimgcodec) -> None
     decode(decoder, [FILES["jpeg 4:2:0"]])
     assert len(library.decoders) == 2
     assert len(pickle.dumps(decoder)) < 500
+
+
+def test_the_pool_keeps_the_memory_of_two_batches_of_each_decoder(
+    library: FakeNvimgcodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the system takes memory back that the next batch needs."""
+    kept: list[tuple[int, int]] = []
+    monkeypatch.setattr(module, "keep_freed_memory", lambda *share: kept.append(share))
+    monkeypatch.setattr(module, "_DECODERS", weakref.WeakSet())
+    usual, photo = encode(Image.new("RGB", (500, 375))), FILES["jpeg 4:2:0"]
+    assert bytes_to_keep([probe(usual)] * 256) >= 2 * 256 * 3 * 500 * 375
+    shares = [bytes_to_keep([probe(data)] * n) for data, n in ((photo, 1), (usual, 2))]
+    first, second = NvimgcodecBatchDecoder(DEVICE), NvimgcodecBatchDecoder(DEVICE)
+    for decoder, files in ((first, [photo]), (first, [usual] * 2), (first, [photo])):
+        decode(decoder, files)
+    assert kept == [(0, shares[0]), (0, shares[1])]
+    decode(second, [photo])
+    decode(NvimgcodecBatchDecoder(torch.device("cuda", 1)), [photo])
+    assert kept[2:] == [(0, shares[0] + shares[1]), (1, shares[0])]
 
 
 def test_the_real_library_has_what_is_used() -> None:

@@ -20,10 +20,11 @@ from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader, St
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
+from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
 from tests.device_loaders import EXECUTIONS, RECIPES, Loader, make, photos
-from tests.fake_gpu import FakeDecoder, FakeGpu, fake_gpu
+from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
 from tests.patience import seconds
 
 __all__ = ["fake_gpu", "photos"]
@@ -314,11 +315,11 @@ def test_a_stage_that_hung_is_replaced(photos: Path, fake_gpu: FakeGpu) -> None:
     """The stream goes on with another one."""
     expected = [copy_of(batch) for batch in make(photos)]
     loader = make(photos, num_workers=1, timeout=seconds(0.05))
-    decode, go_on, hung = fake_gpu.decoder.decode_batch, threading.Event(), []
+    decode, go_on, calls = fake_gpu.decoder.decode_batch, threading.Event(), []
 
     def hangs_once(*arguments: Any) -> Any:
-        if not hung:
-            hung.append(True)
+        calls.append(True)
+        if len(calls) == 2:
             assert go_on.wait(seconds(2))
         return decode(*arguments)
 
@@ -412,3 +413,40 @@ def test_other_devices_are_refused(photos: Path) -> None:
         make(photos, device="mps")
     with pytest.raises(TypeError, match="device = 'gpu' names no device"):
         make(photos, device="gpu")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_memory_of_a_batch_is_allocated_once_in_each_pass(
+    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """The size of a batch is known from the passes before."""
+    asked: list[int] = []
+    empty_host = FakePlace.empty_host
+
+    def noted(place: FakePlace, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        asked.append(shape[0])
+        return empty_host(place, shape, dtype)
+
+    monkeypatch.setattr(FakePlace, "empty_host", noted)
+    loader = make(photos, batch_size=20, num_workers=num_workers, worker_type="thread")
+    assert len(list(loader)) == 1
+    asked.clear()
+    for _ in range(9):
+        assert len(list(loader)) == 1
+    assert len([num_bytes for num_bytes in asked if num_bytes]) == 9
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_do_not_depend_on_the_number_of_decoding_threads(
+    photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """In every pass, with what the GPU refuses, and after a resume."""
+    expected, states = uninterrupted(make(photos), 2)
+    several = partial(Stage, decoding_threads=2)
+    monkeypatch.setattr("stateful_gpu_loader.engine.workers.worker_pool.Stage", several)
+    ahead = {"prefetch_factor": 3} if num_workers else {}
+    found, _ = uninterrupted(make(photos, num_workers=num_workers, **ahead), 2)
+    assert same(found, expected)
+    resumed = make(photos, num_workers=num_workers or 1)
+    resumed.load_state_dict(states[0, 2])
+    assert same([copy_of(batch) for batch in resumed], expected[0][2:])

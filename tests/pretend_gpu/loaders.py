@@ -61,6 +61,7 @@ class EagerDecoder:
     """
 
     family = "eager-cuda"
+    acts_on_exif = False
 
     def __init__(self) -> None:
         self.cpu = make_decoder("torchvision")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,19 @@ import torch
 Bytes = npt.NDArray[np.uint8]
 Memory = Callable[[int], Bytes]
 """uint8 [num_bytes], uninitialised, for a number of bytes; whoever asked fills it."""
+
+
+LARGEST_GUESS = 2**28
+"""Most bytes that are allocated because of a single read, whose size may be unusual."""
+
+
+def with_margin(num_bytes: int) -> int:
+    """Add an eighth: batches differ by some percent, and an arena that must grow is copied.
+
+    >>> with_margin(800)
+    900
+    """
+    return num_bytes * 9 // 8
 
 
 def new_memory(num_bytes: int) -> Bytes:
@@ -42,7 +55,9 @@ class Arena:
 
     Args:
         allocate: an uninitialised uint8 tensor [num_bytes] on the CPU.
-        num_bytes: that are expected in all.
+        num_bytes: number of bytes that are expected in all; 0 if it is not known.
+        num_reads: number of reads. If ``num_bytes`` is not known, memory for as many reads of the
+            first one's size is allocated at once, up to :data:`LARGEST_GUESS`.
 
     >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 1)
     >>> arena.take(2)[:] = 1
@@ -52,8 +67,11 @@ class Arena:
     tensor([1, 1, 2, 2], dtype=torch.uint8)
     """
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor], num_bytes: int) -> None:
+    def __init__(
+        self, allocate: Callable[[int], torch.Tensor], num_bytes: int, num_reads: int = 1
+    ) -> None:
         self._allocate = allocate
+        self._num_reads = num_reads
         self._tensor = allocate(num_bytes)
         self._bytes: Bytes = self._tensor.numpy()
         self.end = 0
@@ -68,7 +86,8 @@ class Arena:
         """The next bytes, to be filled before others are taken: a :data:`Memory`."""
         start, end = self.end, self.end + num_bytes
         if end > len(self._bytes):
-            larger = self._allocate(max(end, 2 * len(self._bytes)))
+            guess = min(with_margin(end * self._num_reads), LARGEST_GUESS)
+            larger = self._allocate(max(end, 2 * len(self._bytes) or guess))
             copied: Bytes = larger.numpy()
             copied[:start] = self._bytes[:start]
             self._tensor, self._bytes = larger, copied
@@ -85,6 +104,30 @@ class Arena:
         if self.end == start:
             self.take(data.numel())[:] = data.numpy()
         self.cut(start + data.numel())
+
+    def leave_out(self, start: int, spans: Sequence[tuple[int, int]]) -> int:
+        """Remove parts of the last bytes, and return where the others now start.
+
+        What lies before a part moves up to what lies after it, as an image's pixels are behind all
+        that is removed from it. So there is a gap before the new start.
+
+        Args:
+            start: first of the bytes.
+            spans: (first, last + 1) of each part, counted from ``start``, in order.
+
+        >>> arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 9)
+        >>> arena.take(9)[:] = range(9)
+        >>> start = arena.leave_out(1, [(2, 3), (4, 6)])
+        >>> arena.filled()[start:]
+        tensor([1, 2, 4, 7, 8], dtype=torch.uint8)
+        """
+        to = start + spans[-1][1]
+        for i in reversed(range(len(spans))):
+            first, last = spans[i - 1][1] if i else 0, spans[i][0]
+            moved = last - first
+            self._bytes[to - moved : to] = self._bytes[start + first : start + last]
+            to -= moved
+        return to
 
     def view(self, start: int, num_bytes: int) -> memoryview:
         """So many of the bytes that were taken, from ``start`` on."""

@@ -63,7 +63,8 @@ class DevicePrefetch:
             ``inner``, or with an :class:`Answer` about it.
         begin: the step before it, called with a batch of ``inner``; None if there is only one.
         ahead: largest number of batches in the stage that the user has not seen.
-        timeout: seconds that ``next()`` waits for the stage at most; 0 means no limit.
+        timeout: seconds that ``next()`` waits for the stage at most; 0 means no limit. The stage's
+            first batch has no limit, as compiling kernels may take longer than any other batch.
         forks: whether ``inner`` starts processes; the device is then not touched before it has.
     """
 
@@ -200,7 +201,7 @@ class DevicePrefetch:
             self._begin(turn)
             task = turn.task
             self._is_idle = True
-            is_done = task is not None and task.wait(self._timeout)
+            is_done = task is not None and task.wait(self._timeout if stage.has_finished else 0)
             self._is_idle = False
             if task is None or not is_done:
                 stage.abandon()
@@ -211,6 +212,7 @@ class DevicePrefetch:
                 )
             try:
                 result = move_rest(task.take(stage.place), stage.place.device)
+                stage.has_finished = True
             except Exception as error:
                 if is_out_of_memory(error):
                     self._make_room(turn, error)

@@ -6,9 +6,8 @@ on the CPU; if that fails too it is bad, whatever batch it is in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.decoder import BatchDecoder
+from stateful_gpu_loader.engine.device.decoders import ThreadDecoders
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
@@ -34,7 +34,32 @@ from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slo
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.batches.interleaved import Image, Interleaved
 from stateful_gpu_loader.transforms.compose import PipelineDraw
+
+
+@dataclass(frozen=True, slots=True)
+class _OnHost:
+    """Pixels in the host's memory, which the second step copies to the device.
+
+    A copy in the first step would keep the JPEG engines waiting, as the host waits for its stream
+    before it calls them.
+    """
+
+    memory: torch.Tensor
+    """uint8 [num_bytes] on the CPU; the pixels of several images may be in it."""
+    start: int
+    """First byte of the pixels, which are interleaved: [height, width, 3]."""
+    header: ImageHeader
+
+    @property
+    def end(self) -> int:
+        """First byte after the pixels."""
+        return self.start + 3 * self.header.height * self.header.width
+
+
+_Pixels = torch.Tensor | _OnHost
+"""Pixels of an image: uint8 [3, height, width] on the device, or bytes that wait to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +68,7 @@ class _Decoded:
 
     header: ImageHeader
     target: Any
-    pixels: torch.Tensor
-    """uint8 [3, height, width] on the device."""
+    pixels: _Pixels
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +107,14 @@ class DeviceImages:
     ) -> None:
         self._source = source
         self._decoder = decoder
+        self._decoders = ThreadDecoders.of(decoder)
         self._recipes = recipes
         self._collate_fn = collate_fn
         self._policy = policy
         self._place = place
 
     def decode(self, batch: EncodedBatch) -> DecodedBatch:
-        """Decode a batch, as the first step; always in one thread, as the decoder serves only one.
+        """Decode a batch, as the first step; each thread that calls it has a decoder of its own.
 
         Raises:
             BadSample: an image, or all that were tried in its place, cannot be decoded.
@@ -99,7 +124,7 @@ class DeviceImages:
         images = [
             _Decoded(image.header, image.target, found)
             for image, found in zip(batch.images, pixels, strict=True)
-            if image is not None and isinstance(found, torch.Tensor)
+            if image is not None and isinstance(found, _Pixels)
         ]
         if batch.drawn is not None and len(images) == len(keys):
             return DecodedBatch(keys, images, batch.drawn, None)
@@ -110,7 +135,8 @@ class DeviceImages:
     def augment(self, batch: DecodedBatch) -> Any:
         """Augment and collate a batch, as the second step."""
         check_one_size(batch.drawn.sizes, batch.keys, self._source)
-        images = self._recipes.apply_batch([image.pixels for image in batch.images], batch.drawn)
+        pixels = self._on_device([image.pixels for image in batch.images])
+        images = self._recipes.apply_batch(pixels, batch.drawn)
         targets = moved_targets(
             self._source,
             self._recipes,
@@ -122,23 +148,38 @@ class DeviceImages:
         finished = [images, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
         return finished if batch.replacer is None else batch.replacer.answer(finished)
 
+    def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
+        """Copy the pixels that are on the host, with one copy for each piece of memory."""
+        found: list[Any] = list(pixels)
+        waiting: dict[int, list[int]] = {}
+        for i, each in enumerate(pixels):
+            if isinstance(each, _OnHost):
+                waiting.setdefault(id(each.memory), []).append(i)
+        for numbers in waiting.values():
+            numbers.sort(key=lambda i: found[i].start)
+            parts = [found[i] for i in numbers]
+            sizes, at = [], parts[0].start
+            for part in parts:
+                sizes += [part.start - at, part.end - part.start]
+                at = part.end
+            # What lies between the images is copied as well: many small copies take longer.
+            copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
+            for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
+                found[i] = Interleaved(data, part.header.height, part.header.width)
+        return found
+
     def _decoded(
         self, batch: EncodedBatch, keys: list[SampleKey]
-    ) -> list[torch.Tensor | BadSample | None]:
+    ) -> list[_Pixels | BadSample | None]:
         """Return the pixels of each image, or why there are none; None for images not opened."""
-        pixels: list[torch.Tensor | BadSample | None] = [None] * len(keys)
+        pixels: list[_Pixels | BadSample | None] = [None] * len(keys)
         of_gpu: list[tuple[int, OpenedImage, torch.Tensor]] = []
-        for is_decoded, run in groupby(_placed(batch), key=lambda placed: placed[1].is_decoded):
-            images = list(run)
-            if not is_decoded:
-                of_gpu += images
-                continue
-            # One copy for all that lie one behind the other: of prepared images, for the batch.
-            lengths = [len(data) for _, _, data in images]
-            start = images[0][2].storage_offset() - batch.arena.storage_offset()
-            copied = self._place.copy_in(batch.arena[start : start + sum(lengths)])
-            for (i, image, _), data in zip(images, copied.split(lengths), strict=True):
-                pixels[i] = image.pixels_in(data)
+        opened = zip(batch.images, batch.parts(), batch.starts(), strict=True)
+        for i, (image, data, start) in enumerate(opened):
+            if image is not None and image.is_decoded:
+                pixels[i] = _OnHost(batch.arena, start + image.pixels_start, image.header)
+            elif image is not None:
+                of_gpu.append((i, image, data))
         decoded = self._decode(
             [data for _, _, data in of_gpu], [image.header for _, image, _ in of_gpu]
         )
@@ -151,7 +192,7 @@ class DeviceImages:
 
     def _decode(
         self, data: list[torch.Tensor], headers: list[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[_Pixels | ValueError]:
         """Decode images on the GPU, and on the CPU those that it refuses.
 
         The host waits for the stream before, because work in its queue may still read memory that
@@ -161,31 +202,34 @@ class DeviceImages:
         if not data:
             return []
         self._place.settle()
-        decoded = self._decoder.decode_batch(data, headers)
+        decoder = self._decoders.for_this_thread(self._decoder)
+        decoded = decoder.decode_batch(data, headers)
         self._place.settle()
         return [
             self._decode_on_cpu(data[i], headers[i]) if isinstance(found, ValueError) else found
             for i, found in enumerate(decoded)
         ]
 
-    def _decode_on_cpu(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:
+    def _decode_on_cpu(self, data: torch.Tensor, header: ImageHeader) -> _OnHost | ValueError:
         try:
-            return self._place.copy_in(self._decoder.cpu.decode(data, header))
+            pixels = self._decoder.cpu.decode(data, header)
         except ValueError as error:
             return error
+        # Decoders return interleaved colours, so this is a view and not a copy.
+        return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
     def _replaced(
         self,
         request: Request,
         images: Sequence[OpenedImage | None],
-        decoded: Sequence[torch.Tensor | BadSample | None],
+        decoded: Sequence[_Pixels | BadSample | None],
     ) -> DecodedBatch:
         """Replace or leave out bad samples one by one, as the workers of a CPU loader do."""
         replacer = BadSampleReplacer(
             self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
         for slot, image, pixels in zip(replacer.kept, images, decoded, strict=True):
-            if isinstance(pixels, torch.Tensor) and image is not None:
+            if isinstance(pixels, _Pixels) and image is not None:
                 slot.sample = _Decoded(image.header, image.target, pixels)
         kept = replacer.settle(self._make)
         keys, samples = [slot.key for slot in kept], [slot.sample for slot in kept]
@@ -205,11 +249,3 @@ class DeviceImages:
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
         slot.sample = _Decoded(header, sample.target, pixels)
-
-
-def _placed(batch: EncodedBatch) -> Iterator[tuple[int, OpenedImage, torch.Tensor]]:
-    """Yield the number of each image that was opened, the image, and its bytes in the arena."""
-    parts = batch.arena.split(batch.lengths)
-    for i, (image, data) in enumerate(zip(batch.images, parts, strict=True)):
-        if image is not None:
-            yield i, image, data

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from stateful_gpu_loader.decoders.cuda_driver import beside_captures
-from stateful_gpu_loader.engine.device.streams import private_pair
+from stateful_gpu_loader.engine.device.pinned import PINNED
+from stateful_gpu_loader.engine.device.streams import private_streams
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -21,6 +22,8 @@ class Place(Protocol):
     """
 
     device: torch.device
+    num_streams: int
+    """Number of streams, at least two; set before the device is opened."""
 
     def open(self) -> None:
         """Use the device for the first time, in the user's own thread: its current device counts.
@@ -31,7 +34,7 @@ class Place(Protocol):
         ...
 
     def working(self, stream: int) -> AbstractContextManager[Any]:
-        """Queue the thread's work on a stream of the device, 0 or 1, while the context is open."""
+        """Queue the thread's work on a stream of this number while the context is open."""
         ...
 
     def settle(self) -> None:
@@ -63,7 +66,7 @@ class Place(Protocol):
 
 
 class CudaPlace:
-    """One GPU, with two private streams for the loader's life.
+    """One GPU, with private streams for the loader's life, two by default.
 
     Three rules protect the memory of a delivered batch. The stage allocates on the private stream
     that is current, where no one else allocates or frees (``streams.py``), and never writes a batch
@@ -81,13 +84,14 @@ class CudaPlace:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.num_streams = 2
         self._streams: Sequence[torch.cuda.Stream] = ()
 
     def open(self) -> None:
         if not self._streams:
             self.device = _present(self.device)
             try:
-                self._streams = private_pair(self, self.device)
+                self._streams = private_streams(self, self.device, self.num_streams)
             except RuntimeError as error:
                 raise _unusable(self.device, error) from error
 
@@ -130,10 +134,7 @@ class CudaPlace:
     def empty_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # Without the device, torch would create a context on the first GPU.
         with beside_captures(), torch.cuda.device(self.device):
-            try:
-                return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-            except RuntimeError:  # the system refuses to lock more memory
-                return torch.empty(shape, dtype=dtype, device="cpu")
+            return PINNED.empty(shape, dtype)
 
 
 def _present(device: torch.device) -> torch.device:

@@ -1,8 +1,9 @@
-"""Stage: two threads that finish batches on a device, one for each step.
+"""Stage: threads that finish batches on a device, by default one for each of two steps.
 
 It works on two batches at a time: while one is augmented the next is decoded, each in a thread and
-on a private stream of its own, so that the JPEG engines wait neither for Python nor for kernels. It
-waits for the device in these places:
+on a private stream of its own, so that the JPEG engines wait neither for Python nor for kernels.
+Further decoding threads, each with a stream and a decoder of its own, keep the engines busy during
+the host's part of a decoder's call. The stage waits for the device in these places:
 
 - before a batch is decoded, for the decoding stream (:meth:`Place.settle`, in ``images.py``): the
   engines write when they are called, into memory that this stream's work may still use;
@@ -10,8 +11,9 @@ waits for the device in these places:
   be read;
 - after a batch is augmented, for the augmenting stream: its decoded pixels are about to be freed,
   and the engines may be given their memory at once. The next batch is decoded meanwhile;
-- before a batch is decoded, on the host, until the one before is being augmented: so the pixels of
-  at most two batches are in memory.
+- before a batch is decoded, on the host, until fewer batches than decoding threads wait to be
+  augmented or are being decoded: so with n decoding threads the pixels of at most n + 1 batches are
+  in memory.
 """
 
 from __future__ import annotations
@@ -28,11 +30,15 @@ import torch
 from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
+from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import StageTimes
 from stateful_gpu_loader.state.forks import fork_safe
 
 _JOIN_SECONDS = 5.0
+
+AUGMENTING = 1
+"""Number of the stream of the second step; the others are those of decoding threads."""
 
 
 class Task:
@@ -45,28 +51,37 @@ class Task:
         self._last = last
         self._queue = queue
         """Queue of the thread that takes the last step; None if there is one step."""
+        self._has_place = False
+        """Whether a place in the queue is reserved."""
         self._done = threading.Event()
         self._result: Any = None
         self._mark: Any = None
         self._error: BaseException | None = None
 
+    def wait_for_place(self) -> None:
+        """Wait until the batch may be decoded, before the first of two steps."""
+        if self._queue is not None and not self._has_place:
+            self._queue.reserve()
+            self._has_place = True
+
     def run(self, place: Place, stream: int) -> None:
         """Take the next step, in the thread of that stream."""
-        step = self._begin if stream == 0 else self._end
+        is_first = stream != AUGMENTING
+        step = self._begin if is_first else self._end
         try:
             with place.working(stream), torch.no_grad():
                 step(place)
         except BaseException as error:
             # Any exception ends the task, as a thread waits for it.
             self._error, self._result = error, None
-        if stream == 0 and self._queue is not None and self._error is None:
+        if is_first and self._queue is not None and self._error is None:
             self._queue.put(self)
-        else:
-            self._done.set()
+            return
+        if is_first and self._queue is not None:
+            self._queue.release()
+        self._done.set()
 
     def _begin(self, place: Place) -> None:
-        if self._queue is not None:
-            self._queue.wait_until_empty()
         first, self._first = self._first, None
         if first is not None:
             with stage("transfer" if self._queue is None else "decode"):
@@ -128,61 +143,82 @@ class Stage:
     Args:
         place: the device; not shared with another stage.
         times: where the seconds of the steps are noted.
+        decoding_threads: number of threads that take the first step. Each batch is the same
+            whichever of them takes it, and waits in its turn.
     """
 
-    def __init__(self, place: Place, times: StageTimes | None = None) -> None:
+    def __init__(
+        self, place: Place, times: StageTimes | None = None, *, decoding_threads: int = 1
+    ) -> None:
         self.place = place
         self.is_abandoned = False
         """Whether a thread hangs, so that another stage is needed."""
+        self.has_finished = False
+        """Whether it has finished a batch; the first one starts the decoder, compiles kernels."""
+        self.expected = ExpectedBytes()
+        """Size of the batches that the workers read for this stage, from one pass to the next."""
         times = times or StageTimes()
-        self._threads = [_StepThread(place, stream, times) for stream in (0, 1)]
+        place.num_streams = 1 + decoding_threads
+        decoding = [stream for stream in range(1 + decoding_threads) if stream != AUGMENTING]
+        self._decoding = _StepThreads(place, decoding, times)
+        self._augmenting = _StepThreads(place, [AUGMENTING], times, room=decoding_threads)
         self._lock = fork_safe(threading.RLock())
 
     def submit(self, first: Callable[[], Any], last: Callable[[Any], Any] | None = None) -> Task:
         """Queue a batch to be made; either step may raise.
 
         Args:
-            first: first step; runs in the first thread, after those of earlier tasks.
-            last: second step, called with the first one's result; runs in the second thread, while
-                the first one continues with the next task. None if there is one step.
+            first: first step; runs in a decoding thread, after those of earlier tasks have begun.
+            last: second step, called with the first one's result; runs in the augmenting thread,
+                while the first one continues with the next task. None if there is one step.
         """
         with self._lock:
-            task = Task(first, last, None if last is None else self._threads[1].queue())
-            self._threads[0].queue().put(task)
+            task = Task(first, last, None if last is None else self._augmenting.queue())
+            self._decoding.queue().put(task)
         return task
 
     def pause(self) -> None:
         """Wait until nothing is running, but only a few seconds, before a process is forked."""
-        if self._threads[0].is_alive():
-            last = _no_step if self._threads[1].is_alive() else None
-            self.submit(_nothing, last).wait(_JOIN_SECONDS)
+        if self._decoding.is_alive():
+            last = _no_step if self._augmenting.is_alive() else None
+            # Each decoding thread waits until all others have nothing to do either.
+            all_idle = threading.Barrier(self._decoding.num_threads, timeout=_JOIN_SECONDS)
+            tasks = [self.submit(all_idle.wait, last) for _ in range(all_idle.parties)]
+            for task in tasks:
+                task.wait(_JOIN_SECONDS)
 
     def abandon(self) -> None:
         """Stop waiting for a thread that hangs; nothing can end it."""
         self.is_abandoned = True
-        for thread in self._threads:
-            thread.abandon()
+        for threads in (self._decoding, self._augmenting):
+            threads.abandon()
 
 
-class _StepThread:
-    """The thread of one step, started when it is needed.
+class _StepThreads:
+    """The threads of one step, started when they are needed.
 
     Args:
         place: the device.
-        stream: number of the stream and the step: 0 or 1.
+        streams: number of each thread's stream.
         times: where the seconds of the step are noted.
+        room: number of batches that may be in the queue, or on their way there.
     """
 
-    def __init__(self, place: Place, stream: int, times: StageTimes) -> None:
+    def __init__(self, place: Place, streams: list[int], times: StageTimes, room: int = 1) -> None:
         self._place = place
-        self._stream = stream
+        self._streams = streams
         self._times = times
-        self._queue = _Queue()
+        self._room = room
+        self._queue = _Queue(room)
         self._owner = 0
         self._end: weakref.finalize[..., Any] | None = None
 
+    @property
+    def num_threads(self) -> int:
+        return len(self._streams)
+
     def queue(self) -> _Queue:
-        """Return the queue of the thread, which is started if this process has none.
+        """Return the queue of the threads, which are started if this process has none.
 
         A forked child has inherited this object, but no thread.
         """
@@ -199,26 +235,42 @@ class _StepThread:
         self._queue.close()
 
     def _begin(self) -> None:
-        queue, owner = _Queue(), os.getpid()
-        thread = threading.Thread(
-            target=_work,
-            args=(self._place, self._stream, queue, self._times),
-            name=f"stateful_gpu_loader device stage {self._stream}",
-            daemon=True,
-        )
-        thread.start()
-        self._end = weakref.finalize(self, _end_thread, queue, thread, owner)
+        queue, owner = _Queue(self._room), os.getpid()
+        threads = [
+            threading.Thread(
+                target=_work,
+                args=(self._place, stream, queue, self._times),
+                name=f"stateful_gpu_loader device stage {stream}",
+                daemon=True,
+            )
+            for stream in self._streams
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError:
+            queue.close()  # those that have started end
+            raise
+        self._end = weakref.finalize(self, _end_threads, queue, threads, owner)
         self._queue, self._owner = queue, owner
 
 
 class _Queue:
-    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive."""
+    """A queue of tasks, without a reference to the stage, so that threads do not keep it alive.
 
-    def __init__(self) -> None:
+    Args:
+        room: number of tasks that may be in the queue or reserved, for those that reserve.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._num_reserved = 0
+        """Number of places that were reserved and not yet left, by a task or in vain."""
         self._tasks: deque[Task] = deque()
         # Re-entrant: the garbage collector may end a stage while the lock is held.
         self._changed = threading.Condition(threading.RLock())
         self._closed = False
+        self._turn = threading.Lock()
 
     def put(self, task: Task) -> None:
         with self._changed:
@@ -228,17 +280,34 @@ class _Queue:
                 self._tasks.append(task)
             self._changed.notify_all()
 
-    def take(self) -> Task | None:
+    def take_in_turn(self) -> Task | None:
+        """Wait for a task, and until it may run, before another thread takes the next one."""
+        with self._turn:
+            task = self._take()
+            if task is not None:
+                task.wait_for_place()
+            return task
+
+    def _take(self) -> Task | None:
         with self._changed:
             while not (self._tasks or self._closed):
                 self._changed.wait()
+            self._num_reserved = max(0, self._num_reserved - 1)
             self._changed.notify_all()
             return None if self._closed else self._tasks.popleft()
 
-    def wait_until_empty(self) -> None:
+    def reserve(self) -> None:
+        """Wait for a place in the queue."""
         with self._changed:
-            while self._tasks and not self._closed:
+            while self._num_reserved >= self._room and not self._closed:
                 self._changed.wait()
+            self._num_reserved += 1
+
+    def release(self) -> None:
+        """Leave a place that was reserved, without a task."""
+        with self._changed:
+            self._num_reserved -= 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
@@ -248,10 +317,6 @@ class _Queue:
             self._changed.notify_all()
 
 
-def _nothing() -> None:
-    """A step that does nothing: it is done as soon as those before it are."""
-
-
 def _no_step(begun: Any) -> None:
     """A second step that does nothing."""
 
@@ -259,15 +324,16 @@ def _no_step(begun: Any) -> None:
 def _work(place: Place, stream: int, queue: _Queue, times: StageTimes) -> None:
     limit_this_thread()
     with times.working():
-        while (task := queue.take()) is not None:
+        while (task := queue.take_in_turn()) is not None:
             task.run(place, stream)
             del task  # keep no batch alive while waiting
 
 
-def _end_thread(queue: _Queue, thread: threading.Thread, pid: int) -> None:
-    """End a thread; one that exceeds the timeout is abandoned, as nothing can end it."""
+def _end_threads(queue: _Queue, threads: list[threading.Thread], pid: int) -> None:
+    """End threads; one that exceeds the timeout is abandoned, as nothing can end it."""
     if os.getpid() != pid:
         return
     queue.close()
-    if threading.current_thread() is not thread:
-        thread.join(_JOIN_SECONDS)
+    for thread in threads:
+        if threading.current_thread() is not thread:
+            thread.join(_JOIN_SECONDS)

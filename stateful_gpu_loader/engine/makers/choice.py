@@ -17,7 +17,7 @@ from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.drawn import DrawnBatch, DrawnMaker
-from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker, ExpectedBytes
 from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
 from stateful_gpu_loader.engine.makers.read_ahead import ReadsAhead
@@ -48,13 +48,16 @@ def policy_of(plan: Plan, known: Mapping[Any, str]) -> BadSamplePolicy:
     )
 
 
-def maker_of(plan: Plan, policy: BadSamplePolicy, allocate: Allocate) -> Maker:
+def maker_of(
+    plan: Plan, policy: BadSamplePolicy, allocate: Allocate, expected: ExpectedBytes | None = None
+) -> Maker:
     """Return the maker of the loader's batches.
 
     Args:
         allocate: allocates memory for finished batches of images.
+        expected: size of encoded batches, from earlier passes.
     """
-    return _maker_of(plan, policy, partial(_map_maker, plan, policy, allocate))
+    return _maker_of(plan, policy, partial(_map_maker, plan, policy, allocate, expected))
 
 
 def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Maker]) -> Maker:
@@ -90,7 +93,13 @@ def _maker_of(plan: Plan, policy: BadSamplePolicy, map_maker: Callable[[Any], Ma
     return maker
 
 
-def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset: Any) -> Maker:
+def _map_maker(
+    plan: Plan,
+    policy: BadSamplePolicy,
+    allocate: Allocate,
+    expected: ExpectedBytes | None,
+    dataset: Any,
+) -> Maker:
     """Return the maker for a map-style dataset, or for samples that a reader has read."""
     collate_fn, batched = plan.config.collation
     if plan.source is None:
@@ -110,6 +119,8 @@ def _map_maker(plan: Plan, policy: BadSamplePolicy, allocate: Allocate, dataset:
             recipes=cast("Any", plan.recipes),
             allocate=allocate,
             policy=policy,
+            expected=expected,
+            leaves_out_exif=decoder.acts_on_exif,
         )
     if plan.recipes is not None:
         return ImageMaker(

@@ -6,18 +6,18 @@ which. A PPM is pixels already, and stays where it was read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
 from stateful_gpu_loader.datasets.source import Source
-from stateful_gpu_loader.datasets.storage.memory import Arena
+from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
-from stateful_gpu_loader.decoders.header import PpmHeader
-from stateful_gpu_loader.decoders.ppm import ppm_pixels
+from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
@@ -38,16 +38,10 @@ class OpenedImage:
     is_decoded: bool
     """Whether its pixels are there, and not the bytes of a file for the GPU to decode."""
 
-    def pixels_in(self, data: torch.Tensor) -> torch.Tensor:
-        """The pixels of an image that is decoded: uint8 [3, height, width], a view.
-
-        Args:
-            data: its bytes, uint8 [num_bytes] on any device: a PPM, or [height, width, 3].
-        """
-        header = self.header
-        if isinstance(header, PpmHeader):
-            return ppm_pixels(data, header)
-        return data.view(header.height, header.width, 3).permute(2, 0, 1)
+    @property
+    def pixels_start(self) -> int:
+        """Number of bytes before the pixels of an image that is decoded, [height, width, 3]."""
+        return self.header.start if isinstance(self.header, PpmHeader) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +55,29 @@ class EncodedBatch:
     The device stage replaces or leaves out those that are missing.
     """
     arena: torch.Tensor
-    """Bytes of the images, one behind the other, uint8 [num_bytes] on the CPU."""
+    """Bytes of the images, one after the other, uint8 [num_bytes] on the CPU."""
     lengths: tuple[int, ...]
     """Number of bytes of each sample in the arena; 0 for one that is bad."""
     drawn: PipelineDraw | None
     """What the recipes drew; None if a sample is missing or of a size that they refuse."""
+    gaps: tuple[int, ...] = ()
+    """Number of unused bytes in the arena before each sample; empty if there are none."""
+
+    def parts(self) -> Sequence[torch.Tensor]:
+        """Return the bytes of each sample, uint8 [num_bytes]: views, made in one call of torch."""
+        sizes = self.lengths
+        if self.gaps:
+            sizes = tuple(chain.from_iterable(zip(self.gaps, self.lengths, strict=True)))
+        parts: Sequence[torch.Tensor] = self.arena.split(sizes)
+        return parts[1::2] if self.gaps else parts
+
+    def starts(self) -> list[int]:
+        """Return the place of each sample's first byte in the arena."""
+        starts, end = [], 0
+        for gap, length in zip(self.gaps or [0] * len(self.lengths), self.lengths, strict=True):
+            starts.append(end + gap)
+            end += gap + length
+        return starts
 
     def describe(self) -> str:
         """Return the batch's size, for a person."""
@@ -74,6 +86,24 @@ class EncodedBatch:
             f"a batch of {len(self.images)} images ({self.arena.numel() / 2**20:.1f} MiB as read, "
             f"{sum(num_bytes) / 2**20:.1f} MiB decoded)"
         )
+
+
+class ExpectedBytes:
+    """Estimate of the size of a batch as read, which its memory is allocated by.
+
+    Several threads change it without a lock: an estimate that is lost does no harm.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """The estimate; 0 before the first batch."""
+
+    def note(self, num_bytes: int) -> None:
+        """Take account of a batch of this size.
+
+        The estimate shrinks slowly, so that one batch of large images does not last.
+        """
+        self.num_bytes = max(with_margin(num_bytes), self.num_bytes * 7 // 8)
 
 
 class EncodedMaker:
@@ -85,7 +115,10 @@ class EncodedMaker:
         decoder: decoder of all other images.
         recipes: recipes whose numbers are drawn here.
         allocate: allocates memory for the bytes.
+        leaves_out_exif: whether the GPU's decoder gets JPEGs without their APP1 segments. They are
+            removed here, in place, after ``takes`` has seen the bytes.
         policy: what is done about bad samples; unless it is "raise", their places stay empty.
+        expected: size of a batch; one that outlives this object saves later ones their guess.
     """
 
     uses_global_generators = False
@@ -99,6 +132,8 @@ class EncodedMaker:
         recipes: Compose,
         allocate: Allocate,
         policy: BadSamplePolicy,
+        expected: ExpectedBytes | None = None,
+        leaves_out_exif: bool = False,
     ) -> None:
         self._source = source
         self._takes = takes
@@ -106,28 +141,39 @@ class EncodedMaker:
         self._recipes = recipes
         self._allocate = allocate
         self._policy = policy
-        self._expected = 0
+        self._expected = expected or ExpectedBytes()
+        self._leaves_out_exif = leaves_out_exif
 
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
-        arena = Arena(lambda num_bytes: self._allocate((num_bytes,), torch.uint8), self._expected)
+        keys = request.keys()
+        arena = Arena(self._allocate_bytes, self._expected.num_bytes, len(keys))
         opened: list[OpenedImage | None] = []
         lengths: list[int] = []
-        keys = request.keys()
+        gaps: list[int] = []
         with stage("read"):
             for key in keys:
                 check()
-                start = arena.end
-                image = self._open(key, arena)
+                end = arena.end
+                image, start = self._open(key, arena) or (None, end)
                 if image is None:
-                    arena.cut(start)
+                    arena.cut(end)
                 opened.append(image)
+                gaps.append(start - end)
                 lengths.append(arena.end - start)
-        # Batches differ by some percent, and an arena that must grow is copied, so an eighth is
-        # added. The estimate shrinks slowly, so that one batch of large images does not last.
-        self._expected = max(arena.end * 9 // 8, self._expected * 7 // 8)
+        self._expected.note(arena.end)
         with stage("augment"):
             drawn = self._draw(keys, [image for image in opened if image is not None])
-        return EncodedBatch(request, tuple(opened), arena.filled(), tuple(lengths), drawn)
+        return EncodedBatch(
+            request,
+            tuple(opened),
+            arena.filled(),
+            tuple(lengths),
+            drawn,
+            tuple(gaps) if any(gaps) else (),
+        )
+
+    def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
+        return self._allocate((num_bytes,), torch.uint8)
 
     def _draw(self, keys: list[SampleKey], opened: list[OpenedImage]) -> PipelineDraw | None:
         if len(opened) < len(keys):
@@ -140,8 +186,8 @@ class EncodedMaker:
             # The refused size may come from a damaged header; the device stage finds out first.
             return None
 
-    def _open(self, key: SampleKey, arena: Arena) -> OpenedImage | None:
-        """Return the image, with its bytes or its pixels in the arena."""
+    def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage, int] | None:
+        """Return the image, and where its bytes or its pixels start in the arena."""
         if self._policy.known_reason(key.index) is not None:
             return None
         try:
@@ -159,7 +205,15 @@ class EncodedMaker:
                 # Decoders return interleaved colours, so this is a view and not a copy.
                 data = pixels.permute(1, 2, 0).reshape(-1)
             arena.keep(start, data)
-            return OpenedImage(sample.name, sample.target, header, is_decoded)
+            if (
+                self._leaves_out_exif
+                and not is_decoded
+                and isinstance(header, JpegHeader)
+                and header.exif_spans
+            ):
+                start = arena.leave_out(start, header.exif_spans)
+                header = header.without_exif()
+            return OpenedImage(sample.name, sample.target, header, is_decoded), start
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:

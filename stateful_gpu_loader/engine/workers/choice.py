@@ -13,6 +13,7 @@ from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import device_steps, maker_of
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING
+from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import BatchMemory, empty_host, empty_pinned
 from stateful_gpu_loader.engine.makers.unfinished import divided
@@ -82,13 +83,13 @@ def make_pipeline(
     config = plan.config
     if stage is None:
         memory = BatchMemory(config.in_flight + _BATCHES_WITH_THE_USER)
-        return _workers_pipeline(plan, policy, seed, start, memory.empty, times)
+        return _workers_pipeline(plan, policy, seed, start, memory.empty, None, times)
     begin, finish = device_steps(plan, policy, stage)
     last = None if config.remote is None else divided(plan)[1]
     if last is not None:
         finish = partial(last.on_device, place=stage.place)
     return DevicePrefetch(
-        _workers_pipeline(plan, policy, seed, start, stage.place.empty_host, times),
+        _workers_pipeline(plan, policy, seed, start, stage.place.empty_host, stage.expected, times),
         stage=stage,
         begin=begin,
         finish=finish,
@@ -104,15 +105,16 @@ def _workers_pipeline(
     seed: int,
     start: Address,
     allocate: Allocate,
+    expected: ExpectedBytes | None,
     times: Tally | None,
 ) -> Pipeline:
     config = plan.config
     if config.num_workers == 0:
-        return InlinePipeline(maker_of(plan, policy, allocate), times)
+        return InlinePipeline(maker_of(plan, policy, allocate, expected), times)
     prefetch_factor = config.prefetch_factor or 2
     if runs_in_threads(plan):
         return ThreadPipeline(
-            maker_of(plan, policy, allocate),
+            maker_of(plan, policy, allocate, expected),
             num_workers=config.num_workers,
             prefetch_factor=prefetch_factor,
             timeout=config.timeout,

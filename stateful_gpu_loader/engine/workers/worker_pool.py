@@ -98,7 +98,10 @@ class WorkerPool:
         if self._device is not None:
             self._stage = self._stage or self._former_stage()
             if self._stage is None or self._stage.is_abandoned:
+                hung = self._stage
                 self._stage = Stage(open_place(self._device), self._times)
+                # A device that hangs again must not be waited for without a limit.
+                self._stage.has_finished = hung is not None
         return make_pipeline(plan, policy, seed, start, self._stage, self._times)
 
     def keep(self, pipeline: Pipeline | None) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
+from stateful_gpu_loader.transforms.batches.interleaved import Image, as_tensor
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
@@ -27,7 +28,7 @@ class Batching:
 
     Args:
         images: n >= 1 images, [C, H, W] of any strides, of one dtype and on one device; they stay
-            as they are.
+            as they are. Of an :class:`Interleaved` a tensor is made only if a recipe needs it.
         memory_format: of every batch that is made.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize
@@ -40,7 +41,7 @@ class Batching:
             [-2., -2.]])
     """
 
-    def __init__(self, images: Sequence[Tensor], memory_format: torch.memory_format) -> None:
+    def __init__(self, images: Sequence[Image], memory_format: torch.memory_format) -> None:
         self._memory_format = memory_format
         self._start(list(images))
 
@@ -71,10 +72,10 @@ class Batching:
         if self._is_pending:
             self._settle()
         images = self._images
-        batch = images if isinstance(images, Tensor) else torch.stack(images)
+        batch = images if isinstance(images, Tensor) else torch.stack([*map(as_tensor, images)])
         return batch.contiguous(memory_format=self._memory_format)
 
-    def _start(self, images: list[Tensor] | Tensor) -> None:
+    def _start(self, images: Sequence[Image] | Tensor) -> None:
         """From here on the images are these, or the rows of one batch."""
         self._images = images
         self._placement = Placement.of(_sizes_of(images))
@@ -119,14 +120,14 @@ class Batching:
         def make(members: list[int]) -> Tensor:
             images = self._images
             if not isinstance(images, Tensor) or len(members) < len(images):
-                images = torch.stack([images[i] for i in members])
+                images = torch.stack([as_tensor(images[i]) for i in members])
             return recipe.apply_batch(images, numbers[np.array(members)])
 
         before = map(tuple, self._placement.sizes.tolist())
         self._start(_in_groups(zip(before, sizes, strict=True), make))
 
 
-def _sizes_of(images: list[Tensor] | Tensor) -> IndexArray:
+def _sizes_of(images: Sequence[Image] | Tensor) -> IndexArray:
     """Height and width of each: int64 [n, 2]."""
     if isinstance(images, Tensor):
         return np.tile(np.array(images.shape[2:], dtype=np.int64), (len(images), 1))

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import kernels_that_run, on_device
+from stateful_gpu_loader.transforms.batches.interleaved import Image, as_tensor
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 
@@ -32,7 +33,7 @@ _PACKED_BYTES = 2**28
 
 
 def resample(
-    images: Sequence[Tensor],
+    images: Sequence[Image],
     placement: Placement,
     pointwise: Pointwise,
     memory_format: torch.memory_format = torch.contiguous_format,
@@ -66,17 +67,17 @@ def resample(
         return out
     for members in portions(placement):
         part = placement.take(members)
-        resampled = resample_with_torch([images[i] for i in members], part)
+        resampled = resample_with_torch([as_tensor(images[i]) for i in members], part)
         out[members[0] : members[-1] + 1] = pointwise.apply(resampled)
     return out
 
 
-def _within_kernel(images: Sequence[Tensor], out: Tensor) -> bool:
+def _within_kernel(images: Sequence[Image], out: Tensor) -> bool:
     """Whether there are three channels, and 32 bits hold every distance within an image."""
     return (
         out.shape[1] == 3
         and out[0].numel() <= _LARGEST_INT32
-        and all(image.stride(2) * image.shape[2] <= _LARGEST_INT32 for image in images)
+        and all(image.stride()[2] * image.shape[2] <= _LARGEST_INT32 for image in images)
     )
 
 
@@ -98,7 +99,7 @@ def _kernels(device: torch.device) -> ModuleType | None:
 
 def launch(
     kernels: ModuleType,
-    images: Sequence[Tensor],
+    images: Sequence[Image],
     placement: Placement,
     pointwise: Pointwise,
     out: Tensor,
@@ -122,7 +123,7 @@ def launch(
         )
 
 
-def parameters(images: Sequence[Tensor], placement: Placement) -> IndexArray:
+def parameters(images: Sequence[Image], placement: Placement) -> IndexArray:
     """What the kernel reads of each image: int64 [n, 12].
 
     Address of the box's first pixel, as it is read; strides of rows, columns, channels in bytes,

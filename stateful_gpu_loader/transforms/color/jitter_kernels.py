@@ -210,7 +210,7 @@ def _adjusted(
     return red, green, blue
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "n_stride", "channel_stride", "pixel_stride"])
 def grey_kernel(
     table: tl.tensor,
     images: tl.tensor,
@@ -240,7 +240,13 @@ def grey_kernel(
     tl.atomic_add(row + 9, tl.sum(grey, axis=0).to(tl.float64), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "count",
+        *("n_stride", "channel_stride", "pixel_stride"),
+        *("out_n_stride", "out_channel_stride", "out_pixel_stride"),
+    ]
+)
 def jitter_kernel(
     table: tl.tensor,
     images: tl.tensor,

@@ -353,9 +353,14 @@ def test_a_device_gets_what_is_kept_without_a_copy_on_the_way(
         place=place,
     )
     decoded = steps.decode(batch)
-    assert copied == [batch.arena.data_ptr()]
-    for image, sample in zip(decoded.images, alone, strict=True):
-        assert torch.equal(image.pixels, ppm_pixels(sample.data, probe(sample.data)))  # type: ignore[arg-type]
+    images, _ = steps.augment(decoded)
+    headers: list[Any] = [probe(sample.data) for sample in alone]
+    pixels = [ppm_pixels(one.data, header) for one, header in zip(alone, headers, strict=True)]
+    recipes = T.Compose([T.CenterCrop(32)])
+    assert torch.equal(images, recipes.apply_batch(pixels, decoded.drawn))
+    of_targets = 1
+    assert len(copied) == 1 + of_targets
+    assert copied[0] == batch.arena.data_ptr() + headers[0].start
 
 
 @pytest.mark.parametrize("workers", [0, 2])

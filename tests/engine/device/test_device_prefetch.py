@@ -209,14 +209,32 @@ def test_a_stage_that_hangs_is_given_up_after_the_timeout() -> None:
     go_on = threading.Event()
 
     def hang(payload: Any) -> Any:
-        assert go_on.wait(seconds(2))
+        assert payload == 0 or go_on.wait(seconds(2))
         return payload
 
-    device = pipeline(Scripted([torch.tensor(1)]), hang, timeout=0.05)
+    device = pipeline(Scripted([torch.tensor(0), torch.tensor(1)]), hang, timeout=0.05)
+    next(device)
     with pytest.raises(WorkersDied, match="device stage did not finish a batch within timeout"):
         next(device)
     device.close()
     go_on.set()
+
+
+def test_the_first_batch_may_take_longer_than_the_timeout() -> None:
+    """Its decoder is started and its kernels are compiled meanwhile."""
+    timeouts: list[float] = []
+    device = pipeline(Scripted([torch.tensor(i) for i in range(3)]), ahead=1, timeout=seconds(2))
+    submit = device._stage.submit
+
+    def submitted(*steps: Any) -> Any:
+        task = submit(*steps)
+        wait = task.wait
+        task.wait = lambda timeout: timeouts.append(timeout) or wait(timeout)
+        return task
+
+    device._stage.submit = submitted  # type: ignore[method-assign]
+    assert [int(batch) for batch in rest(device)] == [0, 10, 20]
+    assert timeouts == [0, seconds(2), seconds(2)]
 
 
 def test_a_stage_that_hung_is_abandoned_for_good() -> None:
@@ -225,6 +243,7 @@ def test_a_stage_that_hung_is_abandoned_for_good() -> None:
         Scripted([torch.tensor(1)]), lambda payload: go_on.wait(seconds(2)) or payload, timeout=0.05
     )
     stage = device._stage
+    stage.has_finished = True
     with pytest.raises(WorkersDied):
         next(device)
     assert stage.is_abandoned

@@ -1,12 +1,221 @@
-"""Encoded batches describe themselves; tests/pretend_gpu tests how they are decoded."""
+"""DeviceImages by itself: what it leaves to be done when it returns."""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import default_collate
+
+from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
+from stateful_gpu_loader.decoders.rule import without_exif
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
+from stateful_gpu_loader.engine.pipeline import never_stopped
 from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.transforms.batches.ragged import launch
+from tests.decoders.variants import exif
+from tests.fake_gpu import FakePlace
+from tests.images import encode, photograph, write_photo_folder
+
+
+def made(
+    root: Path, place: FakePlace, decoder: Any, recipes: T.Compose
+) -> tuple[EncodedMaker, DeviceImages]:
+    """Return what reads batches of a folder, and what finishes them."""
+    source, policy = FolderSource(root), BadSamplePolicy(mode="raise")
+    maker = EncodedMaker(
+        source,
+        takes=decoder.takes,
+        decoder=decoder.cpu,
+        recipes=recipes,
+        allocate=place.empty_host,
+        policy=policy,
+        leaves_out_exif=decoder.acts_on_exif,
+    )
+    steps = DeviceImages(
+        source,
+        decoder=decoder,
+        recipes=recipes,
+        collate_fn=default_collate,
+        policy=policy,
+        place=place,
+    )
+    return maker, steps
+
+
+def request_of(num_images: int) -> Request:
+    return Request(0, 1, 0, 0, 1, np.arange(num_images), num_images)
+
+
+class CpuDecoded:
+    """A decoder of the GPU that leaves the files of these lengths to the CPU, and refuses some."""
+
+    family = "fake-cuda"
+    acts_on_exif = False
+
+    def __init__(self, left: set[int], refused: set[int]) -> None:
+        self.cpu = make_decoder("torchvision")
+        self._left, self._refused = left, refused
+
+    def version(self) -> str:
+        return "1"
+
+    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
+        return len(data) not in self._left
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        return [
+            ValueError("refused") if len(each) in self._refused else self.cpu.decode(each, header)
+            for each, header in zip(data, headers, strict=True)
+        ]
+
+
+def test_pixels_of_the_cpu_are_copied_in_the_augmenting_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host waits for the first step's stream before it calls the engines."""
+    files = write_photo_folder(tmp_path, num_classes=1, per_class=9)
+    sizes = [path.stat().st_size for path in files]
+    place = FakePlace()
+    place.open()
+    decoder = CpuDecoded({sizes[i] for i in (1, 2, 5)}, {sizes[7]})
+    maker, steps = made(tmp_path, place, decoder, T.Compose([T.Resize((16, 16))]))
+    copied: list[torch.Tensor] = []
+    monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given) or given.clone())
+    decoded = steps.decode(maker(request_of(9), never_stopped))
+    assert copied == []
+    images, _ = steps.augment(decoded)
+    assert len(copied) == 3, "one of the batch's memory, one of the refused image, one of targets"
+    maker, steps = made(tmp_path, place, CpuDecoded(set(), set()), T.Compose([T.Resize((16, 16))]))
+    expected, _ = steps.augment(steps.decode(maker(request_of(9), never_stopped)))
+    assert torch.equal(images, expected)
+
+
+class Given:
+    """A decoder of JPEGs whose pixels, and whose arguments, the test knows."""
+
+    family = "fake-cuda"
+    acts_on_exif = True
+
+    def __init__(self) -> None:
+        self.cpu = make_decoder("torchvision")
+        self.pixels: list[torch.Tensor] = []
+        self.given: list[torch.Tensor] = []
+        self.took: list[bytes] = []
+
+    def version(self) -> str:
+        return "1"
+
+    def takes(self, header: ImageHeader, data: torch.Tensor) -> bool:
+        self.took.append(data.numpy().tobytes())
+        return isinstance(header, JpegHeader)
+
+    def decode_batch(
+        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
+    ) -> list[torch.Tensor | ValueError]:
+        self.given = list(data)
+        pixels = self.pixels[: len(data)]
+        plain = [without_exif(*pair) for pair in zip(data, headers, strict=True)]  # type: ignore[arg-type]
+        return decode_batch_by_rule(lambda each: pixels, plain, headers)
+
+
+def write_mixed_folder(root: Path, num_images: int) -> None:
+    """Write JPEGs with EXIF and XMP, and a PNG after each two of them."""
+    folder = root / "class"
+    folder.mkdir()
+    picture = photograph("coffee").resize((60, 40))
+    xmp = (
+        b"\xff\xe1"
+        + (2 + 40).to_bytes(2, "big")
+        + b"http://ns.adobe.com/xap/1.0/\0<x:xmpmeta/>"[:40]
+    )
+    for i in range(num_images):
+        path = folder / f"{i:03}.jpg"
+        if i % 3 == 2:
+            path.write_bytes(encode(picture, "PNG").numpy().tobytes())
+            continue
+        data = encode(picture, exif=exif(1), quality=60 + i).numpy().tobytes()
+        end = probe(torch.frombuffer(bytearray(data), dtype=torch.uint8)).exif_spans[0][1]  # type: ignore[attr-defined]
+        path.write_bytes(data[:end] + b"\xff\xfe\0\x05abc" + xmp + data[end:])
+
+
+def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
+    """And what decides which decoder it is sees the file as it is."""
+    write_mixed_folder(tmp_path, 9)
+    place, decoder = FakePlace(), Given()
+    place.open()
+    maker, steps = made(tmp_path, place, decoder, T.Compose([T.Resize((8, 8))]))
+    decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8)] * 6
+    batch = maker(request_of(9), never_stopped)
+    source = FolderSource(tmp_path)
+    files = [source.read(index).data for index in range(9)]
+    assert decoder.took == [data.numpy().tobytes() for data in files]
+    steps.augment(steps.decode(batch))
+    jpegs = [data for data in files if isinstance(probe(data), JpegHeader)]
+    plain = [without_exif(data, probe(data)) for data in jpegs]  # type: ignore[arg-type]
+    assert len(plain) == 6
+    assert [data.tolist() for data in decoder.given] == [data.tolist() for data in plain]
+    assert all(len(probe(data).exif_spans) == 2 for data in jpegs)  # type: ignore[attr-defined]
+    assert all(probe(data).exif_spans == () for data in decoder.given)  # type: ignore[attr-defined]
+
+
+class Calls(TorchFunctionMode):
+    """Counts the calls of torch, but for those that only look at a tensor."""
+
+    LOOKS = frozenset({"__get__", "stride", "data_ptr", "numel", "size", "__len__", "dim"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name not in self.LOOKS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_stage_calls_torch_as_often_for_any_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call may hand Python's lock to a reader: for each image, that takes milliseconds."""
+
+    def resample(images: Any, placement: Any, pointwise: Any, memory_format: Any) -> torch.Tensor:
+        out = torch.empty((len(images), 3, *placement.sizes[0].tolist()), dtype=pointwise.dtype)
+        launch(SimpleNamespace(resample=lambda *_, **__: None), images, placement, pointwise, out)  # type: ignore[arg-type]
+        return out
+
+    monkeypatch.setattr("stateful_gpu_loader.transforms.batches.batching.resample", resample)
+    write_mixed_folder(tmp_path, 24)
+    place, decoder = FakePlace(), Given()
+    place.open()
+    monkeypatch.setattr(place, "copy_in", torch.clone)
+    decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8) for _ in range(24)]
+    recipes = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0], [1])])
+    maker, steps = made(tmp_path, place, decoder, recipes)
+    found = []
+    for num_images in (6, 12, 24):
+        batch = maker(request_of(num_images), never_stopped)
+        with Calls() as calls:
+            decoded = steps.decode(batch)
+            steps.augment(decoded)
+        found.append(calls.counts)
+    assert found[0] == found[1] == found[2]
+    assert sum(found[0].values()) < 30, found[0]
 
 
 def test_a_batch_describes_itself() -> None:

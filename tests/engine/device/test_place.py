@@ -34,9 +34,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have a GPU of index 3, and note what is asked of it."""
     log: list[Any] = []
 
-    def pair(owner: CudaPlace, device: torch.device) -> tuple[str, str]:
-        log.append(f"two streams of {device}")
-        return "first", "second"
+    def streams(owner: CudaPlace, device: torch.device, count: int) -> tuple[str, ...]:
+        log.append(f"{count} streams of {device}")
+        return ("stream",) * count
 
     for name, replacement in {
         "init": lambda: log.append("init"),
@@ -46,7 +46,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(place_module, "private_pair", pair)
+    monkeypatch.setattr(place_module, "private_streams", streams)
     return log
 
 
@@ -56,16 +56,16 @@ def test_the_current_device_is_that_of_the_thread_that_opens(log: list[Any]) -> 
     place.open()
     place.open()
     assert place.device == torch.device("cuda", 3)
-    assert log == ["init", "two streams of cuda:3"], "two private streams for its life"
+    assert log == ["init", "2 streams of cuda:3"], "two private streams for its life"
 
 
 def test_streams_that_cannot_be_created_are_reported(
     log: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(owner: CudaPlace, device: torch.device) -> Any:
+    def refuse(owner: CudaPlace, device: torch.device, count: int) -> Any:
         raise RuntimeError("CUDA's driver, libcuda.so.1, has no cuStreamCreate")
 
-    monkeypatch.setattr(place_module, "private_pair", refuse)
+    monkeypatch.setattr(place_module, "private_streams", refuse)
     with pytest.raises(
         LoaderError, match=r"device='cuda:3' cannot be used: .* cuStreamCreate\. Re"
     ):

@@ -175,6 +175,90 @@ def test_a_pause_waits_for_what_is_under_way(place: FakePlace) -> None:
     assert done == list(range(20))
 
 
+def test_two_threads_decode_at_once_and_batches_keep_their_turn(place: FakePlace) -> None:
+    stage, both = Stage(place, decoding_threads=2), threading.Barrier(2, timeout=seconds(2))
+
+    def begin(number: int) -> int:
+        both.wait()
+        return number
+
+    tasks = [stage.submit(partial(begin, number), lambda begun: 10 * begun) for number in range(8)]
+    found = []
+    for task in tasks:
+        assert task.wait(seconds(2))
+        found.append(task.take(place))
+    assert found == list(range(0, 80, 10))
+    assert len(place.stage_threads) == 3
+
+
+@pytest.mark.parametrize("decoding_threads", [1, 2, 3])
+def test_decoded_batches_in_memory_are_bounded(place: FakePlace, decoding_threads: int) -> None:
+    """One that is augmented, and one for each decoding thread, also behind steps that failed."""
+    stage, lock = Stage(place, decoding_threads=decoding_threads), threading.Lock()
+    decoded: set[int] = set()
+    most = [0]
+
+    def begin(number: int) -> int:
+        if number % 3 == 0:
+            raise KeyError(number)
+        with lock:
+            decoded.add(number)
+            most[0] = max(most[0], len(decoded))
+        return number
+
+    def end(number: int) -> int:
+        with lock:
+            decoded.remove(number)
+        return number
+
+    tasks = [stage.submit(partial(begin, number), end) for number in range(60)]
+    for number, task in enumerate(tasks):
+        assert task.wait(seconds(2))
+        if number % 3:
+            assert task.take(place) == number
+    assert 0 < most[0] <= decoding_threads + 1
+
+
+def test_all_places_are_taken_while_the_last_step_waits(place: FakePlace) -> None:
+    """So that the bound above is one that is reached."""
+    stage, go_on = Stage(place, decoding_threads=2), threading.Event()
+    begun: list[int] = []
+    three = threading.Semaphore(0)
+
+    def begin(number: int) -> int:
+        begun.append(number)
+        three.release()
+        return number
+
+    def end(number: int) -> int:
+        assert go_on.wait(seconds(2))
+        return number
+
+    tasks = [stage.submit(partial(begin, number), end) for number in range(6)]
+    for _ in range(3):
+        assert three.acquire(timeout=seconds(2))
+    assert sorted(begun) == [0, 1, 2]
+    go_on.set()
+    for number, task in enumerate(tasks):
+        assert task.wait(seconds(2))
+        assert task.take(place) == number
+
+
+def test_a_pause_waits_for_every_decoding_thread(place: FakePlace) -> None:
+    stage, both = Stage(place, decoding_threads=2), threading.Barrier(2, timeout=seconds(2))
+    done: list[int] = []
+
+    def begin(number: int) -> None:
+        both.wait()
+        time.sleep(0.01 * number)
+        done.append(number)
+
+    for number in range(6):
+        stage.submit(partial(begin, number), lambda begun: None)
+    stage.pause()
+    assert sorted(done) == list(range(6))
+
+
 @pytest.mark.processes
 def test_the_interpreter_exits_while_the_stage_is_at_work() -> None:
     program = """

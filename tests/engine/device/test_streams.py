@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.engine.device import streams
-from stateful_gpu_loader.engine.device.streams import private_pair
+from stateful_gpu_loader.engine.device.streams import private_streams
 
 GPU = torch.device("cuda", 0)
 
@@ -41,30 +41,30 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_an_owner_that_is_gone_leaves_its_pair_to_the_next() -> None:
     first, second = Owner(), Owner()
-    pair, other = private_pair(first, GPU), private_pair(second, GPU)
+    pair, other = private_streams(first, GPU, 2), private_streams(second, GPU, 2)
     assert not {*pair} & {*other}
     del first
-    assert private_pair(third := Owner(), GPU) is pair
-    assert not {*private_pair(third, GPU)} & {*pair, *other}
+    assert private_streams(third := Owner(), GPU, 2) is pair
+    assert not {*private_streams(third, GPU, 2)} & {*pair, *other}
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_pair_with_queued_work_is_not_handed_out(number: int) -> None:
     owner = Owner()
-    pair: Any = private_pair(owner, GPU)
+    pair: Any = private_streams(owner, GPU, 2)
     pair[number].is_idle = False
     del owner
     following = Owner()
-    assert private_pair(following, GPU) is not pair
+    assert private_streams(following, GPU, 2) is not pair
     pair[number].is_idle = True
-    assert private_pair(following, GPU) is pair
+    assert private_streams(following, GPU, 2) is pair
 
 
 def test_each_gpu_has_its_own_pairs() -> None:
     owner = Owner()
-    pair = private_pair(owner, GPU)
+    pair = private_streams(owner, GPU, 2)
     del owner
-    other = private_pair(Owner(), torch.device("cuda", 1))
+    other = private_streams(Owner(), torch.device("cuda", 1), 2)
     assert other is not pair
     assert other[0].device == torch.device("cuda", 1)
 
@@ -72,11 +72,11 @@ def test_each_gpu_has_its_own_pairs() -> None:
 def test_a_forked_child_takes_no_pair_of_its_parent() -> None:
     """Neither one that is spare at the fork, nor one whose owner goes in the child."""
     owner, gone = Owner(), Owner()
-    theirs = {*private_pair(owner, GPU), *private_pair(gone, GPU)}
+    theirs = {*private_streams(owner, GPU, 2), *private_streams(gone, GPU, 2)}
     del gone
     child = os.fork()
     if not child:
         del owner
-        own = {*private_pair(kept := Owner(), GPU), *private_pair(kept, GPU)}
+        own = {*private_streams(kept := Owner(), GPU, 2), *private_streams(kept, GPU, 2)}
         os._exit(len(own & theirs))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -102,6 +103,28 @@ def test_the_kernels_compile_for_hopper(
     assert text.count("div.rn.f32") == pixels * 3
     # No quotient is approximate, and the least of float32 are taken for 0 by floor alone.
     assert not re.search(r"(?<!cvt\.rmi)\.ftz|\.approx|div\.full", text)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("module", "kernel"),
+    [
+        ("color.jitter_kernels", "grey_kernel"),
+        ("color.jitter_kernels", "jitter_kernel"),
+        ("batches.kernels", "resample_kernel"),
+    ],
+)
+def test_no_number_makes_triton_compile_again(module: str, kernel: str) -> None:
+    """A batch of another size would wait for the compiler in the middle of a pass."""
+    kernels = importlib.import_module(f"stateful_gpu_loader.transforms.{module}")
+    tensors = ("table", "images", "out", "parameters", "coefficients")
+    numbers = [
+        parameter
+        for parameter in getattr(kernels, kernel).params
+        if not parameter.is_constexpr and parameter.name not in tensors
+    ]
+    assert len(numbers) >= 4
+    assert all(parameter.do_not_specialize for parameter in numbers)
 
 
 def test_what_the_kernels_do_not_know_is_left_to_torch() -> None:

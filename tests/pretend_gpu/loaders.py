@@ -27,10 +27,13 @@ from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, 
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.engine import plan
 from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.transforms.batches.interleaved import Interleaved, as_tensor
 from tests.images import encode
 
 SEED = 7
 BATCH_SIZE = 4
+ENOUGH_RUNS = 30
+"""Runs of a control until it has failed."""
 PIXELS = 9000
 """Bytes of each image that a batch keeps; no image has fewer."""
 LATE = 64
@@ -106,11 +109,13 @@ class EagerDecoder:
         return image.permute(2, 0, 1)
 
 
-def _copied(recipes: T.Compose, images: Sequence[torch.Tensor], drawn: Any) -> torch.Tensor:
+def _copied(
+    recipes: T.Compose, images: Sequence[torch.Tensor | Interleaved], drawn: Any
+) -> torch.Tensor:
     """Stand in for ``Compose.apply_batch``: queue copies of the images' first bytes."""
     batch = torch.empty((len(images), PIXELS), dtype=torch.uint8, device=images[0].device)
     for row, image in zip(batch, images, strict=True):
-        row.copy_(image.permute(1, 2, 0).view(-1)[:PIXELS], non_blocking=True)
+        row.copy_(as_tensor(image).permute(1, 2, 0).view(-1)[:PIXELS], non_blocking=True)
     return batch
 
 
@@ -291,3 +296,14 @@ def wrong_batches(
     reader, loader = LateReader(stream), make_loader()
     compared = sum(reader.read(iter(loader)) for _ in owed_epochs)
     return compared, reader.wrong([batch for epoch in owed_epochs for batch in epoch])
+
+
+def until_wrong(read: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """Call ``read`` until something is wrong, as a control of which one run may find nothing."""
+    compared = wrong = 0
+    for _ in range(ENOUGH_RUNS):
+        found = read()
+        compared, wrong = compared + found[0], wrong + found[1]
+        if wrong:
+            break
+    return compared, wrong

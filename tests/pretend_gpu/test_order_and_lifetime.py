@@ -25,6 +25,7 @@ from tests.pretend_gpu.loaders import (
     make,
     owed,
     photos,
+    until_wrong,
     wrong_batches,
 )
 
@@ -90,6 +91,8 @@ def test_a_fault_makes_batches_wrong(
     """The control: this load finds a stage that does not wait or does not name the reader."""
     fault(monkeypatch)
     epochs = [owed(photos, epoch=epoch) for epoch in range(EPOCHS)]
-    compared, wrong = wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
+    compared, wrong = until_wrong(
+        lambda: wrong_batches(lambda: make(photos), epochs, torch.cuda.Stream())
+    )
     count("batches " + fault.__name__.replace("_", " "), compared, wrong)
     assert wrong > 0

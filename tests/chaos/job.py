@@ -7,6 +7,7 @@ appended to a log, one JSON object a line, before a checkpoint covers it.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import hashlib
 import json
 import os
@@ -223,7 +224,8 @@ def full_disk(left: int) -> Iterator[None]:
 
 
 def used() -> dict[str, int]:
-    """What this process holds, between two epochs."""
+    """What this process holds between two epochs, without what the garbage collector frees."""
+    gc.collect()  # the traceback of an interrupt may be part of a cycle
     me = psutil.Process()
     maps = Path("/proc/self/maps").read_text()
     return {

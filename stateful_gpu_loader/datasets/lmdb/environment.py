@@ -196,8 +196,8 @@ class _Gate:
             )
             for environment in self._shared.values():
                 if environment._opened is not None and not environment._readers:
-                    environment._opened.close()
-                    environment._opened = None
+                    opened, environment._opened = environment._opened, None
+                    opened.close()
         finally:
             self._is_closing = False
             self._condition.notify_all()

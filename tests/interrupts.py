@@ -27,6 +27,8 @@ from typing import Any, Literal
 import stateful_gpu_loader
 
 _PACKAGE = str(Path(stateful_gpu_loader.__file__).parent) + "/"
+_HOOKS_OF_FORKS = frozenset({"before_fork", "after_fork", "after_fork_in_child"})
+"""Functions in which the interpreter drops what a handler raises."""
 _TOOL = 4
 """Number that no debugger, profiler or coverage tool takes in ``sys.monitoring``."""
 
@@ -126,6 +128,8 @@ class Interrupt:
         if self.reached or frame.f_lineno is None or _is_of_with(frame.f_code, frame.f_lineno):
             return
         if _opcode(frame) == "NOP" or os.getpid() != self._pid:
+            return
+        if frame.f_code.co_name in _HOOKS_OF_FORKS:
             return
         self.count += 1
         if self._at is None:

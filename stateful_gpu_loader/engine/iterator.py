@@ -126,11 +126,12 @@ class Run:
                         begun.is_moving = False
                         begun.is_running = has_begun
             except BaseException as error:
-                raised = _of_handler(error)
-                self._note_interrupt(raised)
+                # No variable may refer to the error itself: its traceback refers to this frame.
+                hidden = _hidden_by_lock(error)
+                self._note_interrupt(hidden or error)
                 _end_at_exit()
-                if raised is not error:
-                    raise raised from None
+                if hidden is not None:
+                    raise hidden from None
                 raise
             raise StopIteration
 
@@ -365,14 +366,14 @@ _OF_LOCKS = frozenset({"release unlocked lock", "cannot release un-acquired lock
 """Messages of the errors of a lock that is not held."""
 
 
-def _of_handler(error: BaseException) -> BaseException:
-    """Return the exception of a signal handler that the error of a lock has replaced.
+def _hidden_by_lock(error: BaseException) -> BaseException | None:
+    """Return the exception of a signal handler that this error of a lock has replaced, if any.
 
     The handler may raise inside ``Condition.wait``, after that has released its lock. Leaving the
     lock then raises RuntimeError.
     """
     is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
-    return error.__context__ or error if is_of_lock else error
+    return error.__context__ if is_of_lock else None
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Condition, RLock
+from threading import Condition
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -149,18 +149,12 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 class _Gate:
-    """Counts the reads in progress, and delays a fork until there are none.
-
-    A fork holds the lock. It is taken and released by functions in C, so that an exception of a
-    signal handler cannot leave it locked.
-    """
+    """Counts the reads in progress, and delays a fork until there are none."""
 
     def __init__(self) -> None:
-        self.lock = RLock()
-        self._condition = Condition(self.lock)
+        self._condition = Condition()
         self._shared: WeakValueDictionary[Any, LmdbEnvironment] = WeakValueDictionary()
-        self._is_closing = False
-        """Whether a thread that is about to fork waits for the last reads."""
+        self._forks = 0
         self._inherited: list[Any] = []
 
     def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
@@ -174,7 +168,7 @@ class _Gate:
 
     def enter(self, environment: LmdbEnvironment) -> Any:
         with self._condition:
-            while self._is_closing:
+            while self._forks:
                 self._condition.wait()
             if environment._opened is None:
                 environment._opened = _open(environment.path, environment.number)
@@ -184,28 +178,29 @@ class _Gate:
     def leave(self, environment: LmdbEnvironment) -> None:
         with self._condition:
             environment._readers -= 1
-            if self._is_closing:
+            if self._forks:
                 self._condition.notify_all()
 
     def before_fork(self) -> None:
-        """Close the environments that no thread reads; called while the lock is held."""
-        try:
-            self._is_closing = True
-            self._condition.wait_for(
-                lambda: not any(each._readers for each in self._shared.values()), FORK_TIMEOUT
-            )
-            for environment in self._shared.values():
-                if environment._opened is not None and not environment._readers:
-                    opened, environment._opened = environment._opened, None
-                    opened.close()
-        finally:
-            self._is_closing = False
-            self._condition.notify_all()
+        self._condition.acquire()
+        self._forks += 1
+        self._condition.wait_for(
+            lambda: not any(each._readers for each in self._shared.values()), FORK_TIMEOUT
+        )
+        for environment in self._shared.values():
+            if environment._opened is not None and not environment._readers:
+                environment._opened.close()
+                environment._opened = None
+
+    def after_fork(self) -> None:
+        self._forks -= 1
+        self._condition.notify_all()
+        self._condition.release()
 
     def after_fork_in_child(self) -> None:
         # The threads that waited here, and those that read, are not in this process.
-        condition: Any = self._condition
-        condition._at_fork_reinit()
+        self._condition = Condition()
+        self._forks = 0
         for environment in self._shared.values():
             if environment._opened is not None:
                 # Never closed, which would wait for the reads of the other process.
@@ -272,6 +267,8 @@ def _lmdb() -> Any:
 
 
 _GATE = _Gate()
-os.register_at_fork(before=_GATE.before_fork, after_in_child=_GATE.after_fork_in_child)
-# Called before ``before_fork``, as it is registered after it.
-os.register_at_fork(before=_GATE.lock.acquire, after_in_parent=_GATE.lock.release)
+os.register_at_fork(
+    before=_GATE.before_fork,
+    after_in_parent=_GATE.after_fork,
+    after_in_child=_GATE.after_fork_in_child,
+)

@@ -19,7 +19,6 @@ from stateful_gpu_loader.datasets.lmdb import environment as lmdb_environment
 from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.environment import environment_at
 from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
-from tests.interrupts import interrupt_at, places_of
 from tests.patience import seconds
 
 
@@ -257,29 +256,3 @@ def test_a_read_that_hangs_holds_up_no_fork(path: Path, monkeypatch: pytest.Monk
     finally:
         gate.leave(environment)
     assert in_process(source, "fork") == list(range(50))
-
-
-def _fork_and_wait() -> None:
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("by", ["line", "opcode"])
-def test_an_interrupt_within_a_fork_keeps_no_thread_waiting(path: Path, by: Any) -> None:
-    """The interpreter drops what a handler raises in a hook of a fork."""
-    source = CaffeLMDBSource(path)
-    labels(source)
-    reached = 0
-    for place, number in places_of(_fork_and_wait, by=by).items():
-        if place.file != "datasets/lmdb/environment.py":
-            continue
-        with interrupt_at(number, by=by) as interrupt:
-            _fork_and_wait()
-        reached += interrupt.reached
-        pool = ThreadPoolExecutor(1)
-        assert pool.submit(labels, source).result(seconds(12)) == list(range(50)), place
-        pool.shutdown()
-    assert reached > 5

@@ -203,9 +203,8 @@ PROCESSES: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
-def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
-    assert_whole(PROCESSES["map"], at=1, error=error, every=25)
+def test_processes_go_on_after_an_interrupt() -> None:
+    assert_whole(PROCESSES["map"], at=1, every=25)
 
 
 @pytest.mark.processes
@@ -222,7 +221,7 @@ def returns_a_request(place: Place) -> bool:
     return is_of_order and place.function in ("_next", "__next__") and "RETURN" in place.opcode
 
 
-@pytest.mark.parametrize("kind", ["map", "plain iterable", "threads"])
+@pytest.mark.parametrize("kind", ["plain iterable", "threads"])
 def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str, photos: Path) -> None:
     make = partial(make_images, photos, num_workers=2) if kind == "threads" else PROCESSES[kind]
     assert_whole(make, at=0, error=Alarm, by="opcode", every=3, of=returns_a_request)

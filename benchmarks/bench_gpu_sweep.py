@@ -1,4 +1,4 @@
-"""What the CPUs' share, decoding threads and the size of batches change in ``bench_gpu``."""
+"""Rates of ``bench_gpu`` by the CPUs' share, decoding threads and the size of batches."""
 
 from __future__ import annotations
 

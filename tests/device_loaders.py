@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch.utils.data import default_collate
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
+from stateful_gpu_loader.records import Request
 from tests.images import encode, photograph, write_photo_folder
 
 RECIPES = [
@@ -48,6 +54,35 @@ def make(root: Path, **changes: Any) -> Loader:
         **changes,
     }
     return StatefulGPULoader(FolderSource(root), **arguments)
+
+
+def steps_of(
+    root: Path, place: Any, decoder: Any, recipes: T.Compose
+) -> tuple[EncodedMaker, DeviceImages]:
+    """Return the reader of a folder's batches, and the steps that finish them on a device."""
+    source, policy = FolderSource(root), BadSamplePolicy(mode="raise")
+    maker = EncodedMaker(
+        source,
+        takes=decoder.takes,
+        decoder=decoder.cpu,
+        recipes=recipes,
+        allocate=place.empty_host,
+        policy=policy,
+        leaves_out_exif=decoder.acts_on_exif,
+    )
+    steps = DeviceImages(
+        source,
+        decoder=decoder,
+        recipes=recipes,
+        collate_fn=default_collate,
+        policy=policy,
+        place=place,
+    )
+    return maker, steps
+
+
+def request_of(num_images: int) -> Request:
+    return Request(0, 1, 0, 0, 1, np.arange(num_images), num_images)
 
 
 EXECUTIONS = (

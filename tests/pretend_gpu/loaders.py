@@ -32,6 +32,10 @@ from tests.images import encode
 
 SEED = 7
 BATCH_SIZE = 4
+Count = Callable[[str, int, int], None]
+"""Type of the fixture ``count``."""
+EPOCHS = 6
+"""Number of epochs that most tests read."""
 ENOUGH_RUNS = 30
 """Runs of a control until it has failed."""
 PIXELS = 9000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.loader.test_exits import ODDER_WAYS, WAYS, check_exit
 from tests.loader.test_interrupts import assert_whole
 from tests.prepared_processes import run_until_exit
 from tests.pretend_gpu.loaders import (
+    Count,
     EagerDecoder,
     LateReader,
     decoder,
@@ -27,8 +28,6 @@ from tests.pretend_gpu.loaders import (
 )
 
 __all__ = ["decoder", "photos"]
-
-Count = Callable[[str, int, int], None]
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 4])

@@ -19,6 +19,8 @@ from tests.pretend_gpu.faults import (
     without_settle_after_augmenting,
 )
 from tests.pretend_gpu.loaders import (
+    EPOCHS,
+    Count,
     EagerDecoder,
     decoder,
     is_same,
@@ -30,9 +32,6 @@ from tests.pretend_gpu.loaders import (
 )
 
 __all__ = ["decoder", "photos"]
-
-Count = Callable[[str, int, int], None]
-EPOCHS = 6
 
 
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])

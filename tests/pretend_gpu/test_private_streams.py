@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Stage
 from tests.pretend_gpu.faults import with_pooled_streams
 from tests.pretend_gpu.loaders import (
+    EPOCHS,
+    Count,
     EagerDecoder,
     PoolUser,
     decoder,
@@ -28,8 +29,6 @@ from tests.pretend_gpu.loaders import (
 
 __all__ = ["decoder", "photos"]
 
-Count = Callable[[str, int, int], None]
-EPOCHS = 6
 POOL = 32
 """Number of streams that torch hands out in turn."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.pretend_gpu.faults import without_record_stream
 from tests.pretend_gpu.loaders import (
+    EPOCHS,
+    Count,
     EagerDecoder,
     Owed,
     decoder,
@@ -26,9 +27,6 @@ from tests.pretend_gpu.loaders import (
 )
 
 __all__ = ["decoder", "photos"]
-
-Count = Callable[[str, int, int], None]
-EPOCHS = 6
 
 
 @pytest.mark.parametrize("own_streams", [False, True], ids=["one stream", "own streams"])

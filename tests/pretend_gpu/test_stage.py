@@ -5,20 +5,14 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
 
-from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.device.place import CudaPlace
 from stateful_gpu_loader.engine.device.stage import Stage
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.pipeline import never_stopped
-from stateful_gpu_loader.records import Request
+from tests.device_loaders import request_of, steps_of
 from tests.pretend_gpu.loaders import EagerDecoder, decoder, held, photos
 
 __all__ = ["decoder", "photos"]
@@ -94,24 +88,8 @@ def test_the_bytes_are_no_longer_read_when_a_batch_is_decoded(
 ) -> None:
     """Their memory may be filled with another batch as soon as this one is dropped."""
     monkeypatch.setattr(decoder, "refuses", lambda data: False)
-    source, recipes, policy = FolderSource(photos), T.Compose([]), BadSamplePolicy(mode="raise")
-    read = EncodedMaker(
-        source,
-        takes=decoder.takes,
-        decoder=decoder.cpu,
-        recipes=recipes,
-        allocate=place.empty_host,
-        policy=policy,
-    )
-    steps = DeviceImages(
-        source,
-        decoder=decoder,
-        recipes=recipes,
-        collate_fn=default_collate,
-        policy=policy,
-        place=place,
-    )
-    batch = read(Request(0, 1, 0, 0, 1, np.arange(16), 16), never_stopped)
+    read, steps = steps_of(photos, place, decoder, T.Compose([]))
+    batch = read(request_of(16), never_stopped)
     with place.working(0):
         steps.decode(batch)
         assert place._streams[0].query(), "nothing is queued any more"

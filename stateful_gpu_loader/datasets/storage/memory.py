@@ -108,8 +108,8 @@ class Arena:
     def leave_out(self, start: int, spans: Sequence[tuple[int, int]]) -> int:
         """Remove parts of the last bytes, and return where the others now start.
 
-        What lies before a part moves up to what lies after it, as an image's pixels are behind all
-        that is removed from it. So there is a gap before the new start.
+        The bytes before a part move up to those after it, and leave a gap before the new start. In
+        an image few bytes come before what is removed, and all pixels after it.
 
         Args:
             start: first of the bytes.

@@ -48,11 +48,11 @@ class ShardedReader:
         self._epoch: tuple[int, int, EpochLanes] | None = None
         self._turns = threading.Condition()
         is_encoded = isinstance(plan.dataset, EncodedShards)
-        self._generators = SampleGenerators(plan.dataset)
-        draws: bool | None = getattr(plan.dataset, "draws", None)
-        if is_encoded or self._generators.has_private:
-            draws = not is_encoded
-        self._rule = DrawRule(type(plan.dataset).__name__, draws)
+        self._generators = SampleGenerators(None if is_encoded else plan.dataset)
+        draws = False if is_encoded else getattr(plan.dataset, "draws", None)
+        self._rule = DrawRule(
+            type(plan.dataset).__name__, True if self._generators.has_private else draws
+        )
 
     @property
     def uses_global_generators(self) -> bool:

@@ -58,6 +58,7 @@ _ENDED: dict[str, tuple[str, str]] = {
     INITIALISING: ("It ended in worker_init_fn", "let worker_init_fn return"),
 }
 """Activity of a worker process when it ended, and the remedy."""
+
 _REMEDIES = {
     errno.EAGAIN: "raise the limit of processes (`ulimit -u`, pids.max of a container), or use "
     "fewer workers",

@@ -28,7 +28,7 @@ class Batching:
 
     Args:
         images: n >= 1 images, [C, H, W] of any strides, of one dtype and on one device; they stay
-            as they are. Of an :class:`Interleaved` a tensor is made only if a recipe needs it.
+            as they are. An :class:`Interleaved` becomes a tensor only if a recipe needs one.
         memory_format: of every batch that is made.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize

@@ -1,4 +1,4 @@
-"""Interleaved: an image of which a tensor is made only where one is needed."""
+"""Interleaved: an image that becomes a tensor only where one is needed."""
 
 from __future__ import annotations
 

@@ -12,51 +12,20 @@ import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.data import default_collate
 
 from stateful_gpu_loader import FolderSource
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.decoders.rule import without_exif
-from stateful_gpu_loader.engine.device.images import DeviceImages
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.engine.pipeline import never_stopped
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms.batches.ragged import launch
 from tests.decoders.variants import exif
+from tests.device_loaders import request_of, steps_of
 from tests.fake_gpu import FakePlace
 from tests.images import encode, photograph, write_photo_folder
-
-
-def made(
-    root: Path, place: FakePlace, decoder: Any, recipes: T.Compose
-) -> tuple[EncodedMaker, DeviceImages]:
-    """Return what reads batches of a folder, and what finishes them."""
-    source, policy = FolderSource(root), BadSamplePolicy(mode="raise")
-    maker = EncodedMaker(
-        source,
-        takes=decoder.takes,
-        decoder=decoder.cpu,
-        recipes=recipes,
-        allocate=place.empty_host,
-        policy=policy,
-        leaves_out_exif=decoder.acts_on_exif,
-    )
-    steps = DeviceImages(
-        source,
-        decoder=decoder,
-        recipes=recipes,
-        collate_fn=default_collate,
-        policy=policy,
-        place=place,
-    )
-    return maker, steps
-
-
-def request_of(num_images: int) -> Request:
-    return Request(0, 1, 0, 0, 1, np.arange(num_images), num_images)
 
 
 class CpuDecoded:
@@ -93,14 +62,16 @@ def test_pixels_of_the_cpu_are_copied_in_the_augmenting_step(
     place = FakePlace()
     place.open()
     decoder = CpuDecoded({sizes[i] for i in (1, 2, 5)}, {sizes[7]})
-    maker, steps = made(tmp_path, place, decoder, T.Compose([T.Resize((16, 16))]))
+    maker, steps = steps_of(tmp_path, place, decoder, T.Compose([T.Resize((16, 16))]))
     copied: list[torch.Tensor] = []
     monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given) or given.clone())
     decoded = steps.decode(maker(request_of(9), never_stopped))
     assert copied == []
     images, _ = steps.augment(decoded)
     assert len(copied) == 3, "one of the batch's memory, one of the refused image, one of targets"
-    maker, steps = made(tmp_path, place, CpuDecoded(set(), set()), T.Compose([T.Resize((16, 16))]))
+    maker, steps = steps_of(
+        tmp_path, place, CpuDecoded(set(), set()), T.Compose([T.Resize((16, 16))])
+    )
     expected, _ = steps.augment(steps.decode(maker(request_of(9), never_stopped)))
     assert torch.equal(images, expected)
 
@@ -158,7 +129,7 @@ def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
     write_mixed_folder(tmp_path, 9)
     place, decoder = FakePlace(), Given()
     place.open()
-    maker, steps = made(tmp_path, place, decoder, T.Compose([T.Resize((8, 8))]))
+    maker, steps = steps_of(tmp_path, place, decoder, T.Compose([T.Resize((8, 8))]))
     decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8)] * 6
     batch = maker(request_of(9), never_stopped)
     source = FolderSource(tmp_path)
@@ -206,7 +177,7 @@ def test_the_stage_calls_torch_as_often_for_any_number_of_images(
     monkeypatch.setattr(place, "copy_in", torch.clone)
     decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8) for _ in range(24)]
     recipes = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0], [1])])
-    maker, steps = made(tmp_path, place, decoder, recipes)
+    maker, steps = steps_of(tmp_path, place, decoder, recipes)
     found = []
     for num_images in (6, 12, 24):
         batch = maker(request_of(num_images), never_stopped)

@@ -101,30 +101,31 @@ class Run:
         A signal handler may raise at any moment. What was half done is then made again from the
         delivered place, so it is marked before it is done: ``is_running`` and ``is_moving``.
         """
-        with self._lock, waiting("wait", self._engine.tally.own):
+        with self._lock:
             try:
-                while not self._ended:
-                    begun = self._ready()
-                    offer = begun.current.offered
-                    if offer is not None:
-                        return offer
-                    if begun.has_met_end:
-                        self._end(begun)
-                        continue
-                    begun.is_running = False
-                    try:
-                        request, found = next(begun.pipeline)
-                    except WorkersDied as loss:
-                        self._recover(begun, loss)
-                    except StopIteration:
-                        self._end(begun)
-                    except Stopped:
-                        continue  # an exception has torn an earlier request: made again
-                    else:
-                        begun.is_moving = True
-                        has_begun = self._arrived(begun, request, found)
-                        begun.is_moving = False
-                        begun.is_running = has_begun
+                with waiting("wait", self._engine.tally.own):
+                    while not self._ended:
+                        begun = self._ready()
+                        offer = begun.current.offered
+                        if offer is not None:
+                            return offer
+                        if begun.has_met_end:
+                            self._end(begun)
+                            continue
+                        begun.is_running = False
+                        try:
+                            request, found = next(begun.pipeline)
+                        except WorkersDied as loss:
+                            self._recover(begun, loss)
+                        except StopIteration:
+                            self._end(begun)
+                        except Stopped:
+                            continue  # an exception has torn an earlier request: made again
+                        else:
+                            begun.is_moving = True
+                            has_begun = self._arrived(begun, request, found)
+                            begun.is_moving = False
+                            begun.is_running = has_begun
             except BaseException as error:
                 # No variable may refer to the error itself: its traceback refers to this frame.
                 hidden = _hidden_by_lock(error)
@@ -233,7 +234,9 @@ class Run:
         begun = self._begun
         if begun is None or begun.has_answered or begun.is_given_up:
             return
-        is_interrupt = begun.is_torn or not isinstance(error, Exception)
+        # A batch that is offered was made without an exception, so this one is a handler's.
+        is_made = begun.current.offered is not None
+        is_interrupt = begun.is_torn or is_made or not isinstance(error, Exception)
         has_moved = begun.plan.memory is not None or begun.schedule.start_place().user is not None
         if is_interrupt and has_moved:
             self._note_start(begun)

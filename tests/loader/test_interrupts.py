@@ -16,6 +16,7 @@ import pytest
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers import torch_workers
+from stateful_gpu_loader.engine.workers.worker_monitor import WorkerMonitor
 from tests.conformance import copy_of, same
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
@@ -234,6 +235,15 @@ def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str, photos: Pat
     assert_whole(make, at=0, error=Alarm, by="opcode", every=3, of=returns_a_request)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
+    error: type[BaseException],
+) -> None:
+    """The pass has begun, and its sampler has moved, but nothing is delivered."""
+    make = KINDS["a sampler of counter"]
+    assert_whole(make, at=0, error=error, of=lambda place: place.file == "engine/stages.py")
+
+
 def test_an_interrupt_while_torch_watches_new_workers_is_raised_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,25 +283,28 @@ def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
     assert same(found + list(map(copy_of, batches)), batches_of(make()))
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(WorkerMonitor, "stop"), (torch_workers, "have_ended")]
+)
 def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
-    monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = PROCESSES["map"]
     list(make())
-    monitor, interrupts = torch_workers.WorkerMonitor, iter([KeyboardInterrupt()])
+    interrupts = [KeyboardInterrupt]
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    stop = monitor.stop
+    whole = getattr(owner, name)
 
-    def interrupted(self: Any) -> None:
-        for interrupt in interrupts:
-            raise interrupt
-        stop(self)
+    def interrupted(*args: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return whole(*args)
 
-    monkeypatch.setattr(monitor, "stop", interrupted)
+    monkeypatch.setattr(owner, name, interrupted)
     batches = iter(make())
     with suppress(KeyboardInterrupt):
         list(batches)
-    assert next(interrupts, None) is None
+    assert not interrupts
     del batches
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before

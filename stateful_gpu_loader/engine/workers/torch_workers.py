@@ -330,7 +330,7 @@ class TorchWorkers(_MultiProcessingDataLoaderIter):
             if self._watch is not None:
                 is_healthy = not self._watch.has_lost()
                 self._watch.stop()
-                if is_healthy:
+                if is_healthy and not self._workers_done_event.is_set():
                     self._dismiss()
         finally:
             kill(started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
+from stateful_gpu_loader import __file__ as PACKAGE
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.workers import torch_workers
 from stateful_gpu_loader.engine.workers.worker_monitor import WorkerMonitor
@@ -261,6 +263,23 @@ def test_an_interrupt_while_torch_watches_new_workers_is_raised_itself(
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert same(list(map(copy_of, batches)), batches_of(make()))
+
+
+@pytest.mark.parametrize("kind", ["shards", "a device"])
+def test_no_lock_is_taken_in_a_function_of_python(
+    kind: str, photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler runs before ``Condition.__enter__`` returns, and the lock stays behind."""
+    enter, found = threading.Condition.__enter__, list[str]()
+
+    def noted(self: threading.Condition) -> bool:
+        found.append(sys._getframe(1).f_code.co_filename)
+        return enter(self)
+
+    monkeypatch.setattr(threading.Condition, "__enter__", noted)
+    make = partial(make_images, photos, num_workers=2, device="cuda")
+    list(make() if kind == "a device" else KINDS[kind]())
+    assert not [path for path in found if path.startswith(str(Path(PACKAGE).parent))]
 
 
 def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:

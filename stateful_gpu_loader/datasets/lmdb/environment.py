@@ -13,9 +13,10 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Condition
+from threading import Condition, RLock, get_ident
+from time import monotonic
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,8 @@ from stateful_gpu_loader.errors import MissingDependency
 REFETCH = "Remedy: fetch it anew"
 
 FORK_TIMEOUT = 30.0
-"""Seconds that a fork waits for reads in other threads, which take milliseconds."""
+"""Seconds that a fork waits for reads in other threads, and they for it; both take milliseconds."""
+_SECONDS_BETWEEN_CHECKS = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class LmdbEnvironment:
         self.path = path
         self.number = number
         self._opened: Any = None
-        self._readers = 0
+        self._reads: WeakSet[_Read] = WeakSet()
 
     def index(self) -> LmdbIndex:
         """What the tree says of all records; reads no value.
@@ -83,8 +85,9 @@ class LmdbEnvironment:
                     done += len(names)
                     note(done)
 
-        _GATE.enter(self)
+        read = _Read()
         try:
+            _GATE.opened(self, read)
             descriptor = os.open(_file(self.path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 table = KeyTable(keys(descriptor))
@@ -93,7 +96,7 @@ class LmdbEnvironment:
             finally:
                 os.close(descriptor)
         finally:
-            _GATE.leave(self)
+            del read
         return LmdbIndex(table, digest.hexdigest(), frozenset(outside))
 
     def read(self, key: bytes) -> npt.NDArray[np.uint8] | None:
@@ -108,9 +111,9 @@ class LmdbEnvironment:
             MissingDependency: the package ``lmdb`` is not installed.
         """
         lmdb = _lmdb()
-        opened = _GATE.enter(self)
+        read = _Read()
         try:
-            with opened.begin(buffers=True) as transaction:
+            with _GATE.opened(self, read).begin(buffers=True) as transaction:
                 # A view of the mapped file, which lmdb has read with the GIL released.
                 value = transaction.get(key)
                 return None if value is None else np.array(value, dtype=np.uint8)
@@ -119,7 +122,7 @@ class LmdbEnvironment:
                 errno.EIO, f"LMDB cannot read it ({error}). {REFETCH}", self.path
             ) from error
         finally:
-            _GATE.leave(self)
+            del read
 
     def __reduce__(self) -> tuple[Any, ...]:
         return environment_at, (self.path, self.number)
@@ -148,17 +151,29 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+class _Read:
+    """A read in progress, for as long as a function refers to it: no exception can leave it."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Gate:
-    """Counts the reads in progress, and delays a fork until there are none."""
+    """Knows the reads in progress, and delays a fork until there are none.
+
+    The interpreter drops what a signal handler raises in a hook of a fork, and leaves the hook in
+    the middle. So hooks keep no lock, and reads wait for a fork no longer than ``FORK_TIMEOUT``.
+    """
 
     def __init__(self) -> None:
-        self._condition = Condition()
+        self._lock = RLock()
+        self._fork_ended = Condition(self._lock)
         self._shared: WeakValueDictionary[Any, LmdbEnvironment] = WeakValueDictionary()
-        self._forks = 0
+        self._forks: dict[int, float] = {}
+        """By the thread that forks: the seconds of ``monotonic`` until which reads wait for it."""
         self._inherited: list[Any] = []
 
     def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
-        with self._condition:
+        with self._lock:
             # By the file, which two paths may lead to, and which may be written anew.
             key = os.path.realpath(_file(path)), number
             environment = self._shared.get(key)
@@ -166,46 +181,51 @@ class _Gate:
                 environment = self._shared[key] = LmdbEnvironment(path, number)
             return environment
 
-    def enter(self, environment: LmdbEnvironment) -> Any:
-        with self._condition:
-            while self._forks:
-                self._condition.wait()
+    def opened(self, environment: LmdbEnvironment, read: _Read) -> Any:
+        """The lmdb.Environment, which stays open until ``read`` is gone."""
+        with self._lock:
+            while (seconds := max(self._forks.values(), default=0.0) - monotonic()) > 0:
+                self._fork_ended.wait(seconds)
             if environment._opened is None:
                 environment._opened = _open(environment.path, environment.number)
-            environment._readers += 1
+            environment._reads.add(read)
             return environment._opened
 
-    def leave(self, environment: LmdbEnvironment) -> None:
-        with self._condition:
-            environment._readers -= 1
-            if self._forks:
-                self._condition.notify_all()
-
     def before_fork(self) -> None:
-        self._condition.acquire()
-        self._forks += 1
-        self._condition.wait_for(
-            lambda: not any(each._readers for each in self._shared.values()), FORK_TIMEOUT
-        )
-        for environment in self._shared.values():
-            if environment._opened is not None and not environment._readers:
-                environment._opened.close()
-                environment._opened = None
+        deadline = monotonic() + FORK_TIMEOUT
+        with self._lock:
+            self._forks[get_ident()] = deadline
+            while any(len(each._reads) for each in self._shared.values()):
+                if monotonic() >= deadline:
+                    break
+                self._fork_ended.wait(_SECONDS_BETWEEN_CHECKS)
+            self._close_all()
 
     def after_fork(self) -> None:
-        self._forks -= 1
-        self._condition.notify_all()
-        self._condition.release()
+        self._forks.pop(get_ident(), None)
+        with self._lock:
+            self._fork_ended.notify_all()
 
     def after_fork_in_child(self) -> None:
         # The threads that waited here, and those that read, are not in this process.
-        self._condition = Condition()
-        self._forks = 0
+        self._lock = RLock()
+        self._fork_ended = Condition(self._lock)
+        self._forks = {}
+        self._close_all()
         for environment in self._shared.values():
             if environment._opened is not None:
                 # Never closed, which would wait for the reads of the other process.
                 self._inherited.append(environment._opened)
-                environment._opened, environment._readers = None, 0
+                environment._opened, environment._reads = None, WeakSet()
+
+    def _close_all(self) -> None:
+        """Close what is not being read."""
+        for environment in self._shared.values():
+            if not environment._reads:
+                # Forgotten first: nobody meets one that an interrupt has kept half closed.
+                opened, environment._opened = environment._opened, None
+                if opened is not None:
+                    opened.close()
 
 
 def _open(path: str, number: FileNumber | None) -> Any:

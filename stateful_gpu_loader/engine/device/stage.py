@@ -268,12 +268,13 @@ class _Queue:
         """Number of places that were reserved and not yet left, by a task or in vain."""
         self._tasks: deque[Task] = deque()
         # Re-entrant: the garbage collector may end a stage while the lock is held.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
         self._turn = threading.Lock()
 
     def put(self, task: Task) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 task.cancel()
             else:
@@ -289,7 +290,7 @@ class _Queue:
             return task
 
     def _take(self) -> Task | None:
-        with self._changed:
+        with self._lock:
             while not (self._tasks or self._closed):
                 self._changed.wait()
             self._num_reserved = max(0, self._num_reserved - 1)
@@ -298,19 +299,19 @@ class _Queue:
 
     def reserve(self) -> None:
         """Wait for a place in the queue."""
-        with self._changed:
+        with self._lock:
             while self._num_reserved >= self._room and not self._closed:
                 self._changed.wait()
             self._num_reserved += 1
 
     def release(self) -> None:
         """Leave a place that was reserved, without a task."""
-        with self._changed:
+        with self._lock:
             self._num_reserved -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             while self._tasks:
                 self._tasks.popleft().cancel()

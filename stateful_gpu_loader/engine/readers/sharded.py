@@ -46,7 +46,8 @@ class ShardedReader:
         self._policy = policy
         self._served: dict[int, _ServedLane] = {}
         self._epoch: tuple[int, int, EpochLanes] | None = None
-        self._turns = threading.Condition()
+        self._lock = threading.RLock()
+        self._turn_came = threading.Condition(self._lock)
         is_encoded = isinstance(plan.dataset, EncodedShards)
         self._generators = SampleGenerators(None if is_encoded else plan.dataset)
         draws = False if is_encoded else getattr(plan.dataset, "draws", None)
@@ -76,9 +77,9 @@ class ShardedReader:
                 news = LaneProgress(cursors={request.lane: reader.end()}, rest=0)
                 return Reading(snapshot=news, bad=found)
         finally:
-            with self._turns:
+            with self._lock:
                 served.turn += 1
-                self._turns.notify_all()
+                self._turn_came.notify_all()
         news = LaneProgress(cursors={request.lane: taken.cursor})
         return Reading(samples=taken.samples, positions=taken.positions, bad=found, snapshot=news)
 
@@ -156,14 +157,14 @@ class ShardedReader:
         return taken
 
     def _wait_for_turn(self, request: LaneTurn, check: Callable[[], None]) -> _ServedLane:
-        with self._turns:
+        with self._lock:
             check()  # an abandoned turn must not open the lane behind the one that followed it
             if request.cursor is not None:
                 cursor = LaneCursor.from_text(request.cursor)
                 reader = self._reader(request, request.lane, request.lap, cursor)
                 served = _ServedLane(reader, request.start, request.turn)
                 self._served[request.lane] = served
-                self._turns.notify_all()
+                self._turn_came.notify_all()
                 return served
             while True:
                 found = self._served.get(request.lane)
@@ -178,7 +179,7 @@ class ShardedReader:
                         return found
                 if check is never_stopped:
                     raise Stopped  # an exception has torn the turn before, and nothing ends it
-                self._turns.wait(_SECONDS_BETWEEN_CHECKS)
+                self._turn_came.wait(_SECONDS_BETWEEN_CHECKS)
                 check()
 
     def _reader(

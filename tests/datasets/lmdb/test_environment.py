@@ -6,8 +6,10 @@ import gc
 import multiprocessing
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from stateful_gpu_loader.datasets.lmdb import environment as lmdb_environment
 from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
 from stateful_gpu_loader.datasets.lmdb.environment import environment_at
+from tests import interrupts
 from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
 from tests.patience import seconds
 
@@ -247,12 +250,46 @@ def test_a_read_that_hangs_holds_up_no_fork(path: Path, monkeypatch: pytest.Monk
     source = CaffeLMDBSource(path)
     other = CaffeLMDBSource(write_lmdb(path.parent / "other", [encoded_datum(b"a", 4)]))
     [environment] = source._environments
-    gate = lmdb_environment._GATE
-    gate.enter(environment)
-    try:
-        assert "already open in this process" in in_process(source, "fork")
-        assert in_process(other, "fork") == [4]
-        assert labels(source) == list(range(50))
-    finally:
-        gate.leave(environment)
+    read = lmdb_environment._Read()
+    lmdb_environment._GATE.opened(environment, read)
+    assert "already open in this process" in in_process(source, "fork")
+    assert in_process(other, "fork") == [4]
+    assert labels(source) == list(range(50))
+    del read
+    assert in_process(source, "fork") == list(range(50))
+
+
+def test_an_interrupt_of_a_fork_holds_up_no_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter drops what a handler raises in a hook of a fork."""
+    monkeypatch.setattr(lmdb_environment, "FORK_TIMEOUT", 0.05)
+    monkeypatch.setattr(interrupts, "_HOOKS_OF_FORKS", frozenset())
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    source = CaffeLMDBSource(path)
+    for number in interrupts.places_of(lambda: forked(source)).values():
+        source[0]
+        with interrupts.interrupt_at(number):
+            child = forked(source)
+        with ThreadPoolExecutor(1) as reader:
+            assert reader.submit(labels, source).result(seconds(6)) == list(range(50))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def forked(source: CaffeLMDBSource) -> int:
+    """The process id of a child that ends with 7 when it has read the source."""
+    child = os.fork()
+    if not child:
+        os._exit(7 if source[0][1] == 0 else 8)
+    return child
+
+
+def test_an_interrupt_of_a_read_holds_up_no_fork(path: Path) -> None:
+    source = CaffeLMDBSource(path)
+    [environment] = source._environments
+    environment.read(b"00000000")
+    for number in interrupts.places_of(lambda: environment.read(b"00000000")).values():
+        with interrupts.interrupt_at(number), suppress(KeyboardInterrupt):
+            environment.read(b"00000000")
+        assert not environment._reads
     assert in_process(source, "fork") == list(range(50))

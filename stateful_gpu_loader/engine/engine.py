@@ -72,6 +72,8 @@ class Begun:
     """Seed of this pass."""
     losses: int = 0
     """Number of times that workers were lost since a batch was delivered."""
+    is_started: bool = False
+    """Whether the pipeline was started for this pass: a kept one stands at the end of another."""
     is_running: bool = False
     """Whether the pipeline was started, and no exception has left it since."""
     is_moving: bool = False
@@ -107,6 +109,12 @@ class Begun:
     def was_alone(self) -> bool:
         """Whether the pipeline made one batch at a time, and may prefetch again."""
         return self.is_alone and self.alone == 0
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the pipeline can go on behind an exception that has left it."""
+        is_of_use = self.is_started and not (self.is_torn or self.was_alone)
+        return is_of_use and self.pipeline.is_whole
 
 
 class Engine:

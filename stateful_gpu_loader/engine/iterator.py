@@ -149,7 +149,7 @@ class Run:
             self._begun = begun = self._engine.begin()
         elif begun.current.offered is not None or (begun.is_running and not begun.was_alone):
             return begun
-        elif begun.is_torn or begun.was_alone or not begun.pipeline.is_whole:
+        elif not begun.can_go_on:
             begun.is_running = False
             begun.pipeline.close()
             if begun.is_torn:
@@ -162,7 +162,7 @@ class Run:
         return begun
 
     def _start(self, begun: Begun) -> None:
-        begun.is_alone = begun.alone > 0
+        begun.is_alone, begun.is_started = begun.alone > 0, False
         try:
             begun.pipeline.start(
                 begun.schedule.requests(), begun.schedule.starts(), one_at_a_time=begun.is_alone
@@ -170,7 +170,7 @@ class Run:
         except WorkersDied as loss:
             self._recover(begun, loss)
         else:
-            begun.is_running = True
+            begun.is_started = begun.is_running = True
 
     def _arrived(self, begun: Begun, request: Any, found: Any) -> bool:
         """Offer what the pipeline has returned to the user, if it is for the user.

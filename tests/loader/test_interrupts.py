@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ class Alarm(Exception):
     """Raised by the handler of a watchdog."""
 
 
-def batches_of(loader: StatefulGPULoader[Any]) -> list[Any]:
+def batches_of(loader: Iterable[Any]) -> list[Any]:
     return [copy_of(batch) for batch in loader]
 
 
@@ -237,6 +237,31 @@ def test_an_alarm_as_a_request_is_returned_loses_no_batch(kind: str, photos: Pat
     assert_whole(make, at=0, error=Alarm, by="opcode", every=3, of=returns_a_request)
 
 
+@pytest.mark.parametrize("kind", ["persistent", "a device"])
+def test_an_interrupt_before_a_later_pass_is_started_passes_over_no_epoch(
+    kind: str, photos: Path, fake_gpu: FakeGpu
+) -> None:
+    """The pipeline is then one that has ended its last pass, and stands as it was left there."""
+    device = {"num_workers": 1, "persistent_workers": True, "device": "cuda"}
+    make = PROCESSES[kind] if kind == "persistent" else partial(make_images, photos, **device)
+    loader = make()
+    list(loader)
+    batches = iter(loader)
+    places = places_of(lambda: next(batches), by="line")
+    numbers = [number for place, number in places.items() if place.function in ("_ready", "_start")]
+    assert numbers
+    loader = make()
+    list(loader)
+    second = batches_of(loader)
+    for number in numbers:
+        loader = make()
+        list(loader)
+        batches, found = iter(loader), []
+        with interrupt_at(number, by="line") as interrupt, suppress(KeyboardInterrupt):
+            found.append(copy_of(next(batches)))
+        assert same(found + batches_of(batches), second), interrupt.where
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
 def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
     error: type[BaseException],
@@ -311,6 +336,7 @@ def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     make = PROCESSES["map"]
     list(make())
     interrupts = [KeyboardInterrupt]
+    gc.collect()  # what other tests have left
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     whole = getattr(owner, name)
 

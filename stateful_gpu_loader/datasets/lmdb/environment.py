@@ -222,7 +222,7 @@ class _Gate:
         """Close what is not being read."""
         for environment in self._shared.values():
             if not environment._reads:
-                # Forgotten first: nobody meets one that an interrupt has kept half closed.
+                # It is forgotten before it is closed: no read may find it half closed.
                 opened, environment._opened = environment._opened, None
                 if opened is not None:
                     opened.close()

@@ -355,6 +355,35 @@ def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
+def test_an_interrupt_as_a_feeder_is_started_leaves_no_thread_and_no_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The queue notes how to end its thread only when that has been started."""
+    start, interrupts = threading.Thread.start, [KeyboardInterrupt]
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        if interrupts and self.name.endswith("Thread"):  # its name of the package comes later
+            raise interrupts.pop()
+
+    make = PROCESSES["map"]
+    whole = batches_of(make())
+    gc.collect()
+    before = _locks_and_threads()
+    batches = iter(make())
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert same(list(map(copy_of, batches)), whole)
+    del batches
+    gc.collect()
+    assert _locks_and_threads() == before
+
+
+def _locks_and_threads() -> tuple[int, int]:
+    return Path("/proc/self/maps").read_text().count("/dev/shm/"), threading.active_count()
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("photos")

@@ -555,6 +555,8 @@ def _close(queue: Any) -> None:
     with os.fdopen(os.dup(queue._reader.fileno()), "rb", buffering=0) as reader:
         queue.cancel_join_thread()
         queue.close()
+        # An interrupt as the thread was started kept the queue from noting how to end it.
+        queue._finalize_close(queue._buffer, queue._notempty)
         feeder = queue._thread
         deadline = time.monotonic() + _SECONDS_TO_CLEAN_UP
         while feeder not in (None, threading.current_thread()) and feeder.is_alive():

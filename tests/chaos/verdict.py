@@ -20,8 +20,8 @@ An interrupt between the system's answer and Python's assignment loses a file de
 """
 WARM = 1
 """Epochs of a life before what it holds is noted."""
-FEWEST = 6
-"""Epochs of a life from which growth can be told from chance."""
+FEWEST = 12
+"""Epochs of a life from which growth can be told from chance: workers may just have been killed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,11 +51,15 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     Raises:
         ValueError: they are of different benchmarks, machines or smoke runs.
     """
-    for field in ("benchmark", "machine", "quick"):
-        if before[field] != after[field]:
+    for field, (one, other) in {
+        "benchmark": (before["benchmark"], after["benchmark"]),
+        "machine": (_machine(before), _machine(after)),
+        "quick": (before["quick"], after["quick"]),
+    }.items():
+        if one != other:
             raise ValueError(
-                f"the results differ in {field}: {before[field]!r} and {after[field]!r}. Remedy: "
-                "compare two runs of one benchmark on one machine"
+                f"the results differ in {field}: {one!r} and {other!r}. Remedy: compare two runs "
+                "of one benchmark on one machine"
             )
     units = {each["name"]: each["unit"] for each in after["measurements"]}
     earlier = {(each["of"], each["to"]): each["ratio"] for each in before["comparisons"]}
@@ -69,6 +73,11 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
         for each in after["comparisons"]
         if (each["of"], each["to"]) in earlier
     ]
+
+
+def _machine(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The machine of a result, whatever else it was doing."""
+    return {name: of for name, of in content["machine"].items() if name != "load_average_before"}
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -50,3 +50,17 @@ def test_results_that_cannot_be_compared_are_refused() -> None:
     for field, value in (("benchmark", "state"), ("machine", {"cores": 4}), ("quick", True)):
         with pytest.raises(ValueError, match=f"differ in {field}.*Remedy"):
             compare.changes(one, {**one, field: value})
+
+
+def test_the_load_is_no_other_machine() -> None:
+    one, other = (
+        {
+            "benchmark": "quick",
+            "machine": {"cores": 2, "load_average_before": load},
+            "quick": False,
+            "measurements": [],
+            "comparisons": [],
+        }
+        for load in (0.1, 1.7)
+    )
+    assert compare.changes(one, other) == []

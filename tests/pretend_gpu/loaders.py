@@ -7,6 +7,7 @@ torch's allocator and streams, and with bytes that can be computed without a dev
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import threading
 import zlib
@@ -27,6 +28,7 @@ from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, 
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.engine import plan
 from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.records import EncodedSample
 from stateful_gpu_loader.transforms.batches.interleaved import Interleaved, as_tensor
 from tests.images import encode
 
@@ -59,6 +61,13 @@ def write_photos(root: Path, count: int = 48) -> Path:
         data = encode(Image.fromarray(pixels), kind)
         (folder / f"{number:03d}.{ending}").write_bytes(data.numpy().tobytes())
     return root
+
+
+def damage(root: Path) -> None:
+    """Damage every seventh file: some have no header, others a header and too few bytes."""
+    for number, path in enumerate(sorted(root.rglob("*.jpg"))[::7]):
+        whole = path.read_bytes()
+        path.write_bytes([b"", b"this is no photograph", whole[:-1500]][number % 3])
 
 
 class EagerDecoder:
@@ -97,9 +106,12 @@ class EagerDecoder:
             for each, header in zip(data, headers, strict=True)
         ]
 
-    def _decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor:
+    def _decode(self, data: torch.Tensor, header: ImageHeader) -> torch.Tensor | ValueError:
+        try:
+            pixels = self.cpu.decode(data, header).permute(1, 2, 0).contiguous()
+        except Exception as error:
+            return ValueError(str(error))
         self.num_images += 1
-        pixels = self.cpu.decode(data, header).permute(1, 2, 0).contiguous()
         image = torch.empty(pixels.shape, dtype=torch.uint8, device="cuda")
         ctypes.memmove(image.data_ptr(), pixels.data_ptr(), pixels.nbytes)
         # torch does not know of this copy, as it does not know how nvJPEG reads its input.
@@ -159,12 +171,39 @@ def make(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 
 def owed(root: Path, *, epoch: int = 0, cpu_share: float = 0.0, seed: int = SEED) -> Owed:
     """Compute the batches of one epoch of :func:`make`, on the CPU."""
-    source = FolderSource(root)
-    n = len(source)
+    n = len(FolderSource(root))
     order = Permutation(n, seed=seed, epoch=epoch)(np.arange(n)).tolist()
-    samples = [source.read(index) for index in order]
+    return _owed_of(root, order, cpu_share)
+
+
+class _Numbered(FolderSource):
+    """The target of a photograph is its index."""
+
+    def read(self, index: int) -> EncodedSample:
+        return dataclasses.replace(super().read(index), target=index)
+
+
+def owed_with_replacements(root: Path, epochs: int) -> list[Owed]:
+    """Compute some epochs of :func:`make` with ``on_bad_sample="replace"``, on the CPU.
+
+    A loader without a device tells which photographs come.
+    """
+    loader: StatefulGPULoader[Any] = StatefulGPULoader(
+        _Numbered(root),
+        BATCH_SIZE,
+        True,
+        seed=SEED,
+        transform=[T.Resize((32, 32))],
+        on_bad_sample="replace",
+    )
+    orders = [[index for _, targets in loader for index in targets.tolist()] for _ in range(epochs)]
+    return [_owed_of(root, order, cpu_share=0.0) for order in orders]
+
+
+def _owed_of(root: Path, order: list[int], cpu_share: float) -> Owed:
+    samples = [FolderSource(root).read(index) for index in order]
     batches = []
-    for start in range(0, n, BATCH_SIZE):
+    for start in range(0, len(order), BATCH_SIZE):
         part = samples[start : start + BATCH_SIZE]
         images = torch.stack([_owed_image(sample.data, cpu_share) for sample in part])
         batches.append([images, torch.tensor([sample.target for sample in part])])

@@ -22,10 +22,12 @@ from tests.pretend_gpu.loaders import (
     EPOCHS,
     Count,
     EagerDecoder,
+    damage,
     decoder,
     is_same,
     make,
     owed,
+    owed_with_replacements,
     photos,
     until_wrong,
     wrong_batches,
@@ -70,6 +72,21 @@ def test_kept_batches_are_never_written_again(
     wrong = sum(not is_same([part.cpu() for part in batch], other) for batch, other in pairs)
     count("batches that are kept", len(kept), wrong)
     assert wrong == 0
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_bad_samples_are_replaced(
+    photos: Path, decoder: EagerDecoder, count: Count, worker_type: str
+) -> None:
+    """Some are found by their header, before the device, others when nothing decodes them."""
+    damage(photos)
+    epochs = owed_with_replacements(photos, EPOCHS)
+    changes = {"on_bad_sample": "replace", "worker_type": worker_type, "prefetch_factor": 3}
+    loader = make(photos, **changes)
+    compared, wrong = wrong_batches(lambda: loader, epochs)
+    count("batches with replaced samples", compared, wrong)
+    assert (compared, wrong) == (12 * EPOCHS, 0)
+    assert len(loader.bad_samples) == len(list(photos.rglob("*.jpg"))[::7])
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     Raises:
         ValueError: they are of different benchmarks, machines or smoke runs.
     """
-    for field, (one, other) in {
-        "benchmark": (before["benchmark"], after["benchmark"]),
-        "machine": (_machine(before), _machine(after)),
-        "quick": (before["quick"], after["quick"]),
-    }.items():
-        if one != other:
+    one, other = map(_conditions, (before, after))
+    for field in one:
+        if one[field] != other[field]:
             raise ValueError(
-                f"the results differ in {field}: {one!r} and {other!r}. Remedy: compare two runs "
-                "of one benchmark on one machine"
+                f"the results differ in {field}: {one[field]!r} and {other[field]!r}. Remedy: "
+                "compare two runs of one benchmark on one machine"
             )
     units = {each["name"]: each["unit"] for each in after["measurements"]}
     earlier = {(each["of"], each["to"]): each["ratio"] for each in before["comparisons"]}
@@ -75,9 +72,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
     ]
 
 
-def _machine(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The machine of a result, whatever else it was doing."""
-    return {name: of for name, of in content["machine"].items() if name != "load_average_before"}
+def _conditions(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two results must have in common; the machine's load may differ."""
+    machine = {**content["machine"], "load_average_before": None}
+    return {"benchmark": content["benchmark"], "machine": machine, "quick": content["quick"]}
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -112,7 +112,7 @@ class Begun:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the pipeline can go on behind an exception that has left it."""
+        """Whether the pipeline can continue this pass after it raised an exception."""
         is_of_use = self.is_started and not (self.is_torn or self.was_alone)
         return is_of_use and self.pipeline.is_whole
 

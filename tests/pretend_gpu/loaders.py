@@ -63,11 +63,13 @@ def write_photos(root: Path, count: int = 48) -> Path:
     return root
 
 
-def damage(root: Path) -> None:
-    """Damage every seventh file: some have no header, others a header and too few bytes."""
-    for number, path in enumerate(sorted(root.rglob("*.jpg"))[::7]):
+def damage(root: Path) -> list[Path]:
+    """Damage every seventh JPEG: some lose their header, others their last bytes; return them."""
+    damaged = sorted(root.rglob("*.jpg"))[::7]
+    for number, path in enumerate(damaged):
         whole = path.read_bytes()
         path.write_bytes([b"", b"this is no photograph", whole[:-1500]][number % 3])
+    return damaged
 
 
 class EagerDecoder:
@@ -171,9 +173,10 @@ def make(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
 
 def owed(root: Path, *, epoch: int = 0, cpu_share: float = 0.0, seed: int = SEED) -> Owed:
     """Compute the batches of one epoch of :func:`make`, on the CPU."""
-    n = len(FolderSource(root))
+    source = FolderSource(root)
+    n = len(source)
     order = Permutation(n, seed=seed, epoch=epoch)(np.arange(n)).tolist()
-    return _owed_of(root, order, cpu_share)
+    return _owed_of(source, order, cpu_share)
 
 
 class _Numbered(FolderSource):
@@ -197,11 +200,12 @@ def owed_with_replacements(root: Path, epochs: int) -> list[Owed]:
         on_bad_sample="replace",
     )
     orders = [[index for _, targets in loader for index in targets.tolist()] for _ in range(epochs)]
-    return [_owed_of(root, order, cpu_share=0.0) for order in orders]
+    source = FolderSource(root)
+    return [_owed_of(source, order, cpu_share=0.0) for order in orders]
 
 
-def _owed_of(root: Path, order: list[int], cpu_share: float) -> Owed:
-    samples = [FolderSource(root).read(index) for index in order]
+def _owed_of(source: FolderSource, order: list[int], cpu_share: float) -> Owed:
+    samples = [source.read(index) for index in order]
     batches = []
     for start in range(0, len(order), BATCH_SIZE):
         part = samples[start : start + BATCH_SIZE]

@@ -555,7 +555,7 @@ def _close(queue: Any) -> None:
     with os.fdopen(os.dup(queue._reader.fileno()), "rb", buffering=0) as reader:
         queue.cancel_join_thread()
         queue.close()
-        # An interrupt as the thread was started kept the queue from noting how to end it.
+        # After an interrupt during the thread's start, close() does not end the thread.
         queue._finalize_close(queue._buffer, queue._notempty)
         feeder = queue._thread
         deadline = time.monotonic() + _SECONDS_TO_CLEAN_UP

@@ -126,6 +126,8 @@ class _Base(NamedTuple):
     """Whether ``next`` comes from a state."""
     generation: int
     """Number of loads."""
+    gone_back: Standing | None = None
+    """Standing of the pass that had to stop there, if no state was loaded since."""
 
 
 class _Requested(NamedTuple):
@@ -192,10 +194,10 @@ class Passes:
                 stacklevel=5,
             )
         self._begun += 1
-        current, new = (
-            self._current,
-            Pass(start, number=self._begun, generation=self.generation, resumed=self._loaded),
-        )
+        current, gone_back = self._current, self._base.gone_back
+        new = Pass(start, number=self._begun, generation=self.generation, resumed=self._loaded)
+        if current is None and gone_back is not None:
+            new.set_standing(Standing(start, gone_back.history, gone_back.last_delivered))
         before = 0 if current is None else current.number
         self._passes = (*(one for one in self._passes if one.number >= before), new)
         return new
@@ -248,7 +250,9 @@ class Passes:
         moved = self._current
         never_moved = not current.standing.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
-            self.load(current.standing.place)
+            standing = current.standing._replace(history=self._history_of(current))
+            self.load(standing.place)
+            self._base = self._base._replace(gone_back=standing)
 
     def request_epoch(self, epoch: int) -> None:
         """Let the next pass take this epoch, unless it goes on from a loaded state."""
@@ -261,11 +265,12 @@ class Passes:
             ValueError: fewer batches were delivered since the loader was built or loaded, or
                 more than the last 16 are asked for.
         """
-        standing = None if self._current is None else self._current.standing
+        current = self._current
         if batches_ago == 0:
-            if standing is None or standing.following is not None:
+            if current is None or current.standing.following is not None:
                 return self._upcoming()
-            return standing.place
+            return current.standing.place
+        standing = self._base.gone_back if current is None else current.standing
         history = () if standing is None else standing.history
         if not 0 < batches_ago <= len(history):
             raise ValueError(
@@ -304,7 +309,7 @@ class Passes:
             return twin
         if self._requested is None:
             twin._request = None
-        twin._base = self._base._replace(next=self._following(), loaded=self._loaded)
+        twin._base = _Base(self._following(), self._loaded, self.generation)
         return twin
 
     @property
@@ -342,7 +347,7 @@ class Passes:
         if current.standing.has_moved or current.generation != self.generation:
             return current.standing.history
         before = self._current
-        return () if before is None else before.standing.history
+        return current.standing.history if before is None else before.standing.history
 
     def _start(self, is_over: Callable[[Address], bool] | None, skips_empty_rest: bool) -> Address:
         start = self._upcoming()

@@ -387,6 +387,8 @@ class Player:
             while self._retries:
                 again, self._retries = units[self._retries[0]], self._retries[1:]
                 if found[:1] == [again]:
+                    # Of two failures that are alike nobody can tell which one came.
+                    self._is_over = again in [unit for _, unit in self._expected()]
                     self._has_moved |= self._moves_by_failing
                     return
         place, n = self._place, len(self._oracle.units(self._place.epoch))

@@ -161,3 +161,37 @@ def test_history_is_bounded_and_forgotten_by_a_load() -> None:
     passes.load(Address(0, 5))
     with pytest.raises(ValueError, match="0 of the last"):
         passes.address(1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("has_moved", [True, False])
+def test_history_outlives_a_pass_that_had_to_go_back(times: int, has_moved: bool) -> None:
+    passes = Passes()
+    current = passes.begin()
+    for end_ in (4, 8):
+        deliver(passes, current, end_)
+    if not has_moved:
+        end(passes, current)
+        current = passes.begin()
+    for _ in range(times):
+        passes.go_back(current)
+        current = passes.begin()
+    there = Address(0, 8) if has_moved else Address(1, 0)
+    assert [passes.address(k) for k in range(3)] == [there, Address(0, 4), Address(0, 0)]
+    deliver(passes, current, 12)
+    assert [passes.address(k) for k in range(1, 4)] == [there, Address(0, 4), Address(0, 0)]
+    passes.load(Address(0, 5))
+    with pytest.raises(ValueError, match="0 of the last"):
+        passes.address(1)
+
+
+def test_a_failed_batch_before_a_pass_went_back_is_still_tried_again_from_before_it() -> None:
+    passes = Passes()
+    current = passes.begin()
+    deliver(passes, current, 4)
+    passes.offer_failure(current, ValueError(), Address(0, 8))
+    assert current.offered is not None
+    current.offered.content.pop()
+    passes.go_back(current)
+    deliver(passes, passes.begin(), 12)
+    assert [passes.address(k) for k in range(3)] == [Address(0, 12), Address(0, 4), Address(0, 0)]

@@ -320,7 +320,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
     @property
     def bad_samples(self) -> BadSamples:
         """Record of the samples that could not be used."""
-        return self._engine.bad_samples
+        return self._engine.passes.bad_samples
 
     def stats(self) -> LoaderStats:
         """Return how much was delivered since the loader was built, and where the time went.

@@ -86,6 +86,8 @@ class Begun:
     """Number of batches that are still to be made one at a time."""
     ended_workers: set[int] = field(default_factory=set)
     """Workers whose iterators have ended."""
+    found_bad: tuple[FoundBad, ...] = ()
+    """Bad samples that were met since the last batch, to be recorded with the next one."""
     bad_in_a_row: int = 0
     """Number of samples in a row, since a batch was delivered, that could not be used."""
     ended: bool = False
@@ -138,10 +140,6 @@ class Engine:
         self.tally = Tally()
         """Counts and times of what was delivered."""
         self.workers = WorkerPool(plan.device, self.tally)
-        self.bad_samples = BadSamples()
-        """Record of the samples that could not be used."""
-        self.last: tuple[Any, tuple[FoundBad, ...]] | None = None
-        """Request of the last delivered batch, and the samples that it could not use."""
         self.promised_length: int | None = None
         """What ``len()`` of an iterable dataset returned, if it was called."""
         self.dataset_memory = DatasetMemory(config.dataset)
@@ -245,6 +243,7 @@ class Engine:
             promised_length=lambda: self.promised_length,
         )
         begun.has_met_end = begun.is_moving = False
+        begun.found_bad = ()
 
     def go_back(self, begun: Begun) -> None:
         """Let the next pass go on where this one had to stop, unless another has done so."""
@@ -307,7 +306,7 @@ class Engine:
         self.workers.launch(plan, self._policy(plan), self.seed.value, place)
 
     def _policy(self, plan: Plan) -> BadSamplePolicy:
-        return policy_of(plan, self.bad_samples.known)
+        return policy_of(plan, self.passes.bad_samples.known)
 
     def take_requested_epoch(self) -> None:
         """Treat an epoch set on a sampler of this package as given to the loader."""
@@ -319,12 +318,12 @@ class Engine:
         Raises:
             LoaderError: no batch was delivered, or what was drawn for it is not known.
         """
-        if self.last is None:
+        if self.passes.last is None:
             raise LoaderError(
                 "draws() tells what was drawn for the last delivered batch, and this loader has "
                 "delivered none. Remedy: call it after a batch has come out of iter(loader)"
             )
-        return drawn_for(self.plan, *self.last)
+        return drawn_for(self.plan, *self.passes.last)
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was built."""
@@ -367,7 +366,7 @@ class Engine:
             global_batch_size=self.plan.global_batch_size,
             index_digest=address.index_digest,
             ahead=text_of_ahead(address.ahead),
-            bad_samples=self.bad_samples.to_text(),
+            bad_samples=self.passes.bad_samples.to_text(),
             user=None if user is None else user.to_dict(),
             lanes=lane_texts(self.plan, address),
         )
@@ -411,7 +410,7 @@ class Engine:
             state, epoch=epoch, position=position, samples=samples, percent=percent, length=length
         )
         place = self._resolved(plan, target, accept=())
-        self._apply(plan, target, place, self.bad_samples, takes_seed=True)
+        self._apply(plan, target, place, self.passes.bad_samples, takes_seed=True)
 
     @property
     def _drawn_by(self) -> str | None:
@@ -465,7 +464,7 @@ class Engine:
         if takes_seed or self.seed.given is None:
             saved = Fingerprint.from_text(state.fingerprint)
             self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
-        self.bad_samples = bad_samples
+        self.passes.bad_samples = bad_samples
         self.take_requested_epoch()
         self.passes.load(place)
         if plan.memory is not None:

@@ -203,7 +203,6 @@ class Run:
         bad = () if answer is None else answer.bad
         if bad:
             self._note_bad(begun, bad)
-        self._engine.last = arrival.request, bad
         self._engine.tally.deliver(request, answer)
         place = begun.schedule.deliver(request, answer)
         _note_end_of_epoch(begun, answer)
@@ -211,7 +210,10 @@ class Run:
         self._note_start(begun)
         begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
-        self._passes.offer(begun.current, batch, place)
+        found, begun.found_bad = begun.found_bad, ()
+        self._passes.offer(
+            begun.current, batch, place, request=arrival.request, bad=bad, found=found
+        )
         return True
 
     def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:
@@ -222,7 +224,10 @@ class Run:
         if place is not None:
             begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
-        self._passes.offer_failure(begun.current, failure, place)
+        found: tuple[FoundBad, ...] = ()
+        if place is not None:
+            found, begun.found_bad = begun.found_bad, ()
+        self._passes.offer_failure(begun.current, failure, place, found=found)
 
     def _note_start(self, begun: Begun) -> None:
         """Complete the place where the pass began, once its first request was drawn."""
@@ -278,16 +283,16 @@ class Run:
         _note_end_of_epoch(begun, answer)
 
     def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
-        """Record bad samples, but not those of an iterator from before a state was loaded."""
-        if found and begun.current.generation == self._passes.generation:
-            self._engine.bad_samples.add(found)
-            self._engine.tally.bad_samples += len(found)
+        """Note bad samples, to be recorded when the batch behind them is delivered."""
+        begun.found_bad += found
+        self._engine.tally.bad_samples += len(found)
 
     def _end(self, begun: Begun) -> None:
         current = begun.current
         if current.standing.following is None:
             begun.is_moving = True
-            self._passes.end(current, begun.schedule.end())
+            found, begun.found_bad = begun.found_bad, ()
+            self._passes.end(current, begun.schedule.end(), found=found)
             self._engine.tally.epochs += begun.has_answered
         begun.ended = begun.is_running = True
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0

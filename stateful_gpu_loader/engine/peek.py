@@ -62,7 +62,6 @@ def twin_of(engine: Engine) -> Engine:
     twin.dataset_memory = engine.dataset_memory.twin(config.dataset)
     twin.tally = Tally()
     twin.workers = engine.workers.twin(twin.tally)
-    twin.bad_samples = copy.deepcopy(engine.bad_samples)
     twin.passes = passes.twin()
     if memory is not None and passes.is_in_progress:
         put_sampler(memory, twin.passes.address())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import operator
 from collections.abc import Iterable, Mapping
@@ -90,6 +91,13 @@ class BadSamples:
             self._total += 1
             if len(self._samples) < MAX_SAMPLES:
                 self._samples.setdefault(bad.index, bad)
+
+    def including(self, found: Iterable[FoundBad]) -> BadSamples:
+        """Return another record, which has these as well."""
+        record = copy.copy(self)
+        record._samples = dict(self._samples)
+        record.add(found)
+        return record
 
     @classmethod
     def union(cls, records: Iterable[BadSamples]) -> BadSamples:

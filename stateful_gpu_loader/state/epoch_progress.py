@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
+
 HISTORY = 16
 """How many batches back ``state_dict(batches_ago=)`` reaches."""
 
@@ -61,8 +63,12 @@ class Offer(NamedTuple):
     """The batch or the exception; empty once the loop has taken it."""
     standing: Standing
     """Standing of the pass from then on."""
-    is_failure: bool
+    is_failure: bool = False
     """Whether the content is an exception."""
+
+    @property
+    def is_taken(self) -> bool:
+        return not self.content
 
 
 class Pass:
@@ -75,7 +81,7 @@ class Pass:
         resumed: whether the pass goes on from a loaded state.
 
     >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
-    >>> current.offer("batch", Standing(Address(0, 8), delivered=True))
+    >>> current.offer(Offer(["batch"], Standing(Address(0, 8), delivered=True)))
     >>> current.standing.place
     Address(epoch=0, position=0)
     >>> current.offered.content.pop(), current.standing.place
@@ -98,23 +104,22 @@ class Pass:
     def standing(self) -> Standing:
         """Deliveries up to now."""
         offer = self._offer
-        return self._standing if offer is None or offer.content else offer.standing
+        return offer.standing if offer is not None and offer.is_taken else self._standing
 
     @property
     def offered(self) -> Offer | None:
         """The offer that was not taken yet; None if there is none."""
         offer = self._offer
-        return offer if offer is not None and offer.content else None
+        return None if offer is None or offer.is_taken else offer
 
-    def offer(self, content: Any, standing: Standing, *, is_failure: bool = False) -> None:
+    def offer(self, offer: Offer) -> None:
         """Hold a batch, or an exception, ready for the user's loop."""
         self._standing = self.standing
-        self._offer = Offer([content], standing, is_failure)
+        self._offer = offer
 
     def set_standing(self, standing: Standing) -> None:
         """Replace the standing, without a delivery."""
-        self._standing = self.standing
-        self._offer = Offer([], standing, is_failure=False)
+        self.offer(Offer([], standing))
 
 
 class _Base(NamedTuple):
@@ -139,6 +144,18 @@ class _Requested(NamedTuple):
     generation: int
 
 
+class _Record(NamedTuple):
+    """What is kept of the batches that were delivered, replaced as a whole."""
+
+    bad: BadSamples
+    last: tuple[Any, tuple[FoundBad, ...]] | None = None
+    """Request of the last one, and the samples that it could not use."""
+
+
+def _unchanged(record: _Record) -> tuple[_Record, None, _Record]:
+    return record, None, record
+
+
 class Passes:
     """The passes of one loader, in the order in which they deliver.
 
@@ -161,6 +178,8 @@ class Passes:
     def __init__(self) -> None:
         self._base = _Base(Address(epoch=0, position=0), loaded=False, generation=0)
         self._request: _Requested | None = None
+        self._records: tuple[_Record, Offer | None, _Record] = _unchanged(_Record(BadSamples()))
+        """The record before the last offer is taken, that offer, and the record from then on."""
         self._passes: tuple[Pass, ...] = ()
         """The passes that the state may speak of, oldest first."""
         self._begun = 0
@@ -202,14 +221,37 @@ class Passes:
         self._passes = (*(one for one in self._passes if one.number >= before), new)
         return new
 
-    def offer(self, current: Pass, batch: Any, place: Address) -> None:
-        """Offer a batch of ``current`` to the user; the next one starts at ``place``."""
+    def offer(
+        self,
+        current: Pass,
+        batch: Any,
+        place: Address,
+        *,
+        request: Any = None,
+        bad: tuple[FoundBad, ...] = (),
+        found: tuple[FoundBad, ...] = (),
+    ) -> None:
+        """Offer a batch of ``current`` to the user; the next one starts at ``place``.
+
+        Args:
+            request: what the batch was made from.
+            bad: samples that it could not use.
+            found: bad samples that were met up to there, and that no earlier offer has.
+        """
         standing = current.standing
         before = standing.last_delivered or standing.place
         history = (*self._history_of(current)[1 - HISTORY :], before)
-        current.offer(batch, Standing(place, history, delivered=True, has_moved=True))
+        standing = Standing(place, history, delivered=True, has_moved=True)
+        self._offer(current, Offer([batch], standing), found, (request, bad))
 
-    def offer_failure(self, current: Pass, error: Any, place: Address | None) -> None:
+    def offer_failure(
+        self,
+        current: Pass,
+        error: Any,
+        place: Address | None,
+        *,
+        found: tuple[FoundBad, ...] = (),
+    ) -> None:
         """Offer an exception of ``current`` to the user; the next batch starts at ``place``.
 
         The state after an earlier batch (``batches_ago=``) still lies before the failed one, which
@@ -217,6 +259,7 @@ class Passes:
 
         Args:
             place: None if the failed batch does not move the place.
+            found: as for :meth:`offer`.
         """
         standing = current.standing
         if place is not None:
@@ -226,14 +269,31 @@ class Passes:
                 last_delivered=standing.last_delivered or standing.place,
                 has_moved=True,
             )
-        current.offer(error, standing, is_failure=True)
+        self._offer(current, Offer([error], standing, is_failure=True), found)
 
-    def end(self, current: Pass, following: Address) -> None:
-        """Note that ``current`` has delivered all; the next pass starts at ``following``."""
+    def end(self, current: Pass, following: Address, *, found: tuple[FoundBad, ...] = ()) -> None:
+        """Note that ``current`` has delivered all; the next pass starts at ``following``.
+
+        Args:
+            found: as for :meth:`offer`.
+        """
         history = self._history_of(current)
-        current.set_standing(
-            current.standing._replace(history=history, has_moved=True, following=following)
-        )
+        standing = current.standing._replace(history=history, has_moved=True, following=following)
+        self._offer(current, Offer([], standing), found)
+
+    @property
+    def bad_samples(self) -> BadSamples:
+        """Record of the samples that could not be used in the batches that were delivered."""
+        return self._record.bad
+
+    @bad_samples.setter
+    def bad_samples(self, record: BadSamples) -> None:
+        self._records = _unchanged(self._record._replace(bad=record))
+
+    @property
+    def last(self) -> tuple[Any, tuple[FoundBad, ...]] | None:
+        """Request of the last delivered batch, and the samples that it could not use."""
+        return self._record.last
 
     def load(self, address: Address) -> None:
         """Let the next pass, and any begun one that has delivered nothing, start at ``address``."""
@@ -311,6 +371,24 @@ class Passes:
             twin._request = None
         twin._base = _Base(self._following(), self._loaded, self.generation)
         return twin
+
+    @property
+    def _record(self) -> _Record:
+        before, offer, after = self._records
+        return after if offer is None or offer.is_taken else before
+
+    def _offer(
+        self,
+        current: Pass,
+        offer: Offer,
+        found: tuple[FoundBad, ...],
+        last: tuple[Any, tuple[FoundBad, ...]] | None = None,
+    ) -> None:
+        before = self._record
+        is_current = current.generation == self.generation
+        bad = before.bad.including(found) if found and is_current else before.bad
+        self._records = before, offer, _Record(bad, last or before.last)
+        current.offer(offer)
 
     @property
     def _current(self) -> Pass | None:

@@ -24,6 +24,7 @@ from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
 from tests.interrupts import Place, interrupt_at, places_of
 from tests.makers import MAKERS
+from tests.map_datasets import Noisy
 from tests.stream_kinds import KINDS
 
 __all__ = ["fake_gpu"]
@@ -65,6 +66,7 @@ def assert_whole(
     """Interrupt ``next()`` after ``at`` batches at each place, go on, save and resume."""
     loader = make()
     whole, following = batches_of(loader), batches_of(loader)
+    end = loader.state_dict()
     places = [each for each in places_of_next(make, at, by).items() if of(each[0])]
     assert places
     if issubclass(error, Exception):
@@ -94,6 +96,7 @@ def assert_whole(
             expected = whole[:at] + whole[at + 1 :]
         assert same(found + rest, expected), place
         assert same(batches_of(loader), following), place
+        assert loader.state_dict() == end, place
         resumed = make()
         resumed.load_state_dict(state)
         left = following if state["epoch"] == 1 else rest
@@ -134,6 +137,24 @@ ENOUGH = [*QUICK, "a batch sampler with state", "calls without length", "iterato
 @pytest.mark.parametrize("kind", QUICK)
 def test_an_interrupt_loses_and_shifts_nothing(kind: str) -> None:
     assert_whole(KINDS[kind], at=1, every=10)
+
+
+class SomeBad(Noisy):
+    """Every third sample cannot be used."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 3 == 0:
+            raise ValueError(f"no sample {index}")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("order", [None, [3, 1, 2, 6, 9, 4, 0, 5]])
+def test_an_interrupt_records_no_bad_sample_twice(order: list[int] | None) -> None:
+    """The record follows from deliveries."""
+    make = partial(
+        StatefulGPULoader, SomeBad(12), batch_size=2, sampler=order, on_bad_sample="drop", seed=1
+    )
+    assert_whole(make, at=1, every=3)
 
 
 @pytest.mark.fuzz

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import HISTORY, Address, Pass, Passes
 
 
@@ -195,3 +196,23 @@ def test_a_failed_batch_before_a_pass_went_back_is_still_tried_again_from_before
     passes.go_back(current)
     deliver(passes, passes.begin(), 12)
     assert [passes.address(k) for k in range(3)] == [Address(0, 12), Address(0, 4), Address(0, 0)]
+
+
+def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
+    passes = Passes()
+    current = passes.begin()
+    bad = (FoundBad(3, 0, 0, "no label"),)
+    for _ in range(2):
+        passes.offer(current, "batch", Address(0, 8), request="first", bad=bad, found=bad)
+        assert (passes.bad_samples.total, passes.last) == (0, None)
+    assert current.offered is not None
+    current.offered.content.pop()
+    assert (passes.bad_samples.total, passes.last) == (1, ("first", bad))
+    passes.end(current, Address(1, 0), found=bad)
+    assert (passes.bad_samples.total, passes.last) == (2, ("first", bad))
+    stale = passes.begin()
+    passes.load(Address(0, 0))
+    passes.offer(stale, "batch", Address(1, 8), request="second", found=bad)
+    assert stale.offered is not None
+    stale.offered.content.pop()
+    assert (passes.bad_samples.total, passes.last) == (2, ("second", ()))

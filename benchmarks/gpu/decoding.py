@@ -16,6 +16,7 @@ import torch
 from benchmarks.gpu.loaders import DEVICE
 from stateful_gpu_loader.decoders import ImageHeader, probe
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS, make_batch_decoder
+from stateful_gpu_loader.decoders.strided_image import Image
 
 BACKENDS = tuple(BATCH_DECODERS)
 """In the order in which "auto" tries them."""
@@ -60,7 +61,7 @@ class DecodingAlone:
         self._decoder: Any = make_batch_decoder(backend, DEVICE)
         self._batches = batches
 
-    def decode(self, number: int) -> list[torch.Tensor]:
+    def decode(self, number: int) -> list[Image]:
         """Decode one batch.
 
         Raises:

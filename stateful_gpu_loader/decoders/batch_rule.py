@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from stateful_gpu_loader.decoders.header import ImageHeader
-from stateful_gpu_loader.decoders.orientation import apply_orientation
+from stateful_gpu_loader.decoders.orientation import turned
 from stateful_gpu_loader.decoders.rule import (
     NO_CAUSE,
     OUT_OF_MEMORY,
     SOURCE_LOCATION,
     without_cause,
 )
+from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.decoders.unfilled_memory import unfilled_memory
 from stateful_gpu_loader.errors import LoaderError
 
-RawBatch = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
+RawBatch = Callable[[list[torch.Tensor]], Sequence[Image | None]]
 """Encoded images to uint8 [3, height, width] each, as stored: no orientation applied. None in place
 of one that cannot be decoded, or RuntimeError for all of them."""
 
@@ -42,7 +43,7 @@ SPARE_BYTES = 2**26
 
 def decode_batch_by_rule(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-) -> list[torch.Tensor | ValueError]:
+) -> list[Image | ValueError]:
     """Pixels by the rule, each image judged by itself.
 
     Args:
@@ -81,7 +82,7 @@ def with_index(device: torch.device) -> torch.device:
 
 def _decoded(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-) -> list[torch.Tensor | None]:
+) -> list[Image | None]:
     """None in place of each that is refused when it is alone.
 
     A batch of which nothing comes is halved, so that one bad image among 256 costs 16 calls more.
@@ -101,7 +102,7 @@ def _decoded(
 
 def _attempt(
     decode: RawBatch, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-) -> Sequence[torch.Tensor | None]:
+) -> Sequence[Image | None]:
     """As ``decode``, but all None where it fails for reasons that may lie in the bytes."""
     if not data:
         return []
@@ -129,7 +130,7 @@ def _attempt(
         return [None] * len(data)
 
 
-def _by_rule(image: torch.Tensor | None, header: ImageHeader) -> torch.Tensor | ValueError:
+def _by_rule(image: Image | None, header: ImageHeader) -> Image | ValueError:
     if image is None:
         _check_memory(header)
         return ValueError(
@@ -140,7 +141,7 @@ def _by_rule(image: torch.Tensor | None, header: ImageHeader) -> torch.Tensor | 
             f"{header.format.upper()} decoded to {image.dtype} {list(image.shape)}, its header "
             f"says {[3, *header.stored_size]}"
         )
-    return apply_orientation(image, header.orientation)
+    return turned(image, header.orientation)
 
 
 def _check_memory(header: ImageHeader) -> None:

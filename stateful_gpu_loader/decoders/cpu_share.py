@@ -11,6 +11,7 @@ import torch
 
 from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
 from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.strided_image import Image
 
 _BYTES = 64
 """How much of an image is hashed: bytes from its middle, where its pixels are encoded."""
@@ -44,7 +45,7 @@ class SharedOut:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         return self._decoder.decode_batch(data, headers)
 
     def __copy__(self) -> SharedOut:

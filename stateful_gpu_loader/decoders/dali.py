@@ -28,6 +28,7 @@ from stateful_gpu_loader.decoders.machine import (
 )
 from stateful_gpu_loader.decoders.routing import is_common_jpeg, takes_common
 from stateful_gpu_loader.decoders.rule import decode_by_rule
+from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 INPUT = "encoded"
@@ -199,7 +200,7 @@ class DaliDecoder:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """What :meth:`decode` gives or raises for each image, in one run of DALI.
 
         Args:
@@ -249,7 +250,7 @@ class DaliBatchDecoder:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
         return decode_batch_by_rule(self._decode, data, headers)

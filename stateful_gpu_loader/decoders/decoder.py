@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.strided_image import Image
 
 
 @runtime_checkable
@@ -68,7 +69,7 @@ class BatchDecoder(Protocol):
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """RGB pixels by the rule of :mod:`stateful_gpu_loader.decoders`.
 
         Args:
@@ -78,8 +79,9 @@ class BatchDecoder(Protocol):
 
         Returns:
             uint8 [3, height, width] each, on the current device, of any strides; later work on
-            the current stream may read them. A ValueError in place of one that is refused, which
-            is decided image by image, whatever else is in the batch.
+            the current stream may read them. A StridedImage where a tensor would cost a call of
+            torch. A ValueError in place of one that is refused, which is decided image by image,
+            whatever else is in the batch.
 
         Raises:
             RuntimeError: memory has run out, for which the bytes are not to blame.

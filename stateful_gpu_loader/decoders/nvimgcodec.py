@@ -27,6 +27,7 @@ from stateful_gpu_loader.decoders.machine import (
     load_package,
 )
 from stateful_gpu_loader.decoders.routing import takes_common
+from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
 from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 OPTIONS = ":fancy_upsampling=1"
@@ -74,17 +75,17 @@ class NvimgcodecBatchDecoder:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         if self._stages is None:
             self._stages = _Stages(self._device)
         wait_for_the_stream(self._device)
-        answers: list[torch.Tensor | ValueError | None] = [None] * len(data)
+        answers: list[Image | ValueError | None] = [None] * len(data)
         self._stages.keep(bytes_to_keep(headers))
         simple = [i for i, header in enumerate(headers) if _is_for_engines(header)]
         if self._stages.engines is not None:
             _fill(answers, simple, self._stages.engines, data, headers)
-        rest = [i for i, answer in enumerate(answers) if not isinstance(answer, torch.Tensor)]
+        rest = [i for i, answer in enumerate(answers) if not isinstance(answer, Image)]
         _fill(answers, rest, self._stages.cuda, data, headers)
         return [answer for answer in answers if answer is not None]
 
@@ -150,19 +151,19 @@ class _Stage:
             options=OPTIONS,
         )
 
-    def decode(self, data: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """uint8 [3, height, width] each, views of HWC memory that nvImageCodec owns, or None."""
+    def decode(self, data: list[torch.Tensor]) -> list[Image | None]:
+        """uint8 [3, height, width] each, in HWC memory that nvImageCodec owns, or None."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
         images = self._decoder.decode(
             [_library().CodeStream(each.numpy()) for each in data],
             params=self._parameters,
             cuda_stream=stream,
         )
-        return [_as_tensor(image, stream) for image in images]
+        return [None if image is None else _strided(image, stream) for image in images]
 
 
 def _fill(
-    answers: list[torch.Tensor | ValueError | None],
+    answers: list[Image | ValueError | None],
     places: list[int],
     stage: _Stage,
     data: Sequence[torch.Tensor],
@@ -179,9 +180,11 @@ def _is_for_engines(header: ImageHeader) -> bool:
     return isinstance(header, JpegHeader) and not header.progressive
 
 
-def _as_tensor(image: Any, stream: int) -> torch.Tensor | None:
+def _strided(image: Any, stream: int) -> StridedImage:
     # from_dlpack(image) would first ask for a later version of DLPack, in vain: an exception each.
-    return None if image is None else from_dlpack(image.to_dlpack(stream)).permute(2, 0, 1)
+    pixels = from_dlpack(image.to_dlpack(stream))
+    (height, width, channels), (row, column, channel) = pixels.shape, pixels.stride()
+    return StridedImage(pixels, (channels, height, width), (channel, row, column))
 
 
 def _trial() -> torch.Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from struct import unpack_from
 
-import torch
+from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
 
 ORIENTATION_TAG = 0x0112
 SHORT, LONG = 3, 4
 
-MIRRORED_AXES = {2: (2,), 3: (1, 2), 4: (1,), 5: (), 6: (2,), 7: (1, 2), 8: (1,)}
-"""Axes of [channels, height, width] to flip, for 5 to 8 after height and width are swapped."""
+MIRRORED_AXES = {2: (1,), 3: (0, 1), 4: (0,), 5: (), 6: (1,), 7: (0, 1), 8: (0,)}
+"""Axes of [height, width] to mirror, for 5 to 8 after height and width are swapped."""
 
 
 def read_orientation(tiff: memoryview | bytes) -> int:
@@ -49,23 +49,32 @@ def read_orientation(tiff: memoryview | bytes) -> int:
     return 1
 
 
-def apply_orientation(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """``image`` turned and mirrored for display (EXIF 2.32, section 4.6.4.A).
+def turned(image: Image, orientation: int) -> Image:
+    """``image`` turned and mirrored for display (EXIF 2.32, section 4.6.4.A), without a copy.
 
     Args:
-        image: [channels, height, width], any dtype.
+        image: uint8 [channels, height, width].
         orientation: 1 to 8; from 5 on height and width change places.
 
     Returns:
-        ``image`` itself for 1, otherwise a copy whose memory keeps the order of ``image``'s: a
-        whole image is not transposed in memory where a crop of it will do.
+        ``image`` itself for 1, otherwise another view of its memory.
 
-    >>> apply_orientation(torch.tensor([[[1, 2, 3]]]), 6)
+    >>> import torch
+    >>> turned(torch.tensor([[[1, 2, 3]]], dtype=torch.uint8), 6).tensor()
     tensor([[[1],
              [2],
-             [3]]])
+             [3]]], dtype=torch.uint8)
     """
     if orientation == 1:
         return image
-    upright = image if orientation < 5 else image.transpose(1, 2)
-    return upright.flip(MIRRORED_AXES[orientation])
+    stored = StridedImage.of(image)
+    (channels, height, width), (channel, row, column) = stored.shape, stored.strides
+    start = stored.start
+    if orientation >= 5:
+        height, width, row, column = width, height, column, row
+    mirrored = MIRRORED_AXES[orientation]
+    if 0 in mirrored:
+        start, row = start + (height - 1) * row, -row
+    if 1 in mirrored:
+        start, column = start + (width - 1) * column, -column
+    return StridedImage(stored.memory, (channels, height, width), (channel, row, column), start)

@@ -15,9 +15,10 @@ from stateful_gpu_loader.decoders.header import (
     PpmHeader,
     WebpHeader,
 )
-from stateful_gpu_loader.decoders.orientation import apply_orientation
+from stateful_gpu_loader.decoders.orientation import turned
 from stateful_gpu_loader.decoders.png import plain_png
 from stateful_gpu_loader.decoders.ppm import ppm_pixels
+from stateful_gpu_loader.decoders.strided_image import as_tensor
 from stateful_gpu_loader.decoders.webp import on_canvas, plain_webp
 from stateful_gpu_loader.errors import LoaderError
 
@@ -90,8 +91,7 @@ def decode_by_rule(
         image = to_8_bits(image)
     if isinstance(header, WebpHeader):
         image = on_canvas(image, header)
-    if header.orientation != 1:
-        image = apply_orientation(image, header.orientation)
+    image = as_tensor(turned(image, header.orientation))
     if image.shape != (3, header.height, header.width):
         raise ValueError(
             f"{header.format.upper()} decoded to {list(image.shape)}, its header says "

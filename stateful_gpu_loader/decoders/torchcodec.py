@@ -19,6 +19,7 @@ from stateful_gpu_loader.decoders.rule import (
     raw_operators,
     without_exif,
 )
+from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.errors import LoaderError
 
 
@@ -107,7 +108,7 @@ class TorchcodecBatchDecoder:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
         plain = [

@@ -18,6 +18,7 @@ from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
 from stateful_gpu_loader.decoders.routing import takes_baseline
 from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, raw_operators
+from stateful_gpu_loader.decoders.strided_image import Image
 
 
 class TorchvisionDecoder:
@@ -89,7 +90,7 @@ class TorchvisionBatchDecoder:
 
     def decode_batch(
         self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[torch.Tensor | ValueError]:
+    ) -> list[Image | ValueError]:
         """See :meth:`BatchDecoder.decode_batch`."""
         wait_for_the_stream(self._device)
         # "cuda" beside "cuda:0" would be another device each time.

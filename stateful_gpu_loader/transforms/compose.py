@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching
-from stateful_gpu_loader.transforms.batches.interleaved import Image
 from stateful_gpu_loader.transforms.motion import at_rest, one_after_the_other
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, copy_into
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torchvision  # noqa: F401  (registers torch.ops.image)
+
+from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
 
 DEVICE = torch.device("cuda", 0)
 
@@ -48,6 +51,11 @@ def decode_as_stored(data: torch.Tensor) -> torch.Tensor:
     """uint8 [3, height, width] on the CPU, no orientation applied."""
     image: torch.Tensor = torch.ops.image.decode_jpeg(data, 3)
     return image
+
+
+def tensors(answers: Sequence[Image | ValueError]) -> list[Any]:
+    """The images of a batch as tensors, and errors as they are."""
+    return [each if isinstance(each, ValueError) else as_tensor(each) for each in answers]
 
 
 def same(found: Any, expected: torch.Tensor) -> bool:

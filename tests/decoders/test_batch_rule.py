@@ -10,7 +10,7 @@ import torch
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.errors import LoaderError
-from tests.decoders.cuda_stub import CudaStub, damaged, decode_as_stored, is_damaged
+from tests.decoders.cuda_stub import CudaStub, damaged, decode_as_stored, is_damaged, tensors
 from tests.decoders.variants import NO_MEMORY, WITHOUT_CAUSE, exif, photo
 from tests.images import encode
 
@@ -48,7 +48,7 @@ def reference(data: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("backend", [AllOrNothing, OneByOne])
 def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrNothing]) -> None:
     decode = backend()
-    images = decode_batch_by_rule(decode, FILES, HEADERS)
+    images = tensors(decode_batch_by_rule(decode, FILES, HEADERS))
     assert decode.sizes == [8]
     for image, data in zip(images, FILES, strict=True):
         assert isinstance(image, torch.Tensor)
@@ -59,7 +59,7 @@ def test_a_good_batch_is_one_call_with_orientations_applied(backend: type[AllOrN
 @pytest.mark.parametrize("bad", [{0}, {7}, {2, 3, 5}, set(range(8))])
 def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: set[int]) -> None:
     files = [damaged(data) if i in bad else data for i, data in enumerate(FILES)]
-    images = decode_batch_by_rule(backend(), files, HEADERS)
+    images = tensors(decode_batch_by_rule(backend(), files, HEADERS))
     assert {i for i, image in enumerate(images) if isinstance(image, ValueError)} == bad
     for image, data in zip(images, FILES, strict=True):
         assert isinstance(image, ValueError) or torch.equal(image, reference(data))
@@ -69,9 +69,9 @@ def test_bad_images_cost_none_of_the_others(backend: type[AllOrNothing], bad: se
 def test_an_image_gets_the_same_answer_in_any_batch(backend: type[AllOrNothing]) -> None:
     """With others or alone, with good ones or bad ones."""
     files = [damaged(data) if i == 4 else data for i, data in enumerate(FILES)]
-    together = decode_batch_by_rule(backend(), files, HEADERS)
+    together = tensors(decode_batch_by_rule(backend(), files, HEADERS))
     for image, data, header in zip(together, files, HEADERS, strict=True):
-        (alone,) = decode_batch_by_rule(backend(), [data], [header])
+        (alone,) = tensors(decode_batch_by_rule(backend(), [data], [header]))
         if isinstance(alone, torch.Tensor):
             assert isinstance(image, torch.Tensor)
             assert torch.equal(image, alone)
@@ -90,14 +90,14 @@ def test_a_refusal_in_company_is_tried_again_alone() -> None:
             for i, each in enumerate(data)
         ]
 
-    images = decode_batch_by_rule(loses_the_second, FILES[:3], HEADERS[:3])
+    images = tensors(decode_batch_by_rule(loses_the_second, FILES[:3], HEADERS[:3]))
     assert calls == [3, 1]
     assert all(isinstance(image, torch.Tensor) for image in images)
 
 
 def test_a_single_image_is_judged_once() -> None:
     decode = AllOrNothing()
-    (answer,) = decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1])
+    (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
     assert decode.sizes == [1]
     assert isinstance(answer, ValueError)
     assert str(answer).startswith("JPEG cannot be decoded")
@@ -161,12 +161,12 @@ def test_a_broken_machine_is_no_fault_of_the_bytes(message: str) -> None:
 @pytest.mark.parametrize("status", [2, 3, 4, 6, 8, 9, 10])
 def test_what_nvjpeg_says_of_bytes_is_a_refusal(status: int) -> None:
     decode = AllOrNothing(f"Error while decoding JPEG images: Failed to parse: {status}\nmore")
-    (answer,) = decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1])
+    (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
     assert isinstance(answer, ValueError)
 
 
 def test_pixels_of_another_size_than_the_header_says_are_refused() -> None:
-    images = decode_batch_by_rule(AllOrNothing(), FILES[:2], [HEADERS[0], HEADERS[0]])
+    images = tensors(decode_batch_by_rule(AllOrNothing(), FILES[:2], [HEADERS[0], HEADERS[0]]))
     assert isinstance(images[0], torch.Tensor)
     assert isinstance(images[1], ValueError)
     assert "its header says [3, 40, 50]" in str(images[1])
@@ -176,7 +176,7 @@ def test_grey_that_stays_one_channel_is_refused() -> None:
     def grey(data: list[torch.Tensor]) -> list[torch.Tensor]:
         return [decode_as_stored(each)[:1] for each in data]
 
-    (answer,) = decode_batch_by_rule(grey, FILES[:1], HEADERS[:1])
+    (answer,) = tensors(decode_batch_by_rule(grey, FILES[:1], HEADERS[:1]))
     assert isinstance(answer, ValueError)
 
 
@@ -201,6 +201,6 @@ def test_one_bad_image_of_a_large_batch_costs_few_calls() -> None:
     decode = AllOrNothing()
     files = [FILES[i % 8] for i in range(256)]
     files[77] = damaged(files[77])
-    images = decode_batch_by_rule(decode, files, [HEADERS[i % 8] for i in range(256)])
+    images = tensors(decode_batch_by_rule(decode, files, [HEADERS[i % 8] for i in range(256)]))
     assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [77]
     assert len(decode.sizes) == 1 + 2 * 8

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from stateful_gpu_loader.decoders import JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.dali import DaliDecoder, PipelinePool
-from tests.decoders.cuda_stub import same
+from tests.decoders.cuda_stub import same, tensors
 from tests.decoders.variants import photo, pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
 from tests.patience import seconds
@@ -39,7 +39,7 @@ def decode(decoder: DaliDecoder, data: torch.Tensor) -> torch.Tensor:
 
 
 def decode_all(decoder: DaliDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return decoder.decode_batch(files, [probe(data) for data in files])
+    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
 
 
 def two_frames(data: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from stateful_gpu_loader.decoders import dali as module
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.dali import DaliBatchDecoder
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
-from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same, tensors
 from tests.decoders.variants import pillow_variants
 
 pytest.importorskip("nvidia.dali")
@@ -51,7 +51,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> CudaStub:
 
 
 def decode(decoder: DaliBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return decoder.decode_batch(files, [probe(data) for data in files])
+    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
 
 
 def reference(data: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from stateful_gpu_loader.decoders import (
 )
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
+from tests.decoders.cuda_stub import tensors
 from tests.decoders.variants import pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
 
@@ -47,7 +48,7 @@ def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
 def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
     """On the CPU, to be compared; a stream of its own is current, as in the device stage."""
     with torch.cuda.stream(torch.cuda.Stream()):
-        images = decoder.decode_batch(files, [probe(data) for data in files])
+        images = tensors(decoder.decode_batch(files, [probe(data) for data in files]))
         return [image if isinstance(image, ValueError) else image.cpu() for image in images]
 
 
@@ -121,7 +122,7 @@ def test_decoding_waits_for_work_that_still_reads_freed_memory(decoder: BatchDec
             torch.cuda._sleep(20_000_000)
             sums = [victim.sum() for victim in victims]
             del victims
-            images = decoder.decode_batch(files, [probe(data) for data in files])
+            images = tensors(decoder.decode_batch(files, [probe(data) for data in files]))
             assert all(int(total) == 3 * 512 * 640 for total in sums)
             for image, other in zip(images, expected, strict=True):
                 assert isinstance(image, torch.Tensor)
@@ -132,7 +133,7 @@ def test_pixels_outlive_later_batches(decoder: BatchDecoder) -> None:
     files = list(PHOTOS.values())
     with torch.cuda.stream(torch.cuda.Stream()):
         headers = [probe(data) for data in files]
-        kept = [decoder.decode_batch(files, headers) for _ in range(5)]
+        kept = [tensors(decoder.decode_batch(files, headers)) for _ in range(5)]
         for images in kept:
             for image, first in zip(images, kept[0], strict=True):
                 assert isinstance(image, torch.Tensor)

@@ -16,7 +16,7 @@ from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders import nvimgcodec as module
 from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder, bytes_to_keep
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
-from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same
+from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same, tensors
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
 from tests.decoders.variants import pillow_variants
 from tests.images import encode
@@ -41,7 +41,7 @@ def library(monkeypatch: pytest.MonkeyPatch, stub: CudaStub) -> FakeNvimgcodec:
 
 
 def decode(decoder: NvimgcodecBatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return decoder.decode_batch(files, [probe(data) for data in files])
+    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
 
 
 def by_cuda(data: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_a_bad_image_is_refused_alone(library: FakeNvimgcodec) -> None:
     files[2] = files[2].clone()
     headers = [probe(data) for data in files]
     files[2][:2] = 0  # a stream that cannot be read at all
-    images = NvimgcodecBatchDecoder(DEVICE).decode_batch(files, headers)
+    images = tensors(NvimgcodecBatchDecoder(DEVICE).decode_batch(files, headers))
     assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 2]
     assert all(isinstance(images[i], torch.Tensor) for i in (0, 3, 4))
 

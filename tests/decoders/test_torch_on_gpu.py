@@ -19,7 +19,15 @@ from stateful_gpu_loader.decoders import (
 )
 from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
-from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, decode_as_stored, is_damaged, same
+from tests.decoders.cuda_stub import (
+    DEVICE,
+    CudaStub,
+    damaged,
+    decode_as_stored,
+    is_damaged,
+    same,
+    tensors,
+)
 from tests.decoders.variants import variants
 
 NAMES = ("torchvision", "torchcodec")
@@ -69,7 +77,7 @@ def decoder(request: pytest.FixtureRequest) -> BatchDecoder:
 
 
 def decode(decoder: BatchDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return decoder.decode_batch(files, [probe(data) for data in files])
+    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
 
 
 def test_every_common_variant_shows_the_pixels_of_the_rule(

@@ -11,6 +11,7 @@ import torch
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import probe
+from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.images import encode, photograph, write_photo_folder
 
@@ -81,15 +82,15 @@ def owed_batches(
 
 def _decode(
     decoder: Any, data: list[torch.Tensor], headers: list[Any], device: torch.device
-) -> list[torch.Tensor]:
+) -> list[Image]:
     if device.type == "cpu":
         return [decoder.decode(*pair) for pair in zip(data, headers, strict=True)]
-    images = []
+    images: list[Image] = []
     for one, header in zip(data, headers, strict=True):
         _wait(device)
         found = decoder.decode_batch([one], [header])[0] if decoder.takes(header, one) else None
         _wait(device)
-        if not isinstance(found, torch.Tensor):
+        if found is None or isinstance(found, ValueError):
             found = decoder.cpu.decode(one, header).to(device)
         images.append(found)
     return images

@@ -26,10 +26,11 @@ from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
+from stateful_gpu_loader.decoders.strided_image import Image as Pixels
+from stateful_gpu_loader.decoders.strided_image import as_tensor
 from stateful_gpu_loader.engine import plan
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.transforms.batches.interleaved import Interleaved, as_tensor
 from tests.images import encode
 
 SEED = 7
@@ -127,9 +128,7 @@ class EagerDecoder:
         return image.permute(2, 0, 1)
 
 
-def _copied(
-    recipes: T.Compose, images: Sequence[torch.Tensor | Interleaved], drawn: Any
-) -> torch.Tensor:
+def _copied(recipes: T.Compose, images: Sequence[Pixels], drawn: Any) -> torch.Tensor:
     """Stand in for ``Compose.apply_batch``: queue copies of the images' first bytes."""
     batch = torch.empty((len(images), PIXELS), dtype=torch.uint8, device=images[0].device)
     for row, image in zip(batch, images, strict=True):

@@ -15,6 +15,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.decoder import BatchDecoder
+from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
 from stateful_gpu_loader.engine.device.decoders import ThreadDecoders
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
@@ -34,7 +35,6 @@ from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slo
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
-from stateful_gpu_loader.transforms.batches.interleaved import Image, Interleaved
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 
@@ -58,7 +58,7 @@ class _OnHost:
         return self.start + 3 * self.header.height * self.header.width
 
 
-_Pixels = torch.Tensor | _OnHost
+_Pixels = Image | _OnHost
 """Pixels of an image: uint8 [3, height, width] on the device, or bytes that wait to be copied."""
 
 
@@ -165,7 +165,7 @@ class DeviceImages:
             # What lies between the images is copied as well: many small copies take longer.
             copied = self._place.copy_in(parts[0].memory[parts[0].start : at])
             for i, part, data in zip(numbers, parts, copied.split(sizes)[1::2], strict=True):
-                found[i] = Interleaved(data, part.header.height, part.header.width)
+                found[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
         return found
 
     def _decoded(

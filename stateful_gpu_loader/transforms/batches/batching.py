@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.batches.interleaved import Image, as_tensor
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
@@ -28,7 +28,7 @@ class Batching:
 
     Args:
         images: n >= 1 images, [C, H, W] of any strides, of one dtype and on one device; they stay
-            as they are. An :class:`Interleaved` becomes a tensor only if a recipe needs one.
+            as they are. A :class:`StridedImage` becomes a tensor only if a recipe needs one.
         memory_format: of every batch that is made.
 
     >>> from stateful_gpu_loader.transforms import CenterCrop, Normalize

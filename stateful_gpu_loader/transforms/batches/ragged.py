@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import kernels_that_run, on_device
-from stateful_gpu_loader.transforms.batches.interleaved import Image, as_tensor
 from stateful_gpu_loader.transforms.batches.placement import Placement
 from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
 
@@ -77,7 +77,7 @@ def _within_kernel(images: Sequence[Image], out: Tensor) -> bool:
     return (
         out.shape[1] == 3
         and out[0].numel() <= _LARGEST_INT32
-        and all(image.stride()[2] * image.shape[2] <= _LARGEST_INT32 for image in images)
+        and all(abs(image.stride()[2]) * image.shape[2] <= _LARGEST_INT32 for image in images)
     )
 
 

@@ -105,7 +105,7 @@ class Given:
 
 
 def write_mixed_folder(root: Path, num_images: int) -> None:
-    """Write JPEGs with EXIF and XMP, and a PNG after each two of them."""
+    """Write JPEGs of all orientations with EXIF and XMP, and a PNG after each two of them."""
     folder = root / "class"
     folder.mkdir()
     picture = photograph("coffee").resize((60, 40))
@@ -119,7 +119,7 @@ def write_mixed_folder(root: Path, num_images: int) -> None:
         if i % 3 == 2:
             path.write_bytes(encode(picture, "PNG").numpy().tobytes())
             continue
-        data = encode(picture, exif=exif(1), quality=60 + i).numpy().tobytes()
+        data = encode(picture, exif=exif(1 + i % 8), quality=60 + i).numpy().tobytes()
         end = probe(torch.frombuffer(bytearray(data), dtype=torch.uint8)).exif_spans[0][1]  # type: ignore[attr-defined]
         path.write_bytes(data[:end] + b"\xff\xfe\0\x05abc" + xmp + data[end:])
 

@@ -59,6 +59,11 @@ def test_the_kernel_is_torchs_path(found: Any, name: str) -> None:
         assert found[name]["unequal"] <= 5e-3
 
 
+def test_the_kernel_reads_turned_and_mirrored_images_in_place(found: Any) -> None:
+    """With the strides of each EXIF orientation, and no byte outside the image."""
+    assert found["turned"]["unequal"] == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "antialias", "steps", "columns"),
     [

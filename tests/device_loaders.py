@@ -11,6 +11,7 @@ from torch.utils.data import default_collate
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.engine.device.images import DeviceImages
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
@@ -57,10 +58,15 @@ def make(root: Path, **changes: Any) -> Loader:
 
 
 def steps_of(
-    root: Path, place: Any, decoder: Any, recipes: T.Compose
+    root: Path | Source,
+    place: Any,
+    decoder: Any,
+    recipes: T.Compose,
+    collate_fn: Any = default_collate,
 ) -> tuple[EncodedMaker, DeviceImages]:
     """Return the reader of a folder's batches, and the steps that finish them on a device."""
-    source, policy = FolderSource(root), BadSamplePolicy(mode="raise")
+    source = root if isinstance(root, Source) else FolderSource(root)
+    policy = BadSamplePolicy(mode="raise")
     maker = EncodedMaker(
         source,
         takes=decoder.takes,
@@ -74,7 +80,7 @@ def steps_of(
         source,
         decoder=decoder,
         recipes=recipes,
-        collate_fn=default_collate,
+        collate_fn=collate_fn,
         policy=policy,
         place=place,
     )

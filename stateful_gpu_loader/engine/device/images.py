@@ -7,7 +7,7 @@ on the CPU; if that fails too it is bad, whatever batch it is in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from stateful_gpu_loader.engine.makers.images import (
 )
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import Request, SampleKey
+from stateful_gpu_loader.records import SampleKey
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
@@ -69,6 +69,8 @@ class _Decoded:
     header: ImageHeader
     target: Any
     pixels: _Pixels
+    has_moved: bool
+    """Whether boxes and masks of the target have moved with the pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +124,14 @@ class DeviceImages:
         keys = batch.request.keys()
         pixels = self._decoded(batch, keys)
         images = [
-            _Decoded(image.header, image.target, found)
+            _Decoded(image.header, image.target, found, batch.drawn is not None)
             for image, found in zip(batch.images, pixels, strict=True)
             if image is not None and isinstance(found, _Pixels)
         ]
         if batch.drawn is not None and len(images) == len(keys):
             return DecodedBatch(keys, images, batch.drawn, None)
         if self._policy.is_active:
-            return self._replaced(batch.request, batch.images, pixels)
+            return self._replaced(batch, pixels)
         raise next(found for found in pixels if isinstance(found, BadSample))
 
     def augment(self, batch: DecodedBatch) -> Any:
@@ -137,15 +139,8 @@ class DeviceImages:
         check_one_size(batch.drawn.sizes, batch.keys, self._source)
         pixels = self._on_device([image.pixels for image in batch.images])
         images = self._recipes.apply_batch(pixels, batch.drawn)
-        targets = moved_targets(
-            self._source,
-            self._recipes,
-            batch.keys,
-            [image.target for image in batch.images],
-            [image.header for image in batch.images],
-            batch.drawn,
-        )
-        finished = [images, move_tensors(collate_targets(self._collate_fn, targets), self._place)]
+        targets = collate_targets(self._collate_fn, [image.target for image in batch.images])
+        finished = [images, move_tensors(targets, self._place)]
         return finished if batch.replacer is None else batch.replacer.answer(finished)
 
     def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
@@ -219,22 +214,38 @@ class DeviceImages:
         return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
     def _replaced(
-        self,
-        request: Request,
-        images: Sequence[OpenedImage | None],
-        decoded: Sequence[_Pixels | BadSample | None],
+        self, batch: EncodedBatch, decoded: Sequence[_Pixels | BadSample | None]
     ) -> DecodedBatch:
         """Replace or leave out bad samples one by one, as the workers of a CPU loader do."""
         replacer = BadSampleReplacer(
-            self._policy, request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
+            self._policy, batch.request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
         )
-        for slot, image, pixels in zip(replacer.kept, images, decoded, strict=True):
+        for slot, image, pixels in zip(replacer.kept, batch.images, decoded, strict=True):
             if isinstance(pixels, _Pixels) and image is not None:
-                slot.sample = _Decoded(image.header, image.target, pixels)
+                slot.sample = _Decoded(image.header, image.target, pixels, batch.drawn is not None)
         kept = replacer.settle(self._make)
-        keys, samples = [slot.key for slot in kept], [slot.sample for slot in kept]
-        drawn = draw(self._recipes, keys, [sample.header for sample in samples])
-        return DecodedBatch(keys, samples, drawn, replacer)
+        if unmoved := [slot for slot in kept if not slot.sample.has_moved]:
+            self._move(unmoved)
+        drawn = self._drawn(kept)
+        return DecodedBatch(
+            [slot.key for slot in kept], [slot.sample for slot in kept], drawn, replacer
+        )
+
+    def _drawn(self, slots: list[Slot]) -> PipelineDraw:
+        headers = [slot.sample.header for slot in slots]
+        return draw(self._recipes, [slot.key for slot in slots], headers)
+
+    def _move(self, slots: list[Slot]) -> None:
+        targets = moved_targets(
+            self._source,
+            self._recipes,
+            [slot.key for slot in slots],
+            [slot.sample.target for slot in slots],
+            [slot.sample.header for slot in slots],
+            self._drawn(slots),
+        )
+        for slot, target in zip(slots, targets, strict=True):
+            slot.sample = replace(slot.sample, target=target, has_moved=True)
 
     def _make(self, slot: Slot) -> None:
         """Read and decode a single sample; the result is the same, to the bit, as in a batch."""
@@ -248,4 +259,4 @@ class DeviceImages:
             pixels = self._decode_on_cpu(sample.data, header)
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
-        slot.sample = _Decoded(header, sample.target, pixels)
+        slot.sample = _Decoded(header, sample.target, pixels, has_moved=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -12,14 +13,56 @@ import torch
 
 from stateful_gpu_loader.engine.device.place import Place
 
+SMALL_BYTES = 2**20
+"""Size up to which a tensor is copied with others; a larger one's copy outlasts a call of torch."""
+
+_JOINED = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+"""Types of which small tensors are copied together."""
+
 
 def move_tensors(batch: Any, place: Place) -> Any:
     """Copy a batch's plain tensors to the device, asynchronously, in a thread of the stage.
 
-    Sparse tensors, and objects of the user's that have ``to()``, are left to :func:`move_rest`, as
-    it is not known how they use their memory.
+    Small tensors that differ in their length alone, such as the boxes of each image, are copied
+    together and lie in one piece of memory: each call of torch may hand Python's lock to another
+    thread. Sparse tensors, and objects of the user's that have ``to()``, are left to
+    :func:`move_rest`, as it is not known how they use their memory.
     """
-    return map_tensors(batch, lambda thing: place.copy_in(thing) if _is_plain(thing) else thing)
+    tensors = [tensor for tensor in tensors_of(batch) if _is_plain(tensor)]
+    groups: defaultdict[object, list[int]] = defaultdict(list)
+    for i, tensor in enumerate(tensors):
+        groups[(tensor.dtype, tensor.shape[1:]) if _is_small(tensor) else i].append(i)
+    moved: dict[int, torch.Tensor] = {}
+    for members in groups.values():
+        copies = _copied_together([tensors[i] for i in members], place)
+        moved.update(zip(members, copies, strict=True))
+    in_order = (moved[i] for i in range(len(tensors)))
+    return map_tensors(batch, lambda thing: next(in_order) if _is_plain(thing) else thing)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _JOINED
+        and tensor.dim() > 0
+        and tensor.is_contiguous()
+        and tensor.nbytes <= SMALL_BYTES
+    )
+
+
+def _copied_together(tensors: list[torch.Tensor], place: Place) -> Sequence[torch.Tensor]:
+    if len(tensors) == 1:
+        return [place.copy_in(tensors[0])]
+    lengths = [len(tensor) for tensor in tensors]
+    memory = place.empty_host((sum(lengths), *tensors[0].shape[1:]), tensors[0].dtype)
+    copied = place.copy_in(torch.cat(tensors, out=memory))
+    # Unlike views, these may be changed in place where others of them are kept for a backward pass.
+    parts: Sequence[torch.Tensor] = copied.unsafe_split_with_sizes(lengths)
+    return parts
 
 
 def move_rest(batch: Any, device: torch.device) -> Any:

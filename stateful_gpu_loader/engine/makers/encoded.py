@@ -7,7 +7,7 @@ which. A PPM is pixels already, and stays where it was read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,7 +20,14 @@ from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, header_of, read
+from stateful_gpu_loader.engine.makers.images import (
+    Allocate,
+    decode,
+    draw,
+    header_of,
+    moved_targets,
+    read,
+)
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -59,7 +66,10 @@ class EncodedBatch:
     lengths: tuple[int, ...]
     """Number of bytes of each sample in the arena; 0 for one that is bad."""
     drawn: PipelineDraw | None
-    """What the recipes drew; None if a sample is missing or of a size that they refuse."""
+    """What the recipes drew; None if a sample is missing or of a size that they refuse.
+
+    Unless it is None, boxes and masks of the images' targets have moved with the pixels.
+    """
     gaps: tuple[int, ...] = ()
     """Number of unused bytes in the arena before each sample; empty if there are none."""
 
@@ -162,10 +172,10 @@ class EncodedMaker:
                 lengths.append(arena.end - start)
         self._expected.note(arena.end)
         with stage("augment"):
-            drawn = self._draw(keys, [image for image in opened if image is not None])
+            images, drawn = self._drawn(keys, opened)
         return EncodedBatch(
             request,
-            tuple(opened),
+            tuple(images),
             arena.filled(),
             tuple(lengths),
             drawn,
@@ -175,16 +185,27 @@ class EncodedMaker:
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         return self._allocate((num_bytes,), torch.uint8)
 
-    def _draw(self, keys: list[SampleKey], opened: list[OpenedImage]) -> PipelineDraw | None:
-        if len(opened) < len(keys):
-            return None
+    def _drawn(
+        self, keys: list[SampleKey], opened: list[OpenedImage | None]
+    ) -> tuple[Sequence[OpenedImage | None], PipelineDraw | None]:
+        """Return the images, their targets moved, and what the recipes drew, if they could."""
+        images = [image for image in opened if image is not None]
+        if len(images) < len(keys):
+            return opened, None
+        headers = [image.header for image in images]
         try:
-            return draw(self._recipes, keys, [image.header for image in opened])
+            drawn = draw(self._recipes, keys, headers)
         except ValueError:
             if not self._policy.is_active:
                 raise
             # The refused size may come from a damaged header; the device stage finds out first.
-            return None
+            return opened, None
+        if not self._source.has_spatial_targets:
+            return opened, drawn
+        targets = [image.target for image in images]
+        moved = moved_targets(self._source, self._recipes, keys, targets, headers, drawn)
+        pairs = zip(images, moved, strict=True)
+        return [replace(image, target=target) for image, target in pairs], drawn
 
     def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage, int] | None:
         """Return the image, and where its bytes or its pixels start in the arena."""

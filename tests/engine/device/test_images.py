@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +14,24 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.datasets.coco.source import CocoSource
 from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.decoders.rule import without_exif
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
+from stateful_gpu_loader.engine.device.images import DeviceImages
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedMaker
 from stateful_gpu_loader.engine.pipeline import never_stopped
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms.batches.ragged import launch
+from tests.damaged import undecodable
 from tests.decoders.variants import exif
 from tests.device_loaders import request_of, steps_of
-from tests.fake_gpu import FakePlace
+from tests.fake_gpu import FakeGpu, FakePlace, fake_gpu
 from tests.images import encode, photograph, write_photo_folder
+
+__all__ = ["fake_gpu"]
 
 
 class CpuDecoded:
@@ -147,7 +153,9 @@ def test_readers_take_exif_out_of_what_the_gpu_decodes(tmp_path: Path) -> None:
 class Calls(TorchFunctionMode):
     """Counts the calls of torch, but for those that only look at a tensor."""
 
-    LOOKS = frozenset({"__get__", "stride", "data_ptr", "numel", "size", "__len__", "dim"})
+    LOOKS = frozenset(
+        {"__get__", "stride", "data_ptr", "numel", "size", "__len__", "dim", "is_contiguous"}
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,10 +168,9 @@ class Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_stage_calls_torch_as_often_for_any_number_of_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each call may hand Python's lock to a reader: for each image, that takes milliseconds."""
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the fused launch is done but the kernel."""
 
     def resample(images: Any, placement: Any, pointwise: Any, memory_format: Any) -> torch.Tensor:
         out = torch.empty((len(images), 3, *placement.sizes[0].tolist()), dtype=pointwise.dtype)
@@ -171,22 +178,96 @@ def test_the_stage_calls_torch_as_often_for_any_number_of_images(
         return out
 
     monkeypatch.setattr("stateful_gpu_loader.transforms.batches.batching.resample", resample)
+
+
+RECIPES = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0], [1])])
+
+
+def calls_of_the_stage(maker: EncodedMaker, steps: DeviceImages, num_images: int) -> Counter[str]:
+    batch = maker(request_of(num_images), never_stopped)
+    with Calls() as calls:
+        decoded = steps.decode(batch)
+        steps.augment(decoded)
+    return calls.counts
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_the_stage_calls_torch_as_often_for_any_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call may hand Python's lock to a reader: for each image, that takes milliseconds."""
     write_mixed_folder(tmp_path, 24)
     place, decoder = FakePlace(), Given()
     place.open()
     monkeypatch.setattr(place, "copy_in", torch.clone)
     decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8) for _ in range(24)]
-    recipes = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0], [1])])
-    maker, steps = steps_of(tmp_path, place, decoder, recipes)
-    found = []
-    for num_images in (6, 12, 24):
-        batch = maker(request_of(num_images), never_stopped)
-        with Calls() as calls:
-            decoded = steps.decode(batch)
-            steps.augment(decoded)
-        found.append(calls.counts)
+    maker, steps = steps_of(tmp_path, place, decoder, RECIPES)
+    found = [calls_of_the_stage(maker, steps, num_images) for num_images in (6, 12, 24)]
     assert found[0] == found[1] == found[2]
     assert sum(found[0].values()) < 30, found[0]
+
+
+def write_objects(folder: Path, num_images: int) -> CocoSource:
+    """Write photographs that have one to three objects each, with masks."""
+    images: list[Any] = []
+    objects: list[Any] = []
+    for i in range(num_images):
+        photograph("coffee").resize((60, 40)).save(folder / f"{i:03}.jpg")
+        images.append({"id": i, "file_name": f"{i:03}.jpg", "height": 40, "width": 60})
+        for left in range(5, 5 + 15 * (1 + i % 3), 15):
+            outline = [left, 9, left + 14, 9, left + 14, 30, left, 30]
+            entry = {"image_id": i, "category_id": 1, "segmentation": [outline]}
+            objects.append(entry | {"id": len(objects), "bbox": [left, 9, 14, 21]})
+    categories = [{"id": 1, "name": "cup"}]
+    content = {"images": images, "annotations": objects, "categories": categories}
+    path = folder / "instances.json"
+    path.write_text(json.dumps(content))
+    return CocoSource(folder, path, masks=True)
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_the_stage_calls_torch_as_often_for_the_objects_of_any_number_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The readers have moved boxes and masks, and those of all images are copied at once."""
+    place, decoder = FakePlace(), Given()
+    place.open()
+    monkeypatch.setattr(place, "copy_in", torch.clone)
+    decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8) for _ in range(16)]
+    source = write_objects(tmp_path, 16)
+    maker, steps = steps_of(source, place, decoder, RECIPES, ragged_collate)
+    found = [calls_of_the_stage(maker, steps, num_images) for num_images in (4, 16)]
+    assert found[0] == found[1]
+    assert sum(found[0].values()) < 50, found[0]
+
+
+def test_objects_move_once_whatever_replaces_their_images(
+    tmp_path: Path, fake_gpu: FakeGpu
+) -> None:
+    """One batch has an image without a header, another one whose pixels cannot be decoded."""
+    source = write_objects(tmp_path, 16)
+    whole = (tmp_path / "000.jpg").read_bytes()
+    (tmp_path / "001.jpg").write_bytes(b"no photograph")
+    (tmp_path / "006.jpg").write_bytes(undecodable(whole))
+    batches = []
+    for device in (None, "cuda"):
+        loader: StatefulGPULoader[Any] = StatefulGPULoader(
+            source,
+            batch_size=4,
+            seed=3,
+            device=device,
+            transform=[T.RandomResizedCrop(16), T.RandomHorizontalFlip()],
+            collate_fn=ragged_collate,
+            on_bad_sample="replace",
+        )
+        batches.append([targets for _, targets in loader])
+    flat = [[target for targets in each for target in targets] for each in batches]
+    assert len(flat[0]) == 16
+    assert {target["image_id"] for target in flat[1]} == set(range(16)) - {1, 6}
+    for one, other in zip(*flat, strict=True):
+        assert one["image_id"] == other["image_id"]
+        for name in ("boxes", "labels", "area", "iscrowd", "masks"):
+            assert torch.equal(one[name], other[name]), name
 
 
 def test_a_batch_describes_itself() -> None:

@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from stateful_gpu_loader.engine.device.moving import map_tensors, tensors_of
+from stateful_gpu_loader.engine.device.moving import (
+    SMALL_BYTES,
+    map_tensors,
+    move_tensors,
+    tensors_of,
+)
+from tests.fake_gpu import FakePlace
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -60,6 +66,43 @@ def test_an_object_that_can_be_moved_is_not_looked_into() -> None:
     assert len(seen) == 1
     assert isinstance(seen[0], PackedSequence)
     assert tensors_of([packed]) == []
+
+
+def test_tensors_that_differ_in_length_alone_are_copied_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless they are large, or of another type or layout."""
+    place, copied = FakePlace(), []
+    monkeypatch.setattr(place, "copy_in", lambda given: copied.append(given) or given.clone())
+    boxes = [torch.rand(n, 4) for n in (3, 0, 1)]
+    labels = [torch.arange(n) for n in (3, 0, 1)]
+    batch = [{"boxes": pair[0], "labels": pair[1]} for pair in zip(boxes, labels, strict=True)]
+    alone = [
+        torch.rand(4, 3).t(),
+        torch.tensor(1.0),
+        torch.ones(2, 4, dtype=torch.complex64),
+        torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
+        torch.nn.Parameter(torch.ones(1, 4), requires_grad=False),
+    ]
+    moved = move_tensors([batch, *alone], place)
+    assert len(copied) == 2 + len(alone)
+    pairs = list(zip(tensors_of([batch, *alone]), tensors_of(moved), strict=True))
+    assert len(pairs) == 6 + len(alone)
+    for given, found in pairs:
+        assert torch.equal(given, found)
+        assert (given.dtype, given.stride()) == (found.dtype, found.stride())
+
+
+def test_a_copied_tensor_may_be_changed_while_another_one_waits_for_a_backward_pass() -> None:
+    with torch.no_grad():
+        first, second = move_tensors([torch.ones(2, 4), torch.ones(3, 4)], FakePlace())
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * first).sum()
+    second *= 2
+    second *= weight
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert torch.equal(first, torch.ones(2, 4))
 
 
 def test_a_defaultdict_keeps_its_factory() -> None:

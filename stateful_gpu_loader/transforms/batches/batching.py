@@ -101,11 +101,13 @@ class Batching:
 
     def _settle(self) -> None:
         """Carry out what was noted: in one resampling, or in one for each size that comes out."""
-        placement = self._placement
+        placement, images = self._placement, self._images
+        if isinstance(images, Tensor):
+            images = images.unbind(0)  # one call of torch, where each index would be one
 
         def make(members: list[int]) -> Tensor:
-            images, part = [self._images[i] for i in members], placement.take(np.array(members))
-            return resample(images, part, self._pointwise, self._memory_format)
+            chosen, part = [images[i] for i in members], placement.take(np.array(members))
+            return resample(chosen, part, self._pointwise, self._memory_format)
 
         self._start(_in_groups(map(tuple, placement.sizes.tolist()), make))
 

@@ -181,6 +181,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RECIPES = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Normalize([0], [1])])
+TWO_LAUNCHES = T.Compose([T.RandomResizedCrop(16), T.GaussianBlur(3), *RECIPES.recipes[1:]])
 
 
 def calls_of_the_stage(maker: EncodedMaker, steps: DeviceImages, num_images: int) -> Counter[str]:
@@ -192,8 +193,9 @@ def calls_of_the_stage(maker: EncodedMaker, steps: DeviceImages, num_images: int
 
 
 @pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("recipes", [RECIPES, TWO_LAUNCHES])
 def test_the_stage_calls_torch_as_often_for_any_number_of_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipes: T.Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call may hand Python's lock to a reader: for each image, that takes milliseconds."""
     write_mixed_folder(tmp_path, 24)
@@ -201,10 +203,10 @@ def test_the_stage_calls_torch_as_often_for_any_number_of_images(
     place.open()
     monkeypatch.setattr(place, "copy_in", torch.clone)
     decoder.pixels = [torch.zeros(3, 40, 60, dtype=torch.uint8) for _ in range(24)]
-    maker, steps = steps_of(tmp_path, place, decoder, RECIPES)
+    maker, steps = steps_of(tmp_path, place, decoder, recipes)
     found = [calls_of_the_stage(maker, steps, num_images) for num_images in (6, 12, 24)]
     assert found[0] == found[1] == found[2]
-    assert sum(found[0].values()) < 30, found[0]
+    assert sum(found[0].values()) < 60, found[0]
 
 
 def write_objects(folder: Path, num_images: int) -> CocoSource:

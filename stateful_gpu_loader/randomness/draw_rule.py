@@ -22,7 +22,8 @@ class DrawRule:
     From the first sample that draws, all are seeded.
 
     While other threads are alive, nothing tells whose draw moved a generator. So only the main
-    thread seeds the first samples there, and an unseeded generator that moved is left alone.
+    thread seeds the first samples there, and only until a generator moves between two samples,
+    which is another thread's draw. An unseeded generator that moved is left alone.
 
     Args:
         name: name of the dataset, for warnings.
@@ -37,6 +38,8 @@ class DrawRule:
         """Number of samples that were seeded and watched."""
         self._seeds_first: bool | None = None
         """Whether samples are seeded before one has drawn; None before the first."""
+        self._may_have_drawn = False
+        """Whether a generator moved during a sample, which may be another thread's draw."""
         self._watch: DrawWatch | None = None
         """Watch of the batch in progress."""
         self._has_warned = False
@@ -88,9 +91,18 @@ class DrawRule:
             if watch.was_used:
                 self._settle(watch)
 
-    def seeded(self, read: Callable[[], T]) -> T:
-        """Read one sample, for which the generators were just seeded, and note whether it draws."""
+    def seeded(self, seed: Callable[[], object], read: Callable[[], T]) -> T:
+        """Seed the generators for a sample, read it, and note whether it draws.
+
+        Args:
+            seed: seeds the generators; not called once they are left alone.
+            read: returns the sample.
+        """
         watch = self._watch
+        if watch is not None and self.draws is None and watch.was_moved_by_others():
+            self._leave_alone()
+        if self.may_seed:
+            seed()
         if watch is None or self.draws is not None:
             return read()
         watch.begin()
@@ -99,7 +111,9 @@ class DrawRule:
         finally:
             watch.look()
             self._num_seeded += 1
-            if watch.was_used:
+            self._may_have_drawn |= watch.has_moved
+            is_known = watch.is_alone or self._num_seeded == EVIDENCE
+            if watch.was_asked or (self._may_have_drawn and is_known):
                 self.draws = True
                 self._report(watch)
 
@@ -117,6 +131,9 @@ class DrawRule:
                     "reproducible. Remedy: give the dataset or transform an attribute draws = True"
                 )
             return
+        self._leave_alone()
+
+    def _leave_alone(self) -> None:
         self.draws = False
         self._warn(
             f"a global generator moved while samples of {self._name} were made without workers, "

@@ -93,7 +93,8 @@ class NumpyGenerator:
         if self._words is None:
             # legacy=False: the only form that works with another bit generator.
             return bits, pickle.dumps(self._get_state(legacy=False))
-        return bits, (self._words.raw, self._normal.raw)
+        normal = self._normal.raw
+        return bits, (self._words.raw, normal if normal[0] else bytes(len(normal)))
 
     def put_back(self, state: tuple[Any, Any]) -> None:
         bits, numbers = state
@@ -125,12 +126,21 @@ class TorchMemory:
     def __init__(self, memory: Any) -> None:
         self._memory = memory
 
-    def read(self) -> bytes:
-        memory: bytes = self._memory.raw
-        return memory
+    def read(self) -> tuple[bytes, bytes, float | None, float | None]:
+        raw = self._memory.raw
+        single, has_single, double, has_double = _KEPT.unpack_from(raw, _BEFORE_KEPT)
+        # Without what nobody reads: padding, and numbers that are not kept any more.
+        return (
+            raw[:_BEFORE_PADDING],
+            raw[_BEHIND_PADDING:_BEFORE_KEPT],
+            single if has_single else None,
+            double if has_double else None,
+        )
 
-    def put_back(self, state: bytes) -> None:
-        self._memory.raw = state
+    def put_back(self, state: tuple[bytes, bytes, float | None, float | None]) -> None:
+        head, words, single, double = state
+        kept = _KEPT.pack(single or 0.0, single is not None, double or 0.0, double is not None)
+        self._memory.raw = head.ljust(_BEHIND_PADDING, b"\0") + words + kept
 
 
 def python_generator() -> GlobalGenerator:
@@ -167,6 +177,9 @@ and a double that are kept, each with whether it is."""
 _AS_TOLD_BY_TORCH = struct.Struct(f"=QiiQ{_WORDS}Qdddi4xf?3x")
 """The same in torch's serialized state; of the three doubles the second is the one that is kept."""
 _BEFORE_WORDS = 8 + 4 + 4 + 4
+_BEFORE_PADDING, _BEHIND_PADDING = 8 + 4 + 1, 8 + 4 + 4
+_BEFORE_KEPT = _BEFORE_WORDS + 4 * _WORDS
+_KEPT = struct.Struct("=4xf?3xd?")
 _FIRST_BYTES = 256
 """Of a generator of torch, within which its words begin."""
 

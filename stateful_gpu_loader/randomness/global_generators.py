@@ -159,6 +159,8 @@ class DrawWatch:
         """The watched thread. Where others are alive, only it can ask."""
         self.times_asked = 0
         """Number of times that a state or seed was asked for or set."""
+        self._left: tuple[Any, Any, Any] | None = None
+        """States at the last look."""
         self.unseedable: str | None = None
         """Call that takes a seed from the system, such as ``random.seed()``; None if none did."""
 
@@ -188,9 +190,17 @@ class DrawWatch:
 
     def look(self) -> None:
         """Compare with the beginning."""
-        self.has_moved = global_states() != self._states
+        self._left = global_states()
+        self.has_moved = self._left != self._states
         self.was_asked = self.times_asked != self._asked_before
         self.was_used = self.was_used or self.has_moved or self.was_asked
+
+    def was_moved_by_others(self) -> bool:
+        """Whether a generator has moved since :meth:`look`, while the watched thread drew nothing.
+
+        It is False where the watch is alone.
+        """
+        return not self.is_alone and self._left not in (None, global_states())
 
     def undo(self) -> None:
         """Restore the generators to where they were at the beginning."""

@@ -110,6 +110,22 @@ def test_all_three_states_are_found_in_memory(monkeypatch: pytest.MonkeyPatch) -
     assert len(words) > len(normal) > 0
 
 
+def test_states_are_equal_whatever_was_left_in_memory_that_nobody_reads() -> None:
+    """Of normal numbers that were kept before the seed."""
+    found = []
+    for spoil in (False, True):
+        if spoil:
+            spoil_global_generators()
+            torch.randn(16)
+        random.seed(4)
+        np.random.seed(4)
+        torch.manual_seed(4)
+        np.random.standard_normal(2)
+        torch.randn(2, dtype=torch.float64)
+        found.append([each.read() for each in _all_three()])
+    assert found[0] == found[1]
+
+
 def test_memory_that_holds_other_words_than_numpy_tells_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

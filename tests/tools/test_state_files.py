@@ -175,6 +175,26 @@ def test_an_index_that_claims_other_bytes_is_refused(
     assert len(str(caught.value)) < 2000
 
 
+@pytest.mark.parametrize("way", ["..", "a link"])
+def test_an_index_that_names_the_sound_files_of_another_folder_is_refused(
+    tmp_path: Path, folder: Path, states: dict[str, State], way: str
+) -> None:
+    shutil.copytree(folder / "dcp", tmp_path / "dcp")
+    shutil.copytree(folder / "dcp", tmp_path / "other")
+    index = pickle.loads((tmp_path / "dcp/.metadata").read_bytes())
+    before = "../other"
+    if way == "a link":
+        (tmp_path / "dcp/link").symlink_to(tmp_path / "other")
+        before = "link"
+    changed = {
+        place: replace(info, relative_path=f"{before}/{info.relative_path}")
+        for place, info in index.storage_data.items()
+    }
+    (tmp_path / "dcp/.metadata").write_bytes(pickle.dumps(replace(index, storage_data=changed)))
+    with pytest.raises(NoState, match="which is no file in it"):
+        find_states(tmp_path / "dcp")
+
+
 @pytest.mark.parametrize("place", [-1, 1 << 40])
 def test_an_index_with_a_list_without_end_is_refused(
     tmp_path: Path, folder: Path, states: dict[str, State], place: int

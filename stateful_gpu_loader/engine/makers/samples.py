@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -198,8 +199,8 @@ class SampleMaker:
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
-            self._seed(seed)
-            return self._rule.seeded(lambda: self.fetch(key))
+            seed_all = partial(self._generators.seed, seed)
+            return self._rule.seeded(seed_all, lambda: self.fetch(key))
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):
@@ -220,7 +221,7 @@ class SampleMaker:
         """
 
         def together(slots: list[Slot]) -> Any:
-            self._seed(batch_seed(request, Stream.GETITEMS))
+            self._generators.seed(batch_seed(request, Stream.GETITEMS))
             samples = self._dataset.__getitems__([slot.key.index for slot in slots])
             if self._transform is None:
                 return samples
@@ -228,7 +229,7 @@ class SampleMaker:
             for slot, sample in zip(slots, samples, strict=True):
                 check()
                 with noting_sample(slot.key), stage("augment"):
-                    self._seed(seeds[slot.number])
+                    self._generators.seed(seeds[slot.number])
                     transformed.append(self._transform(sample))
             return transformed
 
@@ -255,13 +256,10 @@ class SampleMaker:
         """
         if not self._rule.may_seed:
             return self._rule.draws is None
-        following = next_draws()
-        seed_global_generators(seed)
-        return self._generators.has_private or next_draws() != following
-
-    def _seed(self, seed: int) -> None:
-        if self._rule.may_seed:
-            self._generators.seed(seed)
+        with caller_generators_restored():
+            following = next_draws()
+            seed_global_generators(seed)
+            return self._generators.has_private or next_draws() != following
 
 
 def _checked(indices: list[Any], check: Callable[[], None]) -> Iterator[Any]:

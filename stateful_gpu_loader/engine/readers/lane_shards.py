@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
@@ -222,8 +223,9 @@ class LaneShards:
         if self.is_seeded:
             address = self._address
             place = address.position(self.ordinal)
-            self._generators.seed(self._seeds.at(address.seed, address.epoch, place))
-            return self._checked(self._rule.seeded(lambda: self._yielded(shard, offset)))
+            seed = self._seeds.at(address.seed, address.epoch, place)
+            seed_all = partial(self._generators.seed, seed)
+            return self._checked(self._rule.seeded(seed_all, lambda: self._yielded(shard, offset)))
         return self._checked(self._yielded(shard, offset))
 
     def _yielded(self, shard: str, offset: int) -> Any:

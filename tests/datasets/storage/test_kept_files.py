@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -332,6 +333,19 @@ def test_a_copy_with_the_same_size_and_time_is_indexed_again(data: Data) -> None
     expected, before = data.samples(), data.place.stat().st_ino
     shutil.copy2(data.path, data.path.with_name("copy"))
     os.replace(data.path.with_name("copy"), data.path)
+    assert data.samples() == expected
+    assert data.place.stat().st_ino != before
+
+
+def test_a_file_of_another_file_system_is_indexed_again(
+    data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even with the same inode."""
+    if data.path.is_dir():
+        pytest.skip("a folder's own times are compared")
+    expected, before = data.samples(), data.place.stat().st_ino
+    other = SimpleNamespace(f_fsid=os.statvfs(data.path).f_fsid + 1)
+    monkeypatch.setattr(os, "statvfs", lambda path: other)
     assert data.samples() == expected
     assert data.place.stat().st_ino != before
 

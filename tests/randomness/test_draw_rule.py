@@ -1,0 +1,134 @@
+"""DrawRule beside other threads: the main thread seeds until it meets a draw of theirs."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.randomness import draw_rule
+from stateful_gpu_loader.randomness.draw_rule import DrawRule
+from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from tests.patience import seconds
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_trace() -> Iterator[None]:
+    with caller_generators_restored():
+        yield
+
+
+@pytest.fixture
+def another_thread() -> Iterator[None]:
+    """It lives and draws nothing."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+
+
+class Samples:
+    """Two samples in a block; the places of the draws are told."""
+
+    def __init__(self, rule: DrawRule) -> None:
+        self.rule = rule
+        self.seeded = 0
+
+    def read(self, *, within: bool = False, between: bool = False) -> None:
+        def block() -> None:
+            for _ in range(2):
+                self.rule.seeded(self._seed, random.random if within else _nothing)
+                if between:
+                    random.random()  # in the place of another thread
+
+        self.rule.watched(block)
+
+    def _seed(self) -> None:
+        self.seeded += 1
+        random.seed(self.seeded)
+
+
+def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_draw_between_two_samples_is_another_threads(another_thread: None, within: bool) -> None:
+    samples = Samples(DrawRule("Quiet", None))
+    samples.read(within=within)
+    assert (samples.rule.draws, samples.seeded) == (None, 2)
+    with pytest.warns(UserWarning, match="num_workers=1") as said:
+        samples.read(within=within, between=True)
+    assert len(said) == 1
+    assert (samples.rule.draws, samples.seeded) == (False, 3)
+    samples.read(within=within, between=True)
+    assert samples.seeded == 3
+
+
+def test_samples_that_moved_a_generator_draw_if_no_other_thread_is_met(
+    another_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 4)
+    samples = Samples(DrawRule("Noisy", None))
+    samples.read(within=True)
+    assert samples.rule.draws is None
+    samples.read()
+    assert (samples.rule.draws, samples.seeded) == (True, 4)
+
+
+def test_alone_the_first_draw_tells() -> None:
+    samples = Samples(DrawRule("Noisy", None))
+    samples.read(between=True)
+    assert (samples.rule.draws, samples.seeded) == (None, 2)
+    samples.read(within=True)
+    assert (samples.rule.draws, samples.seeded) == (True, 4)
+
+
+class Quiet:
+    """Draws nothing, and lets other threads run."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0)
+        return sum(range(2000)) + index
+
+
+def test_a_thread_that_draws_beside_the_main_thread_repeats_no_number_once_it_is_met() -> None:
+    loader = StatefulGPULoader(Quiet(), batch_size=4, seed=1)
+    drawn: list[tuple[float, float]] = []
+    stop = threading.Event()
+    thread = threading.Thread(target=_draw, args=(drawn, stop.is_set))
+    thread.start()
+    deadline = time.monotonic() + seconds(30)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        while not said and time.monotonic() < deadline:
+            batches = iter(loader)
+            for _ in batches:
+                if said:
+                    break
+        assert "num_workers=1" in str(said[0].message)
+        met = len(drawn) + 1  # the draw in progress may be of before
+        for _ in batches:
+            pass
+    stop.set()
+    thread.join()
+    assert len(said) == 1
+    later = drawn[met:]
+    assert [len(set(numbers)) for numbers in zip(*later, strict=True)] in ([], 2 * [len(later)])
+
+
+def _draw(drawn: list[Any], is_over: Callable[[], bool]) -> None:
+    while not is_over():
+        drawn.append((torch.rand((), dtype=torch.float64).item(), random.random()))

@@ -319,7 +319,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def bad_samples(self) -> BadSamples:
-        """Record of the samples that could not be used."""
+        """Record of the samples that could not be used, as it stands at the delivered place."""
         return self._engine.passes.bad_samples
 
     def stats(self) -> LoaderStats:

@@ -244,6 +244,7 @@ class Engine:
         )
         begun.has_met_end = begun.is_moving = False
         begun.found_bad = ()
+        begun.ended_workers.clear()
 
     def go_back(self, begun: Begun) -> None:
         """Let the next pass go on where this one had to stop, unless another has done so."""
@@ -318,12 +319,13 @@ class Engine:
         Raises:
             LoaderError: no batch was delivered, or what was drawn for it is not known.
         """
-        if self.passes.last is None:
+        last = self.passes.last
+        if last is None:
             raise LoaderError(
                 "draws() tells what was drawn for the last delivered batch, and this loader has "
                 "delivered none. Remedy: call it after a batch has come out of iter(loader)"
             )
-        return drawn_for(self.plan, *self.passes.last)
+        return drawn_for(self.plan, last.request, last.bad)
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was built."""
@@ -464,8 +466,7 @@ class Engine:
         if takes_seed or self.seed.given is None:
             saved = Fingerprint.from_text(state.fingerprint)
             self.seed.load(state.seed, is_drawn=saved.seed_drawn_by is not None)
-        self.passes.bad_samples = bad_samples
         self.take_requested_epoch()
-        self.passes.load(place)
+        self.passes.load(place, bad_samples)
         if plan.memory is not None:
             put_sampler(plan.memory, place)

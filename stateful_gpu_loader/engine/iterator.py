@@ -201,8 +201,7 @@ class Run:
             self._fail(begun, request, answer, Failure(error))
             return True
         bad = () if answer is None else answer.bad
-        if bad:
-            self._note_bad(begun, bad)
+        _note_bad(begun, bad)
         self._engine.tally.deliver(request, answer)
         place = begun.schedule.deliver(request, answer)
         _note_end_of_epoch(begun, answer)
@@ -210,10 +209,15 @@ class Run:
         self._note_start(begun)
         begun.losses = begun.bad_in_a_row = 0
         begun.alone = max(0, begun.alone - 1)
-        found, begun.found_bad = begun.found_bad, ()
         self._passes.offer(
-            begun.current, batch, place, request=arrival.request, bad=bad, found=found
+            begun.current,
+            batch,
+            place,
+            request=arrival.request,
+            bad=bad,
+            found=begun.found_bad,
         )
+        self._note_recorded(begun)
         return True
 
     def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:
@@ -224,10 +228,11 @@ class Run:
         if place is not None:
             begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
-        found: tuple[FoundBad, ...] = ()
-        if place is not None:
-            found, begun.found_bad = begun.found_bad, ()
-        self._passes.offer_failure(begun.current, failure, place, found=found)
+        if place is None:
+            self._passes.offer_failure(begun.current, failure, None)
+            return
+        self._passes.offer_failure(begun.current, failure, place, found=begun.found_bad)
+        self._note_recorded(begun)
 
     def _note_start(self, begun: Begun) -> None:
         """Complete the place where the pass began, once its first request was drawn."""
@@ -259,6 +264,8 @@ class Run:
         if not begun.plan.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
             return
         count, begun.bad_in_a_row = begun.bad_in_a_row, 0
+        self._passes.note_bad(begun.current, begun.found_bad)
+        self._note_recorded(begun)
         last = found[-1]
         raise BadSample(
             str(last.index),
@@ -274,25 +281,26 @@ class Run:
     ) -> None:
         if payload is NOTHING:
             if answer is not None and answer.worker not in begun.ended_workers:
+                _note_bad(begun, answer.bad)
                 begun.ended_workers.add(answer.worker)
-                self._note_bad(begun, answer.bad)
         elif answer is not None and answer.bad:
-            self._note_bad(begun, answer.bad)
+            _note_bad(begun, answer.bad)
             self._count_bad(begun, answer.bad)
         begun.schedule.deliver(request, answer)
         _note_end_of_epoch(begun, answer)
 
-    def _note_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
-        """Note bad samples, to be recorded when the batch behind them is delivered."""
-        begun.found_bad += found
-        self._engine.tally.bad_samples += len(found)
+    def _note_recorded(self, begun: Begun) -> None:
+        """Note that the bad samples that were found are recorded with what was offered."""
+        if begun.current.generation == self._passes.generation:
+            self._engine.tally.bad_samples += len(begun.found_bad)
+        begun.found_bad = ()
 
     def _end(self, begun: Begun) -> None:
         current = begun.current
         if current.standing.following is None:
             begun.is_moving = True
-            found, begun.found_bad = begun.found_bad, ()
-            self._passes.end(current, begun.schedule.end(), found=found)
+            self._passes.end(current, begun.schedule.end(), found=begun.found_bad)
+            self._note_recorded(begun)
             self._engine.tally.epochs += begun.has_answered
         begun.ended = begun.is_running = True
         is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
@@ -382,6 +390,11 @@ def _hidden_by_lock(error: BaseException) -> BaseException | None:
     """
     is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
     return error.__context__ if is_of_lock else None
+
+
+def _note_bad(begun: Begun, found: tuple[FoundBad, ...]) -> None:
+    """Note bad samples, once each: those of a worker that was lost are met again."""
+    begun.found_bad += tuple(bad for bad in found if bad not in begun.found_bad)
 
 
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:

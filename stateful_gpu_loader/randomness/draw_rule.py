@@ -22,8 +22,10 @@ class DrawRule:
     From the first sample that draws, all are seeded.
 
     While other threads are alive, nothing tells whose draw moved a generator. So only the main
-    thread seeds the first samples there, and only until a generator moves between two samples,
-    which is another thread's draw. An unseeded generator that moved is left alone.
+    thread seeds the first samples there. If a generator moves between two of them, another thread
+    has drawn, and the generators are left alone from then on. If one moves within a sample, that
+    sample has drawn, unless another thread is met before the first samples are over. An unseeded
+    generator that moved is left alone.
 
     Args:
         name: name of the dataset, for warnings.
@@ -34,6 +36,8 @@ class DrawRule:
         self._name = name
         self.draws = draws
         """Whether samples are seeded; None as long as none has drawn."""
+        self.leaves_alone = False
+        """Whether samples may draw and are not seeded, as another thread draws."""
         self._num_seeded = 0
         """Number of samples that were seeded and watched."""
         self._seeds_first: bool | None = None
@@ -112,8 +116,8 @@ class DrawRule:
             watch.look()
             self._num_seeded += 1
             self._may_have_drawn |= watch.has_moved
-            is_known = watch.is_alone or self._num_seeded == EVIDENCE
-            if watch.was_asked or (self._may_have_drawn and is_known):
+            nobody_else_has = watch.is_alone or self._num_seeded >= EVIDENCE
+            if watch.was_asked or (self._may_have_drawn and nobody_else_has):
                 self.draws = True
                 self._report(watch)
 
@@ -134,7 +138,7 @@ class DrawRule:
         self._leave_alone()
 
     def _leave_alone(self) -> None:
-        self.draws = False
+        self.draws, self.leaves_alone = False, True
         self._warn(
             f"a global generator moved while samples of {self._name} were made without workers, "
             "and another thread may have drawn from it. The loader leaves the generators alone in "

@@ -159,7 +159,7 @@ class DrawWatch:
         """The watched thread. Where others are alive, only it can ask."""
         self.times_asked = 0
         """Number of times that a state or seed was asked for or set."""
-        self._left: tuple[Any, Any, Any] | None = None
+        self._at_look: tuple[Any, Any, Any] | None = None
         """States at the last look."""
         self.unseedable: str | None = None
         """Call that takes a seed from the system, such as ``random.seed()``; None if none did."""
@@ -190,8 +190,8 @@ class DrawWatch:
 
     def look(self) -> None:
         """Compare with the beginning."""
-        self._left = global_states()
-        self.has_moved = self._left != self._states
+        self._at_look = global_states()
+        self.has_moved = self._at_look != self._states
         self.was_asked = self.times_asked != self._asked_before
         self.was_used = self.was_used or self.has_moved or self.was_asked
 
@@ -200,7 +200,9 @@ class DrawWatch:
 
         It is False where the watch is alone.
         """
-        return not self.is_alone and self._left not in (None, global_states())
+        if self.is_alone or self._at_look is None:
+            return False
+        return global_states() != self._at_look
 
     def undo(self) -> None:
         """Restore the generators to where they were at the beginning."""

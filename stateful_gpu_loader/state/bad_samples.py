@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import operator
 from collections.abc import Iterable, Mapping
@@ -92,11 +91,12 @@ class BadSamples:
             if len(self._samples) < MAX_SAMPLES:
                 self._samples.setdefault(bad.index, bad)
 
-    def including(self, found: Iterable[FoundBad]) -> BadSamples:
-        """Return another record, which has these as well."""
-        record = copy.copy(self)
-        record._samples = dict(self._samples)
-        record.add(found)
+    def followed_by(self, later: BadSamples) -> BadSamples:
+        """Return a record of all that this one and a later one count."""
+        record = BadSamples()
+        for each in (self, later):
+            record.add(each.samples)
+        record._total = self.total + later.total
         return record
 
     @classmethod

@@ -9,6 +9,7 @@ after it. Batches that are made ahead do not move it.
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,17 @@ class Address:
     """The cursor of each lane of a sharded dataset; None if all lanes are at their beginning."""
 
 
+class Delivered(NamedTuple):
+    """A batch that was delivered."""
+
+    number: int
+    """Its number among the batches of the loader that were offered."""
+    request: Any
+    """What it was made from."""
+    bad: tuple[FoundBad, ...]
+    """The samples that it could not use."""
+
+
 class Standing(NamedTuple):
     """Deliveries of a pass, replaced as a whole."""
 
@@ -54,6 +66,10 @@ class Standing(NamedTuple):
     """Whether a batch of the pass was delivered or has failed, or the pass has ended."""
     following: Address | None = None
     """Place of the next pass, once this one has ended."""
+    bad: BadSamples | None = None
+    """Bad samples that the pass has met up to its place; None if it has met none."""
+    last: Delivered | None = None
+    """The last batch of the pass; None if there was none."""
 
 
 class Offer(NamedTuple):
@@ -63,12 +79,8 @@ class Offer(NamedTuple):
     """The batch or the exception; empty once the loop has taken it."""
     standing: Standing
     """Standing of the pass from then on."""
-    is_failure: bool = False
+    is_failure: bool
     """Whether the content is an exception."""
-
-    @property
-    def is_taken(self) -> bool:
-        return not self.content
 
 
 class Pass:
@@ -81,7 +93,7 @@ class Pass:
         resumed: whether the pass goes on from a loaded state.
 
     >>> current = Pass(Address(0, 0), number=1, generation=0, resumed=False)
-    >>> current.offer(Offer(["batch"], Standing(Address(0, 8), delivered=True)))
+    >>> current.offer("batch", Standing(Address(0, 8), delivered=True))
     >>> current.standing.place
     Address(epoch=0, position=0)
     >>> current.offered.content.pop(), current.standing.place
@@ -104,22 +116,28 @@ class Pass:
     def standing(self) -> Standing:
         """Deliveries up to now."""
         offer = self._offer
-        return offer.standing if offer is not None and offer.is_taken else self._standing
+        return self._standing if offer is None or offer.content else offer.standing
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass delivers nothing any more."""
+        return self.is_left or self.standing.following is not None
 
     @property
     def offered(self) -> Offer | None:
         """The offer that was not taken yet; None if there is none."""
         offer = self._offer
-        return None if offer is None or offer.is_taken else offer
+        return offer if offer is not None and offer.content else None
 
-    def offer(self, offer: Offer) -> None:
+    def offer(self, content: Any, standing: Standing, *, is_failure: bool = False) -> None:
         """Hold a batch, or an exception, ready for the user's loop."""
         self._standing = self.standing
-        self._offer = offer
+        self._offer = Offer([content], standing, is_failure)
 
     def set_standing(self, standing: Standing) -> None:
         """Replace the standing, without a delivery."""
-        self.offer(Offer([], standing))
+        self._standing = self.standing
+        self._offer = Offer([], standing, is_failure=False)
 
 
 class _Base(NamedTuple):
@@ -131,6 +149,10 @@ class _Base(NamedTuple):
     """Whether ``next`` comes from a state."""
     generation: int
     """Number of loads."""
+    bad_samples: BadSamples
+    """Record of those of earlier passes."""
+    recorded: frozenset[int] = frozenset()
+    """Numbers of the passes that the record counts already."""
     gone_back: Standing | None = None
     """Standing of the pass that had to stop there, if no state was loaded since."""
 
@@ -142,18 +164,6 @@ class _Requested(NamedTuple):
     begun: int
     """Number of passes that had begun by then; a later one takes the epoch."""
     generation: int
-
-
-class _Record(NamedTuple):
-    """What is kept of the batches that were delivered, replaced as a whole."""
-
-    bad: BadSamples
-    last: tuple[Any, tuple[FoundBad, ...]] | None = None
-    """Request of the last one, and the samples that it could not use."""
-
-
-def _unchanged(record: _Record) -> tuple[_Record, None, _Record]:
-    return record, None, record
 
 
 class Passes:
@@ -176,13 +186,12 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self._base = _Base(Address(epoch=0, position=0), loaded=False, generation=0)
+        self._base = _Base(Address(0, 0), loaded=False, generation=0, bad_samples=BadSamples())
         self._request: _Requested | None = None
-        self._records: tuple[_Record, Offer | None, _Record] = _unchanged(_Record(BadSamples()))
-        """The record before the last offer is taken, that offer, and the record from then on."""
         self._passes: tuple[Pass, ...] = ()
-        """The passes that the state may speak of, oldest first."""
+        """The passes that the state may speak of, or that may go on, oldest first."""
         self._begun = 0
+        self._offers = itertools.count(1)
 
     @property
     def generation(self) -> int:
@@ -218,7 +227,11 @@ class Passes:
         if current is None and gone_back is not None:
             new.set_standing(Standing(start, gone_back.history, gone_back.last_delivered))
         before = 0 if current is None else current.number
-        self._passes = (*(one for one in self._passes if one.number >= before), new)
+        left = tuple(one for one in self._passes if one.number < before and one.is_over)
+        self._base = self._base._replace(
+            bad_samples=self._recorded(left), recorded=frozenset(one.number for one in left)
+        )
+        self._passes = (*(one for one in self._passes if one not in left), new)
         return new
 
     def offer(
@@ -236,13 +249,20 @@ class Passes:
         Args:
             request: what the batch was made from.
             bad: samples that it could not use.
-            found: bad samples that were met up to there, and that no earlier offer has.
+            found: bad samples that the pass has met since its last offer.
         """
         standing = current.standing
         before = standing.last_delivered or standing.place
         history = (*self._history_of(current)[1 - HISTORY :], before)
-        standing = Standing(place, history, delivered=True, has_moved=True)
-        self._offer(current, Offer([batch], standing), found, (request, bad))
+        standing = Standing(
+            place,
+            history,
+            delivered=True,
+            has_moved=True,
+            bad=_with(standing.bad, found),
+            last=Delivered(next(self._offers), request, bad),
+        )
+        current.offer(batch, standing)
 
     def offer_failure(
         self,
@@ -269,7 +289,8 @@ class Passes:
                 last_delivered=standing.last_delivered or standing.place,
                 has_moved=True,
             )
-        self._offer(current, Offer([error], standing, is_failure=True), found)
+        standing = standing._replace(bad=_with(standing.bad, found))
+        current.offer(error, standing, is_failure=True)
 
     def end(self, current: Pass, following: Address, *, found: tuple[FoundBad, ...] = ()) -> None:
         """Note that ``current`` has delivered all; the next pass starts at ``following``.
@@ -277,27 +298,39 @@ class Passes:
         Args:
             found: as for :meth:`offer`.
         """
-        history = self._history_of(current)
-        standing = current.standing._replace(history=history, has_moved=True, following=following)
-        self._offer(current, Offer([], standing), found)
+        standing = current.standing
+        current.set_standing(
+            standing._replace(
+                history=self._history_of(current),
+                has_moved=True,
+                following=following,
+                bad=_with(standing.bad, found),
+            )
+        )
+
+    def note_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
+        """Record bad samples behind which no batch comes."""
+        standing = current.standing
+        current.set_standing(standing._replace(bad=_with(standing.bad, found)))
 
     @property
     def bad_samples(self) -> BadSamples:
-        """Record of the samples that could not be used in the batches that were delivered."""
-        return self._record.bad
-
-    @bad_samples.setter
-    def bad_samples(self, record: BadSamples) -> None:
-        self._records = _unchanged(self._record._replace(bad=record))
+        """Record of the samples that could not be used up to the place of the stream."""
+        return self._recorded(self._passes)
 
     @property
-    def last(self) -> tuple[Any, tuple[FoundBad, ...]] | None:
-        """Request of the last delivered batch, and the samples that it could not use."""
-        return self._record.last
+    def last(self) -> Delivered | None:
+        """The last delivered batch; None if there is none."""
+        delivered = [one.standing.last for one in self._passes if one.standing.last is not None]
+        return max(delivered, default=None)
 
-    def load(self, address: Address) -> None:
-        """Let the next pass, and any begun one that has delivered nothing, start at ``address``."""
-        self._base = _Base(address, loaded=True, generation=self.generation + 1)
+    def load(self, address: Address, bad_samples: BadSamples) -> None:
+        """Let the next pass, and any begun one that has delivered nothing, start at ``address``.
+
+        Args:
+            bad_samples: record up to there.
+        """
+        self._base = _Base(address, True, self.generation + 1, bad_samples)
 
     def note_start(self, current: Pass, place: Address) -> None:
         """Complete the start of a pass that has delivered nothing, now that all of it is known."""
@@ -311,8 +344,9 @@ class Passes:
         never_moved = not current.standing.has_moved and current.generation == self.generation
         if moved is current or (never_moved and (moved is None or current.number > moved.number)):
             standing = current.standing._replace(history=self._history_of(current))
-            self.load(standing.place)
-            self._base = self._base._replace(gone_back=standing)
+            self._base = _Base(
+                standing.place, True, self.generation + 1, self.bad_samples, gone_back=standing
+            )
 
     def request_epoch(self, epoch: int) -> None:
         """Let the next pass take this epoch, unless it goes on from a loaded state."""
@@ -362,33 +396,26 @@ class Passes:
 
         It goes on from the pass in progress or, if there is none, is the next pass.
         """
-        twin = copy.copy(self)
+        twin, record = copy.copy(self), self.bad_samples
         twin._passes = ()
         if self._in_progress is not None:
-            twin.load(self._in_progress.standing.place)
+            twin.load(self._in_progress.standing.place, record)
             return twin
         if self._requested is None:
             twin._request = None
-        twin._base = _Base(self._following(), self._loaded, self.generation)
+        twin._base = _Base(self._following(), self._loaded, self.generation, record)
         return twin
 
-    @property
-    def _record(self) -> _Record:
-        before, offer, after = self._records
-        return after if offer is None or offer.is_taken else before
-
-    def _offer(
-        self,
-        current: Pass,
-        offer: Offer,
-        found: tuple[FoundBad, ...],
-        last: tuple[Any, tuple[FoundBad, ...]] | None = None,
-    ) -> None:
-        before = self._record
-        is_current = current.generation == self.generation
-        bad = before.bad.including(found) if found and is_current else before.bad
-        self._records = before, offer, _Record(bad, last or before.last)
-        current.offer(offer)
+    def _recorded(self, passes: tuple[Pass, ...]) -> BadSamples:
+        """Return the record with what these passes have met."""
+        base = self._base
+        record = base.bad_samples
+        for one in passes:
+            found = one.standing.bad
+            counts = one.generation == base.generation and one.number not in base.recorded
+            if found is not None and counts:
+                record = record.followed_by(found)
+        return record
 
     @property
     def _current(self) -> Pass | None:
@@ -402,7 +429,7 @@ class Passes:
     @property
     def _in_progress(self) -> Pass | None:
         current = self._current
-        if current is None or current.is_left or current.standing.following is not None:
+        if current is None or current.is_over:
             return None
         return current
 
@@ -446,3 +473,12 @@ class Passes:
         if requested is None or self._loaded:
             return following
         return Address(requested, 0, user=following.user)
+
+
+def _with(record: BadSamples | None, found: tuple[FoundBad, ...]) -> BadSamples | None:
+    """Return the record and what was found behind it."""
+    if not found:
+        return record
+    behind = BadSamples()
+    behind.add(found)
+    return behind if record is None else record.followed_by(behind)

@@ -51,10 +51,11 @@ def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
         return known, "Own transform: no original and no drawn numbers known."
     if plan.has_worker_states:
         return known, f"{name} has a state, which reading the originals again would move."
-    if engine.passes.last is None:
+    last = engine.passes.last
+    if last is None:
         return known, ""
     recipes = plan.recipes
-    batch = read_again(plan, *engine.passes.last, recipes or Compose([]))
+    batch = read_again(plan, last.request, last.bad, recipes or Compose([]))
     if len(batch.keys) != n:
         return known, (
             f"The batch has {n} images and was made from {len(batch.keys)}: no originals shown."
@@ -66,9 +67,10 @@ def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
 def _places(engine: Engine, n: int) -> list[SamplePlace]:
     """What the request of the last batch tells of its n samples."""
     unknown = [SamplePlace()] * n
-    if engine.passes.last is None:
+    last = engine.passes.last
+    if last is None:
         return unknown
-    request, bad = engine.passes.last
+    request, bad = last.request, last.bad
     if isinstance(request, LaneTurn) and request.cursor is not None:
         first = LaneCursor.from_text(request.cursor).count
         places = [_in_lane(request.lane, first + i) for i in range(request.num_samples)]

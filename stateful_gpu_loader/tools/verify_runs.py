@@ -111,7 +111,7 @@ def run(
 def _request_of(loader: Any) -> Request | None:
     """Return the request of the last delivered batch, if it has the addresses of samples."""
     last = loader._engine.passes.last if isinstance(loader, StatefulGPULoader) else None
-    return last[0] if last is not None and isinstance(last[0], Request) else None
+    return last.request if last is not None and isinstance(last.request, Request) else None
 
 
 def saved(state: Any) -> tuple[str, bytes]:

@@ -16,15 +16,23 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader import FolderSource, LoaderError, StatefulGPULoader, StateMismatch
+from stateful_gpu_loader import (
+    FolderSource,
+    LoaderError,
+    StatefulGPULoader,
+    StateMismatch,
+    ragged_collate,
+)
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.conformance import assert_exact_on_all, assert_exact_resume, copy_of, same, uninterrupted
+from tests.damaged import undecodable
 from tests.device_loaders import EXECUTIONS, RECIPES, Loader, make, photos
 from tests.fake_gpu import FakeDecoder, FakeGpu, FakePlace, fake_gpu
+from tests.images import photograph
 from tests.patience import seconds
 
 __all__ = ["fake_gpu", "photos"]
@@ -450,3 +458,38 @@ def test_batches_do_not_depend_on_the_number_of_decoding_threads(
     resumed = make(photos, num_workers=num_workers or 1)
     resumed.load_state_dict(states[0, 2])
     assert same([copy_of(batch) for batch in resumed], expected[0][2:])
+
+
+class MasksOfTheirSize(FolderSource):
+    """Its targets fit images of one size alone."""
+
+    has_spatial_targets = True
+
+    def move_target(self, index: int, target: Any, motion: Any, size: tuple[int, int]) -> Any:
+        if size != (40, 60):
+            raise ValueError(f"a mask of 40x60 for an image of {size}")
+        return target
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_target_that_refuses_the_size_of_a_damaged_header_costs_its_image_alone(
+    tmp_path: Path, fake_gpu: FakeGpu, device: str | None
+) -> None:
+    (tmp_path / "coffee").mkdir()
+    for number in range(6):
+        photograph("coffee").resize((60, 40)).save(tmp_path / f"coffee/{number}.jpg")
+    path = tmp_path / "coffee/2.jpg"
+    data = bytearray(path.read_bytes())
+    size = data.index(b"\xff\xc0") + 5
+    data[size : size + 4] = (400).to_bytes(2, "big") + (401).to_bytes(2, "big")
+    path.write_bytes(undecodable(bytes(data)))
+    loader = StatefulGPULoader(
+        MasksOfTheirSize(tmp_path),
+        batch_size=3,
+        device=device,
+        transform=[T.RandomHorizontalFlip()],
+        collate_fn=ragged_collate,
+        on_bad_sample="drop",
+    )
+    assert [len(labels) for _, labels in loader] == [2, 3]
+    assert [bad.index for bad in loader.bad_samples.samples] == [2]

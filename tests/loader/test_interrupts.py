@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -26,6 +27,7 @@ from tests.interrupts import Place, interrupt_at, places_of
 from tests.makers import MAKERS
 from tests.map_datasets import Noisy
 from tests.stream_kinds import KINDS
+from tests.user_objects import PlainIterable
 
 __all__ = ["fake_gpu"]
 
@@ -149,13 +151,41 @@ class SomeBad(Noisy):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("order", [None, [3, 1, 2, 6, 9, 4, 0, 5]])
-def test_an_interrupt_records_no_bad_sample_twice(order: list[int] | None) -> None:
-    """The record follows from deliveries."""
-    make = partial(
-        StatefulGPULoader, SomeBad(12), batch_size=2, sampler=order, on_bad_sample="drop", seed=1
-    )
-    assert_whole(make, at=1, every=3)
+class BadAtTheEnd(PlainIterable):
+    """Behind its last batch come bad samples alone."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain(super().__iter__(), [BAD, BAD])
+
+
+BAD = -1
+
+
+def refuse_bad(sample: Any) -> Any:
+    if sample == BAD:
+        raise ValueError("no sample")
+    return sample
+
+
+DROPPING: Make = partial(StatefulGPULoader, batch_size=2, on_bad_sample="drop", seed=1)
+ENDS_BADLY: Make = partial(DROPPING, BadAtTheEnd([6]), transform=refuse_bad)
+SOME_BAD: Make = partial(DROPPING, SomeBad(12))
+
+
+@pytest.mark.parametrize(
+    ("make", "at"),
+    [
+        (SOME_BAD, 1),
+        (partial(SOME_BAD, sampler=[3, 1, 2, 6, 9, 4, 0, 5]), 1),
+        (ENDS_BADLY, 3),
+    ],
+)
+def test_an_interrupt_records_each_bad_sample_once(make: Make, at: int) -> None:
+    """Those behind the last batch as well."""
+    loader = make()
+    list(loader)
+    assert loader.bad_samples.total > 0
+    assert_whole(make, at=at, every=3)
 
 
 @pytest.mark.fuzz

@@ -15,7 +15,7 @@ import torch
 from stateful_gpu_loader import StatefulGPULoader
 from stateful_gpu_loader.randomness import draw_rule
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
-from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.randomness.global_generators import DrawWatch, caller_generators_restored
 from tests.patience import seconds
 
 
@@ -46,13 +46,13 @@ class Samples:
     def read(self, *, within: bool = False, between: bool = False) -> None:
         def block() -> None:
             for _ in range(2):
-                self.rule.seeded(self._seed, random.random if within else _nothing)
+                self.rule.seeded(self.seed, random.random if within else _nothing)
                 if between:
                     random.random()  # in the place of another thread
 
         self.rule.watched(block)
 
-    def _seed(self) -> None:
+    def seed(self) -> None:
         self.seeded += 1
         random.seed(self.seeded)
 
@@ -83,6 +83,41 @@ def test_samples_that_moved_a_generator_draw_if_no_other_thread_is_met(
     assert samples.rule.draws is None
     samples.read()
     assert (samples.rule.draws, samples.seeded) == (True, 4)
+
+
+def test_a_draw_behind_the_evidence_in_the_same_block_counts(
+    another_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 1)
+    samples = Samples(DrawRule("Noisy", None))
+    places = iter([_nothing, random.random])
+    samples.rule.watched(
+        lambda: [samples.rule.seeded(samples.seed, next(places)) for _ in range(2)]
+    )
+    assert (samples.rule.draws, samples.seeded) == (True, 2)
+
+
+class Unlucky:
+    """A draw decides whether a sample is bad."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        if random.random() < 0.5:
+            raise ValueError("unlucky")
+        return index
+
+
+def test_a_sample_that_was_not_seeded_may_be_good_in_another_epoch(
+    another_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrawWatch, "was_moved_by_others", lambda self: self._at_look is not None)
+    loader = StatefulGPULoader(Unlucky(), batch_size=20, seed=1, on_bad_sample="drop")
+    with pytest.warns(UserWarning, match="leaves the generators alone"):
+        list(loader)
+    assert len(loader.bad_samples.samples) > 1
+    assert not any(bad.always for bad in loader.bad_samples.samples)
 
 
 def test_alone_the_first_draw_tells() -> None:

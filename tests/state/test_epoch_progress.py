@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
 from stateful_gpu_loader.state.epoch_progress import HISTORY, Address, Pass, Passes
 
 
@@ -43,7 +43,7 @@ def test_the_state_after_the_end_is_the_next_epoch() -> None:
 
 def test_an_empty_resumed_pass_leads_to_the_next_epoch() -> None:
     passes = Passes()
-    passes.load(Address(3, 10))
+    passes.load(Address(3, 10), BadSamples())
     empty = passes.begin()
     assert empty.start == Address(3, 10)
     end(passes, empty)
@@ -52,9 +52,9 @@ def test_an_empty_resumed_pass_leads_to_the_next_epoch() -> None:
 
 def test_a_pass_resumed_at_the_end_can_be_one_of_the_next_epoch() -> None:
     passes = Passes()
-    passes.load(Address(3, 10))
+    passes.load(Address(3, 10), BadSamples())
     assert passes.begin(is_over=lambda place: place.position > 9).start == Address(4, 0)
-    passes.load(Address(3, 9))
+    passes.load(Address(3, 9), BadSamples())
     assert passes.begin(is_over=lambda place: place.position > 9).start == Address(3, 9)
 
 
@@ -83,7 +83,7 @@ def test_an_epoch_requested_during_a_pass_is_for_the_next() -> None:
 
 def test_a_resumed_pass_keeps_its_epoch_and_warns_of_another() -> None:
     passes = Passes()
-    passes.load(Address(3, 4))
+    passes.load(Address(3, 4), BadSamples())
     passes.request_epoch(0)
     assert passes.address() == Address(3, 4)
     with pytest.warns(UserWarning, match=r"set_epoch\(0\) after load_state_dict\(\) of epoch 3"):
@@ -95,7 +95,7 @@ def test_a_resumed_pass_keeps_its_epoch_and_warns_of_another() -> None:
 
 def test_requesting_the_resumed_epoch_is_silent() -> None:
     passes = Passes()
-    passes.load(Address(3, 4))
+    passes.load(Address(3, 4), BadSamples())
     passes.request_epoch(3)
     assert passes.begin().start == Address(3, 4)
 
@@ -104,7 +104,7 @@ def test_a_load_leaves_older_passes_behind() -> None:
     passes = Passes()
     old = passes.begin()
     deliver(passes, old, 4)
-    passes.load(Address(9, 8))
+    passes.load(Address(9, 8), BadSamples())
     deliver(passes, old, 6)
     assert passes.address() == Address(9, 8)
     end(passes, old)
@@ -159,7 +159,7 @@ def test_history_is_bounded_and_forgotten_by_a_load() -> None:
     assert passes.address(HISTORY) == Address(0, 39 - HISTORY)
     with pytest.raises(ValueError, match="17"):
         passes.address(HISTORY + 1)
-    passes.load(Address(0, 5))
+    passes.load(Address(0, 5), BadSamples())
     with pytest.raises(ValueError, match="0 of the last"):
         passes.address(1)
 
@@ -181,7 +181,7 @@ def test_history_outlives_a_pass_that_had_to_go_back(times: int, has_moved: bool
     assert [passes.address(k) for k in range(3)] == [there, Address(0, 4), Address(0, 0)]
     deliver(passes, current, 12)
     assert [passes.address(k) for k in range(1, 4)] == [there, Address(0, 4), Address(0, 0)]
-    passes.load(Address(0, 5))
+    passes.load(Address(0, 5), BadSamples())
     with pytest.raises(ValueError, match="0 of the last"):
         passes.address(1)
 
@@ -198,21 +198,67 @@ def test_a_failed_batch_before_a_pass_went_back_is_still_tried_again_from_before
     assert [passes.address(k) for k in range(3)] == [Address(0, 12), Address(0, 4), Address(0, 0)]
 
 
+def take(current: Pass) -> None:
+    assert current.offered is not None
+    current.offered.content.pop()
+
+
+BAD = (FoundBad(3, 0, 0, "no label"),)
+
+
 def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
     passes = Passes()
     current = passes.begin()
-    bad = (FoundBad(3, 0, 0, "no label"),)
     for _ in range(2):
-        passes.offer(current, "batch", Address(0, 8), request="first", bad=bad, found=bad)
+        passes.offer(current, "batch", Address(0, 8), request="first", bad=BAD, found=BAD)
         assert (passes.bad_samples.total, passes.last) == (0, None)
-    assert current.offered is not None
-    current.offered.content.pop()
-    assert (passes.bad_samples.total, passes.last) == (1, ("first", bad))
-    passes.end(current, Address(1, 0), found=bad)
-    assert (passes.bad_samples.total, passes.last) == (2, ("first", bad))
+    take(current)
+    assert passes.bad_samples.total == 1
+    assert passes.last is not None
+    assert (passes.last.request, passes.last.bad) == ("first", BAD)
+    passes.end(current, Address(1, 0), found=BAD)
+    assert passes.bad_samples.total == 2
+    for epoch in (1, 2):
+        current = passes.begin()
+        passes.offer(current, "batch", Address(epoch, 8), found=BAD)
+        take(current)
+        passes.end(current, Address(epoch + 1, 0))
+        assert passes.bad_samples.total == 2 + epoch
+    assert passes.bad_samples.samples == BAD
+    assert passes.twin().bad_samples == passes.bad_samples
+
+
+def test_an_offer_that_waits_is_counted_whatever_came_between() -> None:
+    passes = Passes()
+    first, second = passes.begin(), passes.begin()
+    for number, current in enumerate((first, second)):
+        passes.offer(current, "batch", Address(0, 8), request=number, found=BAD)
+    for number, current in ((1, second), (0, first)):
+        take(current)
+        assert passes.last is not None
+        assert passes.last.request == 1
+        assert passes.bad_samples.total == 2 - number
+
+
+def test_a_pass_of_before_a_load_adds_nothing_to_the_record() -> None:
+    passes = Passes()
     stale = passes.begin()
-    passes.load(Address(0, 0))
-    passes.offer(stale, "batch", Address(1, 8), request="second", found=bad)
-    assert stale.offered is not None
-    stale.offered.content.pop()
-    assert (passes.bad_samples.total, passes.last) == (2, ("second", ()))
+    passes.load(Address(0, 0), BadSamples())
+    passes.offer(stale, "batch", Address(0, 8), request="stale", found=BAD)
+    take(stale)
+    assert passes.bad_samples.total == 0
+    assert passes.last is not None
+    assert passes.last.request == "stale"
+
+
+def test_the_record_outlives_a_pass_that_had_to_go_back() -> None:
+    passes = Passes()
+    current = passes.begin()
+    passes.offer(current, "batch", Address(0, 8), found=BAD)
+    take(current)
+    for times in (1, 2):
+        passes.go_back(current)
+        assert passes.bad_samples.total == times
+        current = passes.begin()
+        passes.offer(current, "batch", Address(0, 8 + times), found=BAD)
+        take(current)

@@ -192,18 +192,17 @@ class EncodedMaker:
         images = [image for image in opened if image is not None]
         if len(images) < len(keys):
             return opened, None
-        headers = [image.header for image in images]
+        headers, targets = [one.header for one in images], [one.target for one in images]
         try:
             drawn = draw(self._recipes, keys, headers)
+            if not self._source.has_spatial_targets:
+                return opened, drawn
+            moved = moved_targets(self._source, self._recipes, keys, targets, headers, drawn)
         except ValueError:
             if not self._policy.is_active:
                 raise
             # The refused size may come from a damaged header; the device stage finds out first.
             return opened, None
-        if not self._source.has_spatial_targets:
-            return opened, drawn
-        targets = [image.target for image in images]
-        moved = moved_targets(self._source, self._recipes, keys, targets, headers, drawn)
         pairs = zip(images, moved, strict=True)
         return [replace(image, target=target) for image, target in pairs], drawn
 

@@ -255,7 +255,7 @@ class SampleMaker:
         count as drawn from.
         """
         if not self._rule.may_seed:
-            return self._rule.draws is None
+            return self._rule.draws is None or self._rule.leaves_alone
         with caller_generators_restored():
             following = next_draws()
             seed_global_generators(seed)

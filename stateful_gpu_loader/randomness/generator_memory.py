@@ -33,7 +33,14 @@ class GlobalGenerator(Protocol):
     """One generator of the whole process."""
 
     def read(self) -> Any:
-        """Return the state; equal to another one if the generator would draw the same."""
+        """Return the state."""
+        ...
+
+    def told(self, state: Any) -> Any:
+        """Return what is equal for two states if the generator would draw the same behind them.
+
+        A state may hold what nobody reads: padding, and a number that is not kept any more.
+        """
         ...
 
     def put_back(self, state: Any) -> None:
@@ -53,6 +60,9 @@ class ByFunctions:
         self.read = get
         self.put_back = set_to
 
+    def told(self, state: Any) -> Any:
+        return state
+
 
 class PythonMemory:
     """``random``'s generator.
@@ -68,6 +78,9 @@ class PythonMemory:
 
     def read(self) -> tuple[bytes, float | None]:
         return self._memory.raw, self._generator.gauss_next
+
+    def told(self, state: tuple[bytes, float | None]) -> Any:
+        return state
 
     def put_back(self, state: tuple[bytes, float | None]) -> None:
         self._memory.raw, self._generator.gauss_next = state
@@ -95,8 +108,14 @@ class NumpyGenerator:
         if self._words is None:
             # legacy=False: the only form that works with another bit generator.
             return bits, pickle.dumps(self._get_state(legacy=False))
-        normal = self._normal.raw
-        return bits, (self._words.raw, normal if normal[0] else bytes(len(normal)))
+        return bits, (self._words.raw, self._normal.raw)
+
+    def told(self, state: tuple[Any, Any]) -> Any:
+        bits, numbers = state
+        if isinstance(numbers, bytes):
+            return state
+        words, normal = numbers
+        return bits, words, normal if normal[0] else None
 
     def put_back(self, state: tuple[Any, Any]) -> None:
         bits, numbers = state
@@ -128,21 +147,21 @@ class TorchMemory:
     def __init__(self, memory: Any) -> None:
         self._memory = memory
 
-    def read(self) -> tuple[bytes, bytes, float | None, float | None]:
-        raw = self._memory.raw
-        single, has_single, double, has_double = _KEPT.unpack_from(raw, _BEFORE_KEPT)
-        # Without what nobody reads: padding, and numbers that are not kept any more.
+    def read(self) -> bytes:
+        memory: bytes = self._memory.raw
+        return memory
+
+    def put_back(self, state: bytes) -> None:
+        self._memory.raw = state
+
+    def told(self, state: bytes) -> tuple[Any, ...]:
+        single, has_single, double, has_double = _KEPT.unpack_from(state, _BEFORE_KEPT)
         return (
-            raw[:_BEFORE_PADDING],
-            raw[_BEHIND_PADDING:_BEFORE_KEPT],
+            state[:_BEFORE_PADDING],
+            state[_BEHIND_PADDING:_BEFORE_KEPT],
             single if has_single else None,
             double if has_double else None,
         )
-
-    def put_back(self, state: tuple[bytes, bytes, float | None, float | None]) -> None:
-        head, words, single, double = state
-        kept = _KEPT.pack(single or 0.0, single is not None, double or 0.0, double is not None)
-        self._memory.raw = head.ljust(_BEHIND_PADDING, b"\0") + words + kept
 
 
 def python_generator() -> GlobalGenerator:

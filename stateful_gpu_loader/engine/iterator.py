@@ -201,7 +201,8 @@ class Run:
             self._fail(begun, request, answer, Failure(error))
             return True
         bad = () if answer is None else answer.bad
-        _note_bad(begun, bad)
+        if bad:
+            _note_bad(begun, bad)
         self._engine.tally.deliver(request, answer)
         place = begun.schedule.deliver(request, answer)
         _note_end_of_epoch(begun, answer)
@@ -217,7 +218,8 @@ class Run:
             bad=bad,
             found=begun.found_bad,
         )
-        self._note_recorded(begun)
+        if begun.found_bad:
+            self._note_recorded(begun)
         return True
 
     def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:

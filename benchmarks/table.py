@@ -208,10 +208,10 @@ def overhead_section(content: Content) -> str:
     head = ["", *bench_overhead.LABELS.values()]
     introduction = (
         "**Overhead**: time a batch, and its ratio to torch's DataLoader with the 95% interval. "
-        "What a batch costs beyond torch's is paid once, whatever its size. The place of the "
-        "stream moves with each batch under a lock, so that a signal handler or another thread "
-        "finds the state before the batch or behind it (5 us). The global generators are compared "
-        "before and after (2 us)."
+        "The loader adds a fixed time to each batch, whatever its size. It moves the place of the "
+        "stream under a lock (5 us), so a signal handler or another thread finds the state before "
+        "or after a batch and never between. It compares the global generators before and after "
+        "the batch (2 us)."
     )
     return f"{introduction}\n\n{as_table(head, rows)}\n\n{aims_table(content)}"
 

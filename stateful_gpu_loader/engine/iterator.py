@@ -227,12 +227,11 @@ class Run:
         begun.has_failed = True
         place = begun.schedule.fail(request, answer)
         _note_end_of_epoch(begun, answer)
-        if place is not None:
-            begun.alone = max(0, begun.alone - 1)
         begun.losses = begun.bad_in_a_row = 0
         if place is None:
             self._passes.offer_failure(begun.current, failure, None)
             return
+        begun.alone = max(0, begun.alone - 1)
         self._passes.offer_failure(begun.current, failure, place, found=begun.found_bad)
         self._note_recorded(begun)
 

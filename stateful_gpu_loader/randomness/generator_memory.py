@@ -37,9 +37,9 @@ class GlobalGenerator(Protocol):
         ...
 
     def told(self, state: Any) -> Any:
-        """Return what is equal for two states if the generator would draw the same behind them.
+        """Return the part of a state that decides the next draws.
 
-        A state may hold what nobody reads: padding, and a number that is not kept any more.
+        The rest is padding, and a number that the generator has already given.
         """
         ...
 

@@ -119,7 +119,7 @@ def global_states() -> tuple[Any, Any, Any]:
 
 
 def would_draw_alike(states: tuple[Any, Any, Any], others: tuple[Any, Any, Any]) -> bool:
-    """Whether the generators would draw the same behind both of these states."""
+    """Whether the generators would draw the same from both of these states."""
     if states == others:
         return True
     generators = _PYTHON, _NUMPY, _TORCH

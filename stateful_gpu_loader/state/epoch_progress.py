@@ -46,7 +46,7 @@ class Delivered(NamedTuple):
     number: int
     """Its number among the batches of the loader that were offered."""
     request: Any
-    """What it was made from."""
+    """The request that it was made from."""
     bad: tuple[FoundBad, ...]
     """The samples that it could not use."""
 
@@ -247,7 +247,7 @@ class Passes:
         """Offer a batch of ``current`` to the user; the next one starts at ``place``.
 
         Args:
-            request: what the batch was made from.
+            request: the request that the batch was made from.
             bad: samples that it could not use.
             found: bad samples that the pass has met since its last offer.
         """
@@ -309,7 +309,7 @@ class Passes:
         )
 
     def note_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
-        """Record bad samples behind which no batch comes."""
+        """Record bad samples that no batch follows."""
         standing = current.standing
         current.set_standing(standing._replace(bad=_with(standing.bad, found)))
 
@@ -476,7 +476,7 @@ class Passes:
 
 
 def _with(record: BadSamples | None, found: tuple[FoundBad, ...]) -> BadSamples | None:
-    """Return the record and what was found behind it."""
+    """Return the record with the samples that were found after it."""
     if not found:
         return record
     behind = BadSamples()

@@ -16,9 +16,19 @@ from stateful_gpu_loader.engine.device.place import Place
 SMALL_BYTES = 2**20
 """Size up to which a tensor is copied with others; a larger one's copy outlasts a call of torch."""
 
-_JOINED = (
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+_JOINED = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
 )
 """Types of which small tensors are copied together."""
 

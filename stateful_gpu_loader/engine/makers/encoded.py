@@ -66,7 +66,7 @@ class EncodedBatch:
     lengths: tuple[int, ...]
     """Number of bytes of each sample in the arena; 0 for one that is bad."""
     drawn: PipelineDraw | None
-    """What the recipes drew; None if a sample is missing or of a size that they refuse.
+    """Numbers that the recipes drew; None if a sample is missing or its size is refused.
 
     Unless it is None, boxes and masks of the images' targets have moved with the pixels.
     """
@@ -172,7 +172,7 @@ class EncodedMaker:
                 lengths.append(arena.end - start)
         self._expected.note(arena.end)
         with stage("augment"):
-            images, drawn = self._drawn(keys, opened)
+            images, drawn = self._draw_and_move(keys, opened)
         return EncodedBatch(
             request,
             tuple(images),
@@ -185,10 +185,15 @@ class EncodedMaker:
     def _allocate_bytes(self, num_bytes: int) -> torch.Tensor:
         return self._allocate((num_bytes,), torch.uint8)
 
-    def _drawn(
+    def _draw_and_move(
         self, keys: list[SampleKey], opened: list[OpenedImage | None]
     ) -> tuple[Sequence[OpenedImage | None], PipelineDraw | None]:
-        """Return the images, their targets moved, and what the recipes drew, if they could."""
+        """Draw for the images, and move their targets with the pixels.
+
+        Returns:
+            the images, with moved targets, and the drawn numbers; or the images as they are and
+            None.
+        """
         images = [image for image in opened if image is not None]
         if len(images) < len(keys):
             return opened, None

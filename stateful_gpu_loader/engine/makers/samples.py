@@ -199,8 +199,7 @@ class SampleMaker:
 
     def _sample(self, key: SampleKey, seed: int) -> Any:
         try:
-            seed_all = partial(self._generators.seed, seed)
-            return self._rule.seeded(seed_all, lambda: self.fetch(key))
+            return self._rule.seeded(partial(self._generators.seed, seed), lambda: self.fetch(key))
         except Exception:
             # Entered only after an error, as it takes longer than all other work on a sample here.
             with noting_sample(key):

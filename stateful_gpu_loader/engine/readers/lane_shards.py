@@ -224,8 +224,11 @@ class LaneShards:
             address = self._address
             place = address.position(self.ordinal)
             seed = self._seeds.at(address.seed, address.epoch, place)
-            seed_all = partial(self._generators.seed, seed)
-            return self._checked(self._rule.seeded(seed_all, lambda: self._yielded(shard, offset)))
+            return self._checked(
+                self._rule.seeded(
+                    partial(self._generators.seed, seed), lambda: self._yielded(shard, offset)
+                )
+            )
         return self._checked(self._yielded(shard, offset))
 
     def _yielded(self, shard: str, offset: int) -> Any:

@@ -229,8 +229,10 @@ class DrawWatch:
             self.unseedable = self.unseedable or call
 
 
+_of_python: Any = random
+_of_numpy: Any = np.random
 _of_torch: Any = torch.random
-_UNSEEDABLE = None, "random.seed()", None, "np.random.seed()", "torch.seed()"
+_UNSEEDABLE = None, "random.seed()", None, None, "np.random.seed()", None, "torch.seed()"
 """Calls of :func:`_looked_up` that take a seed from the system where no seed is passed."""
 
 
@@ -239,18 +241,24 @@ def _looked_up() -> tuple[Any, ...]:
     return (
         random.getstate,
         random.seed,
+        _of_python._inst,
         np.random.get_state,
         np.random.seed,
+        _of_numpy.get_bit_generator,
         _of_torch.default_generator,
     )
 
 
-def _let_look_up(
-    python_state: Any, python_seed: Any, numpy_state: Any, numpy_seed: Any, of_torch: Any
-) -> None:
-    random.getstate, random.seed = python_state, python_seed
-    np.random.get_state, np.random.seed = numpy_state, numpy_seed
-    _of_torch.default_generator = of_torch
+def _let_look_up(*things: Any) -> None:
+    (
+        random.getstate,
+        random.seed,
+        _of_python._inst,
+        np.random.get_state,
+        np.random.seed,
+        _of_numpy.get_bit_generator,
+        _of_torch.default_generator,
+    ) = things
 
 
 class _StandIn:

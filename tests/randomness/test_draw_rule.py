@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,50 @@ def test_a_thread_that_draws_beside_the_main_thread_repeats_no_number_once_it_is
 def _draw(drawn: list[Any], is_over: Callable[[], bool]) -> None:
     while not is_over():
         drawn.append((torch.rand((), dtype=torch.float64).item(), random.random()))
+
+
+READS: dict[str, Callable[[], Any]] = {
+    "initial_seed": torch.default_generator.initial_seed,
+    "clone_state": lambda: torch.default_generator.clone_state().get_state().sum().item(),
+    "_rand": lambda: np.random.mtrand._rand.get_state()[1].sum().item(),  # type: ignore[attr-defined]
+}
+"""Reads of a state that no stand-in can watch, as torch and NumPy check the type of the object."""
+
+
+class Reading:
+    """Reads a state from a sample on that lies behind the evidence."""
+
+    draws = True
+
+    def __init__(self, read: Callable[[], Any]) -> None:
+        self.read = read
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read()
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_read_that_the_watch_misses_is_exact_where_the_dataset_says_that_it_draws(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw_rule, "EVIDENCE", 0)
+    watch = DrawWatch()
+    watch.run(READS[name])
+    assert not watch.was_used
+
+    def loader() -> StatefulGPULoader:
+        return StatefulGPULoader(Reading(READS[name]), batch_size=4, shuffle=True, seed=1)
+
+    whole, first, resumed = loader(), loader(), loader()
+    expected = [batch.tolist() for batch in whole]
+    assert len({value for batch in expected for value in batch}) == 24
+    for _ in zip(range(2), first, strict=False):
+        state = first.state_dict()
+    torch.rand(1)
+    random.random()
+    np.random.rand()
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == expected[2:]

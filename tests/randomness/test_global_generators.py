@@ -39,8 +39,10 @@ def names_that_are_replaced():
     return (
         random.getstate,
         random.seed,
+        random._inst,  # type: ignore[attr-defined]
         np.random.get_state,
         np.random.seed,
+        np.random.get_bit_generator,
         torch.random.default_generator,
     )
 
@@ -240,10 +242,13 @@ USES: dict[str, Callable[[], Any]] = {
     "gauss": lambda: random.gauss(0, 1),
     "seed": lambda: random.seed(4),
     "state": lambda: random.getstate(),
+    "the instance behind random": lambda: random._inst.getstate(),  # type: ignore[attr-defined]
+    "its seed": lambda: random._inst.seed(4),  # type: ignore[attr-defined]
     "numpy": lambda: np.random.randint(5),
     "numpy's normal": np.random.standard_normal,
     "numpy's seed": lambda: np.random.seed(4),
     "numpy's state": lambda: np.random.get_state(),
+    "numpy's bit generator's state": lambda: np.random.get_bit_generator().state,
     "numpy's bit generator": replace_the_bit_generator_of_numpy,
     "torch": lambda: torch.rand(1),
     "torch's normal": lambda: torch.randn(1, dtype=torch.float64),

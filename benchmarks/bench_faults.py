@@ -1,11 +1,9 @@
-"""What faults cost, and being ready for them: recovery, the watch over workers, user states.
+"""What faults cost, and being ready for them: recovery and user states.
 
-Recovery is timed from the SIGKILL of one of two workers to the first batch of those that replace
-them, beside the start of a new loader up to its first batch. There is no aim for their ratio:
-nobody waits for what a recovery takes longer, 30 to 60 ms for each worker that dies. The watch is
-measured on trivial samples, with it and without. States of a user's dataset or sampler are taken
-with every batch, in StatefulDataLoader as in our loader; without a state torch's DataLoader takes
-part, too.
+Recovery is timed from the SIGKILL of one of two workers to the first batch behind those that were
+made before, beside the start of a new loader up to its first batch. States of a user's dataset or
+sampler are taken with every batch, in StatefulDataLoader as in our loader; without a state torch's
+DataLoader takes part, too.
 """
 
 from __future__ import annotations
@@ -13,14 +11,11 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -34,13 +29,11 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio, summarise
 from benchmarks.user_states import Buffered, DrawingSampler, Recent
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.workers import torch_workers, worker_monitor
 
 NUM_WORKERS = 2
 START_METHODS = ("fork", "spawn")
 COSTS = {BUSY: "1 ms a sample", TRIVIAL: "trivial samples"}
 RECOVERY, FRESH = "recovery", "fresh start"
-WATCHED, UNWATCHED = "watched", "unwatched"
 NO_STATE, INTS, CHANGING, CONSTANT, SAMPLER = "none", "ints", "changing", "constant", "sampler"
 STATES = {
     NO_STATE: "no state",
@@ -54,10 +47,10 @@ DATASETS: dict[str, Callable[[Numbers], Dataset[int]]] = {
     CHANGING: functools.partial(Buffered, changes=True),
     CONSTANT: functools.partial(Buffered, changes=False),
 }
-WATCH_AIM, STATE_AIM = 1.01, 1.0
+STATE_AIM = 1.0
 
 _SPARE = 8
-_MORE_ROUNDS = {"watch": 8, "fork": 4, "spawn": 1, "states": 2}
+_MORE_ROUNDS = {"fork": 4, "spawn": 1, "states": 2}
 """What is quick is measured more often."""
 
 
@@ -91,7 +84,7 @@ class Start:
             next(batches)
         victim = batches._workers[0].pid
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*The workers are replaced")
+            warnings.filterwarnings("ignore", message=".*the stream goes on")
             started = time.perf_counter()
             os.kill(victim, signal.SIGKILL)
             while not loader.worker_restarts:
@@ -167,27 +160,6 @@ class Stateful:
         return iter(StatefulGPULoader(snapshot_every_n_steps=1, seed=42, **arguments))
 
 
-class NoWatch:
-    """Stands where :class:`WorkerMonitor` stands, and watches nothing: no thread, no deadlines."""
-
-    def __init__(self, processes: Sequence[Any], timeout: float) -> None:
-        self._ours, self._theirs = socket.socketpair()
-        self._nothing = nullcontext()
-
-    def fileno(self) -> int:
-        return self._ours.fileno()
-
-    def waiting(self) -> nullcontext[None]:
-        return self._nothing
-
-    def has_lost(self, seconds: float = 0.0) -> bool:
-        return False
-
-    def stop(self) -> None:
-        self._ours.close()
-        self._theirs.close()
-
-
 def main(given: Sequence[str] | None = None) -> None:
     """Run the benchmark and write ``faults.json``."""
     arguments = parse(__doc__, rounds=9, given=given)
@@ -195,7 +167,7 @@ def main(given: Sequence[str] | None = None) -> None:
     quieten_peers()
     turns = turns_of(bench_overhead.SECONDS_A_SAMPLE)
     measurements, comparisons, aims = [], [], []
-    for part in (_recovery, _watching, _states):
+    for part in (_recovery, _states):
         found = part(arguments, turns)
         measurements += found.measurements
         comparisons += found.comparisons
@@ -260,32 +232,6 @@ def _recovery(arguments: Arguments, turns: int) -> _Part:
             for cost in COSTS
         }
         _measure(part, contestants, arguments, kind=method, title=method, unit="ms", aims=pairs)
-    return part
-
-
-def _watching(arguments: Arguments, turns: int) -> _Part:
-    setting = _overhead(TRIVIAL, 8 if arguments.quick else 1000, turns)
-
-    def microseconds(kind: Any) -> float:
-        with mock.patch.object(torch_workers, "WorkerMonitor", kind):
-            batches = setting.batches(OURS)
-            found = seconds_a_batch(batches, warm_up=4 * NUM_WORKERS, timed=setting.timed) * 1e6
-            del batches  # as long as the other class has its name
-        return found
-
-    contestants = [
-        Contestant(
-            name=name,
-            label=f"workers {name}, {COSTS[TRIVIAL]}",
-            measure=functools.partial(microseconds, kind),
-        )
-        for name, kind in ((WATCHED, worker_monitor.WorkerMonitor), (UNWATCHED, NoWatch))
-    ]
-    aims = {(WATCHED, UNWATCHED): ("watched beside unwatched, trivial samples", WATCH_AIM)}
-    part = _Part(measurements=[], comparisons=[], aims=[])
-    _measure(
-        part, contestants, arguments, kind="watch", title="watch", unit="us a batch", aims=aims
-    )
     return part
 
 

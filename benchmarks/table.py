@@ -217,7 +217,7 @@ def overhead_section(content: Content) -> str:
 
 
 def faults_section(content: Content) -> str:
-    """Three tables: recovery beside a fresh start, the watch, and user states."""
+    """Two tables: recovery beside a fresh start, and user states."""
     settings = content["settings"]
     introduction = (
         f"**Faults**: {settings['num_workers']} workers, batches of {settings['batch_size']}. "
@@ -226,13 +226,12 @@ def faults_section(content: Content) -> str:
         "Once there was an aim of 1.2 fresh starts; it served nobody, since the difference is 30 "
         "to 60 ms for each worker that dies, and was retired."
     )
-    watch = "Time a batch of trivial samples, with the watch over the workers and without it."
     states = (
         "Time a batch where user objects have states, which are taken with every batch; a state "
         "of 1 MB is a tensor."
     )
-    parts = [introduction, _recovery_table(content), watch, _watch_table(content)]
-    return "\n\n".join([*parts, states, _states_table(content), aims_table(content)])
+    parts = [introduction, _recovery_table(content), states, _states_table(content)]
+    return "\n\n".join([*parts, aims_table(content)])
 
 
 def _recovery_table(content: Content) -> str:
@@ -247,12 +246,6 @@ def _recovery_table(content: Content) -> str:
                 times = [f"{short(medians[name])} ms" for name in (fresh, recovery)]
                 rows.append([f"{method}, {label}", *times, times_of(content, recovery, fresh)])
     return as_table(["", "fresh start", "recovery", "ratio"], rows)
-
-
-def _watch_table(content: Content) -> str:
-    medians, of, to = medians_of(content), bench_faults.WATCHED, bench_faults.UNWATCHED
-    row = ["trivial samples", *(f"{short(medians[name])} us" for name in (to, of))]
-    return as_table(["", "unwatched", "watched", "ratio"], [[*row, times_of(content, of, to)]])
 
 
 def _states_table(content: Content) -> str:

@@ -73,9 +73,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
-        max_worker_restarts: how often lost worker processes are replaced before another batch has
-            been delivered. The default of 3 tells a request that always kills its worker from
-            workers that die for other reasons; every delivered batch resets the count.
+        max_worker_restarts: number of workers that one batch may lose; the next loss raises
+            WorkerLost. The default of 3 tells a batch that always kills its worker from workers
+            that die for other reasons. With 0 any lost worker raises.
         on_epoch_boundary: what a state that was saved after an epoch's last batch, but before its
             end, resumes: ``"empty"``, an empty rest of that epoch, or ``"next_epoch"``, the next
             one.
@@ -385,7 +385,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         """
         if self._placed_iterator is not None:
             return self._placed_iterator
-        return getattr(self._engine.workers.idle, "torch_workers", None)
+        return self._engine.workers.idle_processes
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data._utils import worker as torch_worker
 
 from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.torch_names import become_worker
 from stateful_gpu_loader.engine.workers.cluster import (
     Answered,
     Event,
@@ -25,8 +26,7 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Started,
     Unreadable,
 )
-from stateful_gpu_loader.engine.workers.torch_workers import become_worker
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
 
 
 @dataclass
@@ -59,6 +59,8 @@ class FakeWorkers:
 class FakeCluster:
     """Workers in this process, each with a copy of the loader's maker."""
 
+    queues = False
+
     def __init__(self, options: FakeWorkers, work: bytes, num_workers: int, base_seed: int) -> None:
         self._options = options
         self._work = work
@@ -74,6 +76,10 @@ class FakeCluster:
         self._process: Any = None
         self._pipe: Any = None
 
+    @property
+    def processes(self) -> list[Any]:
+        return []
+
     def start(self, worker: int, place: int) -> None:
         with self._lock:
             self.workers[worker] = _Worker(place)
@@ -84,15 +90,21 @@ class FakeCluster:
         with self._lock:
             self.num_sent += 1
             if worker in self.workers:  # it may be lost, and nobody was told yet
-                sent = pickle.loads(pickle.dumps(message))
+                try:
+                    content = pickle.dumps(message)
+                except Exception as error:
+                    content = pickle.dumps(in_place_of(message, error))
+                sent = pickle.loads(content)
                 self.workers[worker].messages.append((number, sent, first))
                 self._more.notify_all()
 
-    def receive(self, seconds: float) -> Event | None:
+    def wait(self, seconds: float) -> None:
         with self._lock:
-            if not self._more.wait_for(lambda: self.is_closed or self._busy(), seconds):
-                return None
-            if self.is_closed:
+            self._more.wait_for(lambda: self.is_closed or self._busy(), seconds)
+
+    def receive(self) -> Event | None:
+        with self._lock:
+            if self.is_closed or not self._busy():
                 return None
             event = self._options.fault(self)
             return self._next() if event is None else event

@@ -25,7 +25,7 @@ from types import ModuleType
 
 from torch.utils.data import _utils as torch_data
 
-from stateful_gpu_loader.engine.workers import torch_workers
+from stateful_gpu_loader.engine.workers import processes
 from tests.patience import seconds
 
 ROOT = Path(__file__).parent.parent
@@ -115,7 +115,7 @@ def _run_until_exit(statements: str, errors: Connection) -> None:
     # From Python 3.13 on a process of multiprocessing forgets what was registered before its fork.
     atexit.register(weakref.finalize._exitfunc)
     atexit.register(torch_data._set_python_exit_flag)
-    atexit.register(torch_workers._note_exit)
+    atexit.register(processes._note_exit)
     main = sys.modules["__main__"] = ModuleType("__main__")
     code = 0
     try:

@@ -107,7 +107,7 @@ class LoaderConfig:
     on_bad_sample: str
     """``"raise"``, ``"replace"`` or ``"drop"``."""
     max_worker_restarts: int
-    """How often lost workers are replaced before another batch has been delivered."""
+    """Number of workers that one batch may lose."""
     on_epoch_boundary: str
     """``"empty"`` or ``"next_epoch"``."""
 

@@ -43,8 +43,8 @@ from stateful_gpu_loader.engine.sampler_link import (
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import LoaderStats, Tally
+from stateful_gpu_loader.engine.torch_names import pin
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
-from stateful_gpu_loader.engine.workers.torch_workers import pin
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
@@ -80,10 +80,6 @@ class Begun:
     """Whether a delivery has begun to move the schedule, and was not completed."""
     is_given_up: bool = False
     """Whether the pass ends here, and the next one goes on from its delivered place."""
-    is_alone: bool = False
-    """Whether the pipeline makes one batch at a time, to find the one that kills its worker."""
-    alone: int = 0
-    """Number of batches that are still to be made one at a time."""
     ended_workers: set[int] = field(default_factory=set)
     """Workers whose iterators have ended."""
     found_bad: tuple[FoundBad, ...] = ()
@@ -108,15 +104,9 @@ class Begun:
         return self.is_moving or self.schedule.is_torn
 
     @property
-    def was_alone(self) -> bool:
-        """Whether the pipeline made one batch at a time, and may prefetch again."""
-        return self.is_alone and self.alone == 0
-
-    @property
     def can_go_on(self) -> bool:
         """Whether the pipeline can continue this pass after it raised an exception."""
-        is_of_use = self.is_started and not (self.is_torn or self.was_alone)
-        return is_of_use and self.pipeline.is_whole
+        return self.is_started and not self.is_torn and self.pipeline.is_whole
 
 
 class Engine:

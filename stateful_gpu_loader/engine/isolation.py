@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from stateful_gpu_loader.engine.workers.torch_workers import has_modes
+from stateful_gpu_loader.engine.torch_names import has_modes
 from stateful_gpu_loader.randomness.global_generators import (
     caller_generators_restored,
     one_at_a_time,

@@ -20,9 +20,10 @@ from stateful_gpu_loader.engine.pipeline import (
     NoBatch,
     Stopped,
     WorkersDied,
+    described,
 )
 from stateful_gpu_loader.engine.stages import waiting
-from stateful_gpu_loader.engine.workers.torch_workers import interpreter_is_ending
+from stateful_gpu_loader.engine.workers.processes import interpreter_is_ending
 from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Offer
@@ -93,7 +94,7 @@ class Run:
         """
         if self._begun is None:
             return self._former_workers
-        return list(getattr(self._begun.pipeline, "workers", []))
+        return self._begun.pipeline.workers
 
     def _offered(self) -> Offer:
         """Return the next batch, or an exception in its place, ready to be taken.
@@ -147,7 +148,7 @@ class Run:
                 begun = None
         if begun is None:
             self._begun = begun = self._engine.begin()
-        elif begun.current.offered is not None or (begun.is_running and not begun.was_alone):
+        elif begun.current.offered is not None or begun.is_running:
             return begun
         elif not begun.can_go_on:
             begun.is_running = False
@@ -162,11 +163,9 @@ class Run:
         return begun
 
     def _start(self, begun: Begun) -> None:
-        begun.is_alone, begun.is_started = begun.alone > 0, False
+        begun.is_started = False
         try:
-            begun.pipeline.start(
-                begun.schedule.requests(), begun.schedule.starts(), one_at_a_time=begun.is_alone
-            )
+            begun.pipeline.start(begun.schedule.requests(), begun.schedule.starts())
         except WorkersDied as loss:
             self._recover(begun, loss)
         else:
@@ -209,7 +208,6 @@ class Run:
         # The user's objects are asked for their state when the first request is drawn.
         self._note_start(begun)
         begun.losses = begun.bad_in_a_row = 0
-        begun.alone = max(0, begun.alone - 1)
         self._passes.offer(
             begun.current,
             batch,
@@ -311,18 +309,14 @@ class Run:
         self._leave(begun)
 
     def _recover(self, begun: Begun, loss: WorkersDied) -> None:
-        """Replace lost workers, as if the pass were resumed from the delivered position.
-
-        After a second loss at one position the workers get one request at a time, so that the
-        batches before the one that kills them are delivered, and that one is found.
-        """
+        """Replace lost workers, as if the pass were resumed from the delivered position."""
         _end_at_exit()
         begun.losses += 1
         self._engine.tally.worker_restarts += loss.remedy is None
         begun.pipeline.close()
         place = begun.current.standing.place
         where = f"epoch {place.epoch}, position {place.position}"
-        at = "" if loss.oldest is None else f", {_described(loss.oldest)}"
+        at = "" if loss.oldest is None else f", {described(loss.oldest)}"
         limit = begun.plan.config.max_worker_restarts
         if begun.losses > limit or loss.remedy is not None:
             begun.is_given_up = True
@@ -344,8 +338,6 @@ class Run:
             RuntimeWarning,
             stacklevel=4,
         )
-        if begun.losses > 1:
-            begun.alone = begun.plan.config.in_flight
         begun.pipeline = self._engine.rebuild(begun)
         self._start(begun)
 
@@ -401,13 +393,3 @@ def _note_bad(begun: Begun, found: tuple[FoundBad, ...]) -> None:
 def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:
     """Note that later answers do not count, if the epoch was found to end with this one."""
     begun.has_met_end = begun.has_met_end or (answer is not None and answer.ended_at is not None)
-
-
-def _described(request: Any) -> str:
-    """Describe for a person which samples a request is made from."""
-    indices = getattr(request, "indices", None)
-    if indices is None:
-        return f"at the turn of worker {request.worker}"
-    listed = request.index_list()
-    shown = ", ".join(map(repr, listed[:8])) + (", ..." if len(listed) > 8 else "")
-    return f"at the batch of dataset indices {shown}"

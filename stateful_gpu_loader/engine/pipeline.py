@@ -35,6 +35,16 @@ class WorkersDied(Exception):
         super().__init__(what)
 
 
+def described(request: Any) -> str:
+    """Describe for a person which samples a request is made from."""
+    indices = getattr(request, "indices", None)
+    if indices is None:
+        return f"at the turn of worker {request.worker}"
+    listed = request.index_list()
+    shown = ", ".join(map(repr, listed[:8])) + (", ..." if len(listed) > 8 else "")
+    return f"at the batch of dataset indices {shown}"
+
+
 class Maker(Protocol):
     """Makes one batch from one request: a pure function, in any worker, at any time."""
 
@@ -106,6 +116,11 @@ class Pipeline(Protocol):
         wait. Otherwise requests and answers may be lost, and the pipeline can only be closed."""
         ...
 
+    @property
+    def workers(self) -> list[Any]:
+        """The processes of this machine that live; empty where the workers are none."""
+        ...
+
     def launch(self) -> None:
         """Start worker processes, if there are any, ahead of the next pass.
 
@@ -118,8 +133,6 @@ class Pipeline(Protocol):
         self,
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
     ) -> None:
         """Begin a pass and abandon the requests of an earlier one.
 
@@ -128,8 +141,6 @@ class Pipeline(Protocol):
                 asked again.
             starts: for each worker the argument of :meth:`StatefulMaker.begin`, which is called
                 before its first request; None for makers without state.
-            one_at_a_time: never have more than one request in flight, to find out which one kills
-                its worker.
 
         Raises:
             WorkersDied: they died while they started.

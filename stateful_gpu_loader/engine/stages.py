@@ -8,7 +8,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from stateful_gpu_loader.engine.stats import PRESENT, Work
-from stateful_gpu_loader.engine.workers.torch_workers import is_profiling
+from stateful_gpu_loader.engine.torch_names import is_profiling
 
 
 class waiting:  # noqa: N801 - used like a function, in ``with``

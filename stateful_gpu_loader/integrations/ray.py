@@ -17,10 +17,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.torch_names import become_worker
 from stateful_gpu_loader.engine.workers.cluster import (
     Answered,
     Event,
@@ -30,8 +32,7 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Unreadable,
 )
 from stateful_gpu_loader.engine.workers.remote_failure import as_text
-from stateful_gpu_loader.engine.workers.torch_workers import become_worker
-from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
 from stateful_gpu_loader.errors import MissingDependency
 
 _SECONDS_BETWEEN_CHECKS = 5.0
@@ -107,6 +108,8 @@ class RayWorkers:
 class RayCluster:
     """Exchanges messages with actors; see :class:`Cluster`."""
 
+    queues = False
+
     def __init__(
         self, options: RayWorkers, adapter: WorkerAdapter, *, num_workers: int, base_seed: int
     ) -> None:
@@ -138,8 +141,12 @@ class RayCluster:
         self._actors: dict[int, Any] = {}
         self._expected: dict[Any, tuple[int, int | None]] = {}
         """What is waited for: its worker, and the number of the request; None is the start."""
-        self._arrived: deque[tuple[Any, int, int | None]] = deque()
+        self._arrived: deque[Severed | tuple[Any, int, int | None]] = deque()
         self._is_closed = False
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        return []
 
     def start(self, worker: int, place: int) -> None:
         actor = self._actor.remote(place, *self._of_all, self._work)
@@ -147,18 +154,43 @@ class RayCluster:
         self._expect(actor.has_started.remote(), worker, None)
 
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
-        reference = self._actors[worker].answer.remote(number, message, first)
+        answer = self._actors[worker].answer
+        try:
+            reference = answer.remote(number, message, first)
+        except Exception as error:
+            reference = answer.remote(number, in_place_of(message, error), first)
         self._expect(reference, worker, number)
 
-    def receive(self, seconds: float) -> Event | None:
-        if not self._arrived:
-            found = self._wait(seconds)
-            if found is not None:
-                return found
-        if not self._arrived:
-            return None
-        reference, worker, number = self._arrived.popleft()
-        return self._event(reference, worker, number)
+    def wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not (self._arrived or self._is_closed) and time.monotonic() < deadline:
+            severed = self._head.check()
+            if severed is not None:
+                self._arrived.append(severed)
+                return
+            self._has_more.clear()
+            with self._lock:
+                references = list(self._expected)
+            if not references:
+                self._has_more.wait(seconds)
+                continue
+            # They are brought to this machine while they are waited for.
+            ready, _ = self._ray.wait(
+                references, num_returns=1, timeout=_POLL_SECONDS, fetch_local=True
+            )
+            with self._lock:
+                for reference in ready:
+                    expected = self._expected.pop(reference, None)
+                    if expected is not None:
+                        self._arrived.append((reference, *expected))
+
+    def receive(self) -> Event | None:
+        while self._arrived:
+            arrived = self._arrived.popleft()
+            event = arrived if isinstance(arrived, Severed) else self._event(*arrived)
+            if event is not None:
+                return event
+        return None
 
     def kill(self, worker: int) -> None:
         actor = self._actors.pop(worker, None)
@@ -191,30 +223,6 @@ class RayCluster:
         with self._lock:
             self._expected[reference] = worker, number
         self._has_more.set()
-
-    def _wait(self, seconds: float) -> Event | None:
-        """Note what has arrived within so many seconds; return that the head is lost, if it is."""
-        deadline = time.monotonic() + seconds
-        while not (self._arrived or self._is_closed) and time.monotonic() < deadline:
-            severed = self._head.check()
-            if severed is not None:
-                return severed
-            self._has_more.clear()
-            with self._lock:
-                references = list(self._expected)
-            if not references:
-                self._has_more.wait(seconds)
-                continue
-            # They are brought to this machine while they are waited for.
-            ready, _ = self._ray.wait(
-                references, num_returns=1, timeout=_POLL_SECONDS, fetch_local=True
-            )
-            with self._lock:
-                for reference in ready:
-                    expected = self._expected.pop(reference, None)
-                    if expected is not None:
-                        self._arrived.append((reference, *expected))
-        return None
 
     def _event(self, reference: Any, worker: int, number: int | None) -> Event | None:
         errors = self._ray.exceptions

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader.engine.workers.torch_workers import is_being_started
+from stateful_gpu_loader.engine.torch_names import is_being_started
 from stateful_gpu_loader.engine.workers.worker_start import BEING_STARTED, GUARD
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import as_int

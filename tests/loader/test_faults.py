@@ -37,10 +37,9 @@ def test_killed_workers_leave_the_stream_unchanged(name: str, persistent: bool) 
     with pytest.warns(RuntimeWarning, match="is killed by signal") as said:
         found = with_kills(loader, 2, {1: (0,), 4: (1,), 7: (0, 1)})
     assert same(found, expected)
-    restarts = [str(w.message) for w in said if "replaced" in str(w.message)]
+    restarts = [str(w.message) for w in said if "the stream goes on" in str(w.message)]
     assert loader.worker_restarts == len(restarts) >= 4
     assert "pid" in restarts[0]
-    assert "epoch 0, position" in restarts[0]
 
 
 @pytest.mark.processes
@@ -94,7 +93,7 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
     with warnings.catch_warnings(), pytest.raises(WorkerLost) as lost:
         deliver_quietly(batches, delivered)
     assert isinstance(lost.value, RuntimeError)
-    assert "is killed by signal: Killed. Workers were lost" in str(lost.value)
+    assert "is killed by signal: Killed" in str(lost.value)
     assert "at the batch of dataset indices 12, 13, 14, 15" in str(lost.value)
     assert "max_worker_restarts is 3" in str(lost.value)
     assert same(delivered, expected[:3]), "the healthy batches before it were delivered"
@@ -109,13 +108,13 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-def test_max_worker_restarts_is_a_limit_in_a_row(tmp_path: Path, limit: int) -> None:
-    """A batch delivered starts the count anew."""
+def test_a_batch_loses_so_many_workers_and_one_more(tmp_path: Path, limit: int) -> None:
     dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, num_workers=1, max_worker_restarts=limit)
     with warnings.catch_warnings(), pytest.raises(WorkerLost):
         deliver_quietly(iter(loader), [])
-    assert len(list(dataset.lives.iterdir())) <= 99 - limit
+    assert len(list(dataset.lives.iterdir())) == 99 - limit
+    assert loader.worker_restarts == limit
 
 
 def test_the_users_own_step_is_not_interrupted() -> None:

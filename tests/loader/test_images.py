@@ -273,8 +273,9 @@ def test_persistent_workers_take_the_decoder_of_a_loaded_state(
     following = iter(loader)
     next(following)
     assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
-    maker = following._begun.pipeline
-    maker = getattr(maker, "_maker", None) or maker._loader.dataset._maker
+    pipeline = following._begun.pipeline
+    in_processes = worker_type == "process"
+    maker = pipeline._cluster._adapter._maker if in_processes else pipeline._maker
     assert maker._decoder.family == "torchvision"
 
 

@@ -18,9 +18,10 @@ import pytest
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import __file__ as PACKAGE
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.engine.workers import torch_workers
-from stateful_gpu_loader.engine.workers.worker_monitor import WorkerMonitor
+from stateful_gpu_loader.engine.workers import processes
+from stateful_gpu_loader.engine.workers.channel import Channel
 from tests.conformance import copy_of, same
+from tests.fake_cluster import FakeWorkers
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
 from tests.interrupts import Place, interrupt_at, places_of
@@ -324,25 +325,6 @@ def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
     assert_whole(make, at=0, error=error, of=lambda place: place.file == "engine/stages.py")
 
 
-def test_an_interrupt_while_torch_watches_new_workers_is_raised_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Torch's SIGCHLD handler raises RuntimeError for the workers that are then ended."""
-    remove, interrupts = torch_workers._remove_worker_pids, iter([KeyboardInterrupt()])
-
-    def interrupted(loader_id: int) -> None:
-        for interrupt in interrupts:
-            raise interrupt
-        remove(loader_id)
-
-    monkeypatch.setattr(torch_workers, "_remove_worker_pids", interrupted)
-    make = PROCESSES["map"]
-    batches = iter(make())
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert same(list(map(copy_of, batches)), batches_of(make()))
-
-
 @pytest.mark.parametrize("kind", ["shards", "a device"])
 def test_no_lock_is_taken_in_a_function_of_python(
     kind: str, photos: Path, fake_gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
@@ -363,26 +345,24 @@ def test_no_lock_is_taken_in_a_function_of_python(
 def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
     """``Condition.wait`` has released its lock then, so that leaving the lock fails."""
     make = partial(make_images, photos, num_workers=2)
-    batches: Any = iter(make())
+    batches: Any = iter(make(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
-    exchange = batches._begun.pipeline._exchange
-    answered, is_ready = exchange._answered, exchange._is_ready
+    dispatch = batches._begun.pipeline._dispatch
+    answered, is_ready = dispatch._answered, dispatch._is_ready
     release = answered._release_save
 
     def interrupted() -> None:
         release()
-        answered._release_save, exchange._is_ready = release, is_ready
+        answered._release_save, dispatch._is_ready = release, is_ready
         raise KeyboardInterrupt
 
-    answered._release_save, exchange._is_ready = interrupted, lambda: False
+    answered._release_save, dispatch._is_ready = interrupted, lambda: False
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert same(found + list(map(copy_of, batches)), batches_of(make()))
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(WorkerMonitor, "stop"), (torch_workers, "have_ended")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(Channel, "end"), (processes, "have_ended")])
 def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,35 +386,6 @@ def test_an_interrupt_while_workers_end_leaves_no_thread_and_no_file(
     del batches
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
-
-
-def test_an_interrupt_as_a_feeder_is_started_leaves_no_thread_and_no_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The queue notes how to end its thread only when that has been started."""
-    start, interrupts = threading.Thread.start, [KeyboardInterrupt]
-
-    def interrupted(self: threading.Thread) -> None:
-        start(self)
-        if interrupts and self.name.endswith("Thread"):  # its name of the package comes later
-            raise interrupts.pop()
-
-    make = PROCESSES["map"]
-    whole = batches_of(make())
-    gc.collect()
-    before = _locks_and_threads()
-    batches = iter(make())
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    assert same(list(map(copy_of, batches)), whole)
-    del batches
-    gc.collect()
-    assert _locks_and_threads() == before
-
-
-def _locks_and_threads() -> tuple[int, int]:
-    return Path("/proc/self/maps").read_text().count("/dev/shm/"), threading.active_count()
 
 
 @pytest.fixture(scope="module")

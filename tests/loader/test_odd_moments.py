@@ -57,7 +57,7 @@ def test_the_state_of_a_passs_start_is_remembered(name: str, num_workers: int) -
     assert indices(resumed) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*The workers are replaced:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*the stream goes on:RuntimeWarning")
 def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
     """The batch whose exception was raised is not made again."""
     loader = StatefulGPULoader(Failing(N, {5}), batch_size=2, num_workers=1)

@@ -105,11 +105,14 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
     expected = [copy_of(batch) for batch in make()]
     loader = make()
     start_workers(loader)
-    reports = loader._engine.workers.idle.torch_workers._reports  # type: ignore[union-attr]
-    while not reports.any_is_ready():
-        reports._reader.poll(None)
+    waiting: Any = loader._engine.workers.idle
+    while not waiting._cluster._has_been_ready:
+        waiting._cluster.wait(60)
+        event = waiting._cluster.receive()
+        if event is not None:
+            waiting._dispatch.note(event)
     os.kill(pids(loader)[0], signal.SIGKILL)
-    with pytest.warns(RuntimeWarning, match="The workers are replaced"):
+    with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
         assert same([copy_of(batch) for batch in loader], expected)
 
 

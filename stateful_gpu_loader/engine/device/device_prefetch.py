@@ -83,7 +83,7 @@ class DevicePrefetch:
         self._stage = stage
         self._finish = finish
         self._first = begin
-        self._ahead = self._limit = ahead
+        self._limit = ahead
         self._timeout = timeout
         self._forks = forks
         self._turns: deque[_Turn | _Raised] = deque()
@@ -99,12 +99,7 @@ class DevicePrefetch:
     @property
     def workers(self) -> list[Any]:
         """The worker processes of the inner pipeline."""
-        return list(getattr(self._inner, "workers", []))
-
-    @property
-    def torch_workers(self) -> Any:
-        """The inner pipeline's ``torch_workers``, if it has worker processes."""
-        return getattr(self._inner, "torch_workers", None)
+        return self._inner.workers
 
     def launch(self) -> None:
         self._inner.launch()
@@ -113,17 +108,14 @@ class DevicePrefetch:
         self,
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
     ) -> None:
         self.abandon()
-        self._limit = 1 if one_at_a_time else self._ahead
         place = self._stage.place
         if self._forks:
             self._stage.pause()
         else:
             place.open()
-        self._inner.start(requests, starts, one_at_a_time=one_at_a_time)
+        self._inner.start(requests, starts)
         if self._forks:
             place.open()
 
@@ -181,6 +173,8 @@ class DevicePrefetch:
             try:
                 request, answer = next(self._inner)
             except Exception as error:
+                if isinstance(error, StopIteration):
+                    error.__traceback__ = None  # it refers to this frame, and nobody reads it
                 turns.append(_Raised(error, left_whole=self._inner.is_whole))
             else:
                 turns.append(_Turn(request, answer))

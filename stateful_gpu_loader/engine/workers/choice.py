@@ -17,17 +17,19 @@ from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import BatchMemory, empty_host, empty_pinned
 from stateful_gpu_loader.engine.makers.unfinished import divided
-from stateful_gpu_loader.engine.pipeline import Pipeline
+from stateful_gpu_loader.engine.pipeline import Maker, Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.torch_names import with_sharding
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
+from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
-from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
-from stateful_gpu_loader.engine.workers.remote import RemotePipeline
+from stateful_gpu_loader.engine.workers.packing import pack
+from stateful_gpu_loader.engine.workers.pool import PoolPipeline
+from stateful_gpu_loader.engine.workers.processes import ProcessCluster
 from stateful_gpu_loader.engine.workers.segments import WorkerSegments
-from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
-from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, with_sharding
+from stateful_gpu_loader.engine.workers.threads import ThreadCluster
 from stateful_gpu_loader.engine.workers.worker_main import SeedOfWorkers, WorkerAdapter
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.transforms.geometry.resize import resize_bytes_as_told, resizes_bytes
@@ -111,45 +113,74 @@ def _workers_pipeline(
     config = plan.config
     if config.num_workers == 0:
         return InlinePipeline(maker_of(plan, policy, allocate, expected), times)
-    prefetch_factor = config.prefetch_factor or 2
+    tally = times or Tally()
     if runs_in_threads(plan):
-        return ThreadPipeline(
-            maker_of(plan, policy, allocate, expected),
-            num_workers=config.num_workers,
-            prefetch_factor=prefetch_factor,
-            timeout=config.timeout,
-            in_order=config.keeps_order,
-            times=times,
-        )
+        return _threads(plan, maker_of(plan, policy, allocate, expected), tally)
     seeds = SeedOfWorkers(seed=seed, epoch=start.epoch, rank=plan.rank)
     if config.remote is not None:
-        return _remote_pipeline(plan, config.remote, policy, seeds, allocate, times)
-    segments = WorkerSegments(prefetch_factor + _BATCHES_WITH_THE_USER)
-    loader = InnerLoader(
-        maker_of(plan, policy, segments.empty),
-        dataset=config.dataset,
-        base_seed=seeds.base(),
-        num_workers=config.num_workers,
-        prefetch_factor=prefetch_factor,
-        timeout=config.timeout,
-        initialise=_initialise(plan),
-        multiprocessing_context=config.multiprocessing_context,
-        persistent_workers=config.persistent_workers,
+        return _remote_workers(plan, config.remote, policy, seeds, allocate, tally)
+    return _processes(plan, policy, seeds, tally)
+
+
+def _threads(plan: Plan, maker: Maker, tally: Tally) -> Pipeline:
+    """Return one worker of many threads, which may be started for each pass."""
+    config = plan.config
+    dispatch = partial(
+        Dispatch,
+        partial(ThreadCluster, maker, threads=config.num_workers, times=tally),
+        num_workers=1,
+        limit=config.in_flight,
+        depth=config.in_flight,
+        threads=config.num_workers,
         in_order=config.keeps_order,
-        segments=segments,
-        times=times,
-        seeds=seeds,
+        max_losses=config.max_worker_restarts,
+        tally=tally,
     )
-    return ProcessPipeline(loader)
+    return PoolPipeline(dispatch, timeout=config.timeout, persistent=False, tally=tally)
 
 
-def _remote_pipeline(
+def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally: Tally) -> Pipeline:
+    config = plan.config
+    segments = WorkerSegments(config.in_flight_a_worker + _BATCHES_WITH_THE_USER)
+    adapter = WorkerAdapter(
+        maker_of(plan, policy, segments.empty),
+        config.dataset,
+        _initialise(plan),
+        partial(pack, segments=segments),
+        segments,
+        seeds,
+    )
+    connect = partial(
+        ProcessCluster,
+        adapter,
+        num_workers=config.num_workers,
+        base_seed=seeds.base(),
+        multiprocessing_context=config.multiprocessing_context,
+        tally=tally,
+    )
+    dispatch = partial(
+        Dispatch,
+        connect,
+        num_workers=config.num_workers,
+        limit=config.in_flight,
+        depth=config.in_flight_a_worker,
+        in_order=config.keeps_order,
+        takes_turns=config.keeps_order,
+        max_losses=config.max_worker_restarts,
+        tally=tally,
+    )
+    return PoolPipeline(
+        dispatch, timeout=config.timeout, persistent=config.persistent_workers, tally=tally
+    )
+
+
+def _remote_workers(
     plan: Plan,
     remote: RemoteWorkers,
     policy: BadSamplePolicy,
     seeds: SeedOfWorkers,
     allocate: Allocate,
-    times: Tally | None,
+    tally: Tally,
 ) -> Pipeline:
     config = plan.config
     work, last = divided(plan)
@@ -166,18 +197,23 @@ def _remote_pipeline(
         # Sums over a batch of the user's may depend on its alignment, which torch's memory has.
         allocate = empty_host
     finish = None if last is None or plan.device is not None else last.on_host
-    return RemotePipeline(
+    dispatch = partial(
+        Dispatch,
         partial(remote.connect, adapter, num_workers=config.num_workers, base_seed=seeds.base()),
         num_workers=config.num_workers,
         limit=config.in_flight,
         depth=config.in_flight_a_worker,
         threads=remote.threads,
-        timeout=config.timeout,
         in_order=config.keeps_order,
-        persistent=config.persistent_workers,
         max_losses=config.max_worker_restarts,
+        tally=tally,
+    )
+    return PoolPipeline(
+        dispatch,
+        timeout=config.timeout,
+        persistent=config.persistent_workers,
         unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
-        tally=times or Tally(),
+        tally=tally,
     )
 
 

@@ -1,10 +1,11 @@
-"""The interface of workers on other machines: what is asked of a cluster, and what it tells."""
+"""The interface of workers in other processes: what is asked of a cluster, and what it tells."""
 
 from __future__ import annotations
 
 import importlib
 import pickle
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage
@@ -26,8 +27,8 @@ class Answered:
     """A worker has answered a request."""
 
     number: int
-    packed: Any
-    """The answer, serialized by :func:`~.network_packing.pack_by_value`."""
+    answer: Any
+    """The answer, or what the pipeline's ``unpack`` makes it from."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Lost:
 
     worker: int
     why: str
+    remedy: str | None = None
+    """What the user can do where any other worker would be lost in the same way."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,21 @@ Event: TypeAlias = Started | Answered | Lost | Unreadable | Severed
 
 
 class Cluster(Protocol):
-    """Starts workers on other machines and exchanges messages with them.
+    """Starts workers and exchanges messages with them.
 
-    ``receive`` is called by one thread, and all other methods by any thread, one at a time.
+    ``wait`` and ``receive`` are called by one thread, and all other methods by any thread, one at a
+    time.
     """
+
+    @property
+    def queues(self) -> bool:
+        """Whether a worker can be sent requests before it has started."""
+        ...
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The worker processes of this machine, by their places."""
+        ...
 
     def start(self, worker: int, place: int) -> None:
         """Ask for a worker; :class:`Started` or :class:`Lost` will tell what became of it.
@@ -75,14 +89,20 @@ class Cluster(Protocol):
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
         """Send a message to a worker; the requests of one worker are begun in this order.
 
+        What cannot be pickled is sent as ``in_place_of`` makes it.
+
         Args:
             number: number of the request, by which its answer is known.
             first: number of the first request of the pass; those before it are abandoned.
         """
         ...
 
-    def receive(self, seconds: float) -> Event | None:
-        """Return what has happened next; None if nothing has within about so many seconds."""
+    def wait(self, seconds: float) -> None:
+        """Wait about so long, or until something happens; an exception here loses nothing."""
+        ...
+
+    def receive(self) -> Event | None:
+        """Return what has happened next; None if nothing has."""
         ...
 
     def kill(self, worker: int) -> None:

@@ -34,6 +34,10 @@ class InlinePipeline:
     is_whole = False
     """It waits for nothing."""
 
+    @property
+    def workers(self) -> list[Any]:
+        return []
+
     def launch(self) -> None:
         """Do nothing, as there are no workers."""
 
@@ -41,8 +45,6 @@ class InlinePipeline:
         self,
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
     ) -> None:
         self._requests = requests
         self._start = starts[0] if starts else None

@@ -1,159 +1,383 @@
-"""ProcessPipeline: executes requests in worker processes, any of which may die at any time."""
+"""ProcessCluster: worker processes of this machine, any of which may die at any time."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+import atexit
+import errno
+import multiprocessing
+import os
+import pickle
+import select
+import socket
+import warnings
+import weakref
+from collections import deque
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
+from time import perf_counter
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import WorkersDied
-from stateful_gpu_loader.engine.workers.answer_pipe import WritersLost
-from stateful_gpu_loader.engine.workers.dispatch import Dispatch
-from stateful_gpu_loader.engine.workers.remote_failure import with_failure_rebuilt
-from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader, TorchWorkers
-from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
-from stateful_gpu_loader.records import WorkerStart
+from stateful_gpu_loader.engine.pipeline import Failure
+from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.torch_names import is_being_started, leave_to_the_parent
+from stateful_gpu_loader.engine.workers.channel import Channel, Message
+from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Lost, Started
+from stateful_gpu_loader.engine.workers.exits import Exit, describe_exit, have_ended, kill
+from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
+from stateful_gpu_loader.engine.workers.passed_files import close_all, pickled, received
+from stateful_gpu_loader.engine.workers.remote_failure import without_frames
+from stateful_gpu_loader.engine.workers.segments import MappedSegments
+from stateful_gpu_loader.engine.workers.start_method import (
+    FORK_AVOIDED,
+    NOT_FORKED,
+    default_context,
+)
+from stateful_gpu_loader.engine.workers.worker_main import (
+    HEAD,
+    WorkerAdapter,
+    WorkerMessage,
+    in_place_of,
+    run_worker,
+)
+from stateful_gpu_loader.engine.workers.worker_start import (
+    BEING_STARTED,
+    CREATED,
+    GUARD,
+    NUMBER,
+    READY,
+    StartReport,
+    explained,
+    loss_of_the_server,
+    why_it_did_not_start,
+)
+from stateful_gpu_loader.errors import LoaderError
+
+_SECONDS_TO_CLEAN_UP = 5.0
+"""Seconds that torch gives its workers to end by themselves, and again after SIGTERM."""
+_SECONDS_TO_NOTICE = 1.0
+"""Longest time in seconds until the death that broke a connection is known."""
 
 
-class ProcessPipeline:
-    """Worker processes that get requests instead of indices.
-
-    When a worker dies or exceeds the timeout, all others are ended. Batches that were answered
-    before are still delivered; then ``start()`` or ``next()`` raises :class:`WorkersDied`. It is
-    never raised in the user's own code, and no call waits for ever.
+class ProcessCluster:
+    """Starts processes with multiprocessing, and exchanges messages with them; see Cluster.
 
     Args:
-        loader: starts the workers; its arguments apply here, too.
+        adapter: what each worker gets a copy of.
+        num_workers: number of workers of the loader.
+        base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
+        multiprocessing_context: as in DataLoader.
+        tally: where the workers' seconds are noted, and whether a batch was delivered.
+
+    Raises:
+        LoaderError: this process imports the main script to become a worker itself.
     """
 
-    def __init__(self, loader: InnerLoader) -> None:
-        self._loader = loader
-        self._num_workers = loader.num_workers
-        self._limit = loader.num_workers * (loader.prefetch_factor or 2)
-        self._persistent = loader.persistent_workers
-        self._in_order = loader.in_order
-        self._numbers = itertools.count()
-        self._dispatch = self._nothing_to_do()
-        self._torch_workers: TorchWorkers | None = None
-        self.workers: list[Any] = []
-        """The worker processes, or the last ones."""
-        self.is_whole = False
-        self._is_fresh = False
-        """Whether the workers were started and have not run a pass."""
+    queues = True
+
+    def __init__(
+        self,
+        adapter: WorkerAdapter,
+        *,
+        num_workers: int,
+        base_seed: int,
+        multiprocessing_context: Any,
+        tally: Tally,
+    ) -> None:
+        if is_being_started():
+            raise LoaderError(f"{BEING_STARTED}. Remedy: {GUARD}")
+        self._adapter = adapter
+        self._of_all = num_workers, base_seed
+        self._tally = tally
+        self._has_avoided_a_fork = False
+        self._context: Any = self._chosen(multiprocessing_context)
+        self._workers: dict[int, _Worker] = {}
+        self._by_descriptor: dict[int, _Worker] = {}
+        self._poll = select.poll()
+        self._events: deque[Event] = deque()
+        self._segments = MappedSegments()
+        self._has_been_ready = False
+        """Whether one of the workers was ready, so that others can be started as well."""
+        self._owner = os.getpid()
+        _CLUSTERS.add(self)
 
     @property
-    def torch_workers(self) -> TorchWorkers | None:
-        """The living workers, as torch's own iterator over them; None without any."""
-        return self._torch_workers
+    def processes(self) -> list[BaseProcess]:
+        """The worker processes, by their places."""
+        workers = sorted(self._workers.values(), key=lambda each: each.place)
+        return [each.process for each in workers]
 
-    def launch(self) -> None:
-        self._launched()
-        self._is_fresh = True
-
-    def start(
-        self,
-        requests: Iterator[Any],
-        starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
-    ) -> None:
-        self.is_whole = False
-        self._dispatch = self._nothing_to_do()
-        if not (self._persistent or self._is_fresh):
-            self.close()
-        self._is_fresh = False
-        torch_workers = self._torch_workers
-        if torch_workers is None:
-            torch_workers = self._launched()
-        elif torch_workers.monitor.has_lost():
-            raise torch_workers.loss(None)
-        self._dispatch = Dispatch(
-            requests,
-            starts,
-            num_workers=self._num_workers,
-            limit=1 if one_at_a_time else self._limit,
-            in_order=self._in_order,
-        )
-        self._send(torch_workers)
-
-    def __next__(self) -> tuple[Any, Any]:
-        torch_workers, dispatch = self._torch_workers, self._dispatch
-        if torch_workers is None:
-            raise StopIteration
-        self.is_whole = False
-        while not dispatch.is_ready():
-            if not dispatch.num_under_way:
-                self._send(torch_workers)
-            if dispatch.num_under_way:
-                self._receive(torch_workers)
-                continue
-            # After an exception of the requests nothing tells whether one of them was lost with it.
-            try:
-                dispatch.end()
-            except StopIteration:
-                self.is_whole = True
-                if not self._persistent:
-                    self.close()
-                raise
-        # Sent before the answer is taken, so that an exception of the requests does not lose it.
-        self._send(torch_workers, spare=1)
-        request, answer = dispatch.deliver()
-        return request, with_failure_rebuilt(answer)
-
-    def is_ready(self) -> bool:
-        torch_workers, dispatch = self._torch_workers, self._dispatch
-        while torch_workers is not None and not dispatch.is_ready() and torch_workers.has_answer():
-            try:
-                self._receive(torch_workers)
-            except WorkersDied:
-                return True
-        return dispatch.is_ready()
-
-    def depth(self) -> tuple[int, int]:
-        return self._dispatch.depth()
-
-    def close(self) -> None:
-        torch_workers, self._torch_workers = self._torch_workers, None
-        self._dispatch = self._nothing_to_do()
-        if torch_workers is not None:
-            torch_workers.end()
-
-    def _launched(self) -> TorchWorkers:
-        self._torch_workers = torch_workers = self._loader.launch()
-        self.workers = torch_workers.workers
-        return torch_workers
-
-    def _send(self, torch_workers: TorchWorkers, spare: int = 0) -> None:
-        """Send requests until the window is full."""
-        dispatch = self._dispatch
-        while True:
-            number = next(self._numbers)
-            issued = dispatch.assign(number, spare=spare)
-            if issued is None:
-                return
-            worker, request, start = issued
-            torch_workers.send(worker, number, WorkerMessage(request, start))
-
-    def _receive(self, torch_workers: TorchWorkers) -> None:
-        """Receive one answer.
+    def start(self, worker: int, place: int) -> None:
+        """Start a process; see Cluster.
 
         Raises:
-            WorkersDied: no answer will come.
+            WorkersDied: the process that starts the others has ended.
+            OSError: the system lacks what processes need; the message has the remedy.
+            Exception: what the worker needs cannot be pickled.
         """
+        # create the directory for all of them here, so that it outlives killed workers
+        get_temp_dir()
+        adapter = self._adapter
+        process = ours = theirs = None
         try:
-            with torch_workers.monitor.waiting():
-                self.is_whole = True
-                torch_workers.wait()
-                self.is_whole = False
-                number, answer = torch_workers.receive()
-        except WritersLost:
-            torch_workers.monitor.has_lost(_SECONDS_TO_BE_TOLD)
-            raise torch_workers.loss(self._dispatch.oldest) from None
-        self._dispatch.answer(number, answer)
+            ours, theirs = map(Channel, socket.socketpair())
+            adapter.report = StartReport(theirs, worker)
+            process = self._context.Process(
+                target=run_worker, args=(adapter, place, *self._of_all), daemon=True
+            )
+            _PROCESSES.add(process)
+            process.start()
+            self._add(_Worker(worker, place, process, ours))
+        except BaseException as error:
+            if process is not None and process.pid is not None:
+                kill([process])
+            if ours is not None:
+                ours.close()
+            failure = self._explained(error)
+            try:
+                if failure is error:
+                    raise
+                raise failure from error
+            finally:
+                del failure  # a cycle would keep open what the workers were given
+        finally:
+            if theirs is not None:
+                theirs.close()
+            adapter.report = None
+            adapter.forget_what_was_sent()
 
-    def _nothing_to_do(self) -> Dispatch:
-        return Dispatch(iter(()), None, num_workers=self._num_workers, limit=1, in_order=True)
+    def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
+        found = self._workers[worker]
+        message = message._replace(returned=self._segments.to_return(worker))
+        try:
+            content, files = pickled(message)
+        except Exception as error:
+            if _can_be_pickled(message):
+                raise  # a signal handler has raised it
+            content, files = pickled(in_place_of(message, error))
+        if not found.channel.send(HEAD.pack(number, first) + content, files):
+            self._poll.modify(found.channel, select.POLLIN | select.POLLOUT)
+
+    def wait(self, seconds: float) -> None:
+        if not self._events:
+            self._poll.poll(min(seconds, 3600) * 1000)
+
+    def receive(self) -> Event | None:
+        if not self._events:
+            for descriptor, event in self._poll.poll(0):
+                # The one before it in the list may have been removed with its worker.
+                worker = self._by_descriptor.get(descriptor)
+                if worker is not None:
+                    self._look_at(worker, descriptor, event)
+        return self._events.popleft() if self._events else None
+
+    def kill(self, worker: int) -> None:
+        found = self._workers.pop(worker, None)
+        if found is not None:
+            kill([found.process])
+            self._remove(found)
+
+    def resources(self) -> str:
+        return f"{len(self._workers)} processes of this machine are started"
+
+    def close(self) -> None:
+        """End the workers, gracefully at first."""
+        if _is_ending is None or os.getpid() != self._owner:
+            return
+        if _is_ending:  # multiprocessing ends its daemons itself
+            self.let_go()
+            return
+        workers, self._workers = self._workers, {}
+        processes = [worker.process for worker in workers.values()]
+        try:
+            for worker in workers.values():
+                worker.channel.end()
+            with suppress(OSError):  # no descriptor is free to wait for them
+                if not have_ended(processes, _SECONDS_TO_CLEAN_UP):
+                    for process in processes:
+                        if process.exitcode is None:
+                            process.terminate()
+                    have_ended(processes, _SECONDS_TO_CLEAN_UP)
+        finally:
+            kill(processes)
+            for worker in workers.values():
+                self._remove(worker)
+
+    def let_go(self) -> None:
+        """Forget the workers, and close what leads to them."""
+        workers, self._workers = self._workers, {}
+        for worker in workers.values():
+            worker.close()
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Return what to raise for the error of a start."""
+        if error is self._adapter.refusal:
+            avoided = self._has_avoided_a_fork
+            return LoaderError(NOT_FORKED.format(error)) if avoided else error
+        if isinstance(error, (EOFError, ConnectionError)):
+            return loss_of_the_server(has_delivered=self._can_start)
+        return explained(error)
+
+    def _chosen(self, wanted: Any) -> BaseContext:
+        """Return how processes are started; not by a fork if nobody chose it and it would harm."""
+        default = default_context() if wanted is None else None
+        self._has_avoided_a_fork = default is not None
+        if self._has_avoided_a_fork:
+            warnings.warn(FORK_AVOIDED, RuntimeWarning, stacklevel=2)
+        wanted = default or wanted
+        context: BaseContext = (
+            wanted if isinstance(wanted, BaseContext) else multiprocessing.get_context(wanted)
+        )
+        return context
+
+    @property
+    def _can_start(self) -> bool:
+        return self._has_been_ready or self._tally.batches > 0
+
+    def _add(self, worker: _Worker) -> None:
+        self._workers[worker.number] = worker
+        for one in (worker.channel, worker.exit):
+            self._by_descriptor[one.fileno()] = worker
+            self._poll.register(one, select.POLLIN)
+
+    def _remove(self, worker: _Worker) -> None:
+        for one in (worker.channel, worker.exit):
+            if self._by_descriptor.pop(one.fileno(), None) is not None:
+                self._poll.unregister(one)
+        worker.close()
+        self._segments.forget(worker.number)
+        if worker.process.exitcode and worker.process.pid:
+            remove_what_was_left_by(worker.process.pid)
+
+    def _look_at(self, worker: _Worker, descriptor: int, event: int) -> None:
+        channel = worker.channel
+        has_exited = descriptor != channel.fileno()
+        if event & select.POLLOUT and channel.flush():
+            self._poll.modify(channel, select.POLLIN)
+        for message in channel.receive(rest=has_exited):
+            self._note(worker, message)
+        if has_exited or channel.has_ended:
+            self._lose(worker)
+
+    def _note(self, worker: _Worker, message: Message) -> None:
+        (number,), content = NUMBER.unpack_from(message.content), message.content[NUMBER.size :]
+        if number >= 0:
+            answer = self._answer(worker, content, message.files)
+            if answer is not None:
+                self._events.append(Answered(number, answer[0]))
+            return
+        worker.stage, _, worker.report = bytes(content).decode(errors="replace").partition(" ")
+        if worker.stage == READY:
+            self._has_been_ready = True
+            self._events.append(Started(worker.number))
+
+    def _answer(
+        self, worker: _Worker, content: memoryview, files: list[int] | None
+    ) -> tuple[Any] | None:
+        """Return the answer; None if what it lies in was lost with its worker."""
+        started = perf_counter()
+        try:
+            if files is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            with received(files):
+                packed = pickle.loads(content)
+                self._segments.unmap(packed.given_up)
+                answer = unpack(packed, self._segments.lend)
+            self._tally.own.add(packed.seconds)
+        except Exception as error:
+            is_broken = isinstance(error, (OSError, EOFError, RuntimeError))
+            if have_ended([worker.process], _SECONDS_TO_NOTICE if is_broken else 0):
+                return None
+            answer = Failure(_explained(error))
+        self._tally.own.seconds["transfer"] += perf_counter() - started
+        return (answer,)
+
+    def _lose(self, worker: _Worker) -> None:
+        """Tell that a worker has ended, or has closed its socket and so might as well have."""
+        for one in (worker.channel, worker.exit):
+            del self._by_descriptor[one.fileno()]
+            self._poll.unregister(one)
+        if not have_ended([worker.process], _SECONDS_TO_NOTICE):
+            kill([worker.process])
+        why, remedy = describe_exit(worker.process), None
+        if worker.stage != READY:
+            why, remedy = why_it_did_not_start(
+                why,
+                worker.process,
+                stage=worker.stage,
+                report=worker.report,
+                is_forked=self._context.get_start_method() == "fork",
+                can_start=self._can_start,
+            )
+        self._events.append(Lost(worker.number, why, remedy))
 
 
-_SECONDS_TO_BE_TOLD = 10.0
-"""Seconds to wait for the monitor to know which worker died, which the pipe tells earlier."""
+class _Worker:
+    """A worker process that was started."""
+
+    def __init__(self, number: int, place: int, process: BaseProcess, channel: Channel) -> None:
+        self.number = number
+        self.place = place
+        self.process = process
+        self.channel = channel
+        self.stage = CREATED
+        """How far its start came."""
+        self.report = ""
+        """What it said about it."""
+        self.exit = Exit(process)
+        """Becomes readable when it has ended."""
+
+    def close(self) -> None:
+        self.channel.close()
+        self.exit.close()
+
+
+def _can_be_pickled(message: WorkerMessage) -> bool:
+    try:
+        close_all(pickled(message)[1])
+    except Exception:
+        return False
+    return True
+
+
+def interpreter_is_ending() -> bool:
+    """Whether this process is at its exit, where multiprocessing ends all workers."""
+    return _is_ending is not False
+
+
+_is_ending: bool | None = False
+"""Whether the exit has begun; None once the interpreter has cleared its modules."""
+
+
+@atexit.register
+def _note_exit() -> None:
+    # Called before multiprocessing ends the workers, because its module was imported earlier.
+    global _is_ending
+    _is_ending = True
+
+
+_PROCESSES: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+_CLUSTERS: weakref.WeakSet[ProcessCluster] = weakref.WeakSet()
+
+
+def _leave_workers_to_the_parent() -> None:
+    leave_to_the_parent(_PROCESSES)
+    for cluster in _CLUSTERS:
+        cluster.let_go()  # so that only the parent holds it
+
+
+os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
+
+
+def _explained(error: Exception) -> Exception:
+    too_many = isinstance(error, OSError) and error.errno == 24  # EMFILE
+    if too_many or "ancdata" in str(error):
+        full = RuntimeError(
+            "Too many open files: a batch of a worker cannot be received. Remedy: raise the limit "
+            "with `ulimit -n`, or call "
+            "torch.multiprocessing.set_sharing_strategy('file_system') at the start"
+        )
+        full.__cause__ = without_frames(error)
+        return full
+    return without_frames(error)

@@ -15,13 +15,13 @@ import math
 import os
 from collections import defaultdict, deque
 from functools import partial
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from stateful_gpu_loader.engine.makers.memory import lend
+from stateful_gpu_loader.engine.workers.passed_files import OpenFile
 
 LARGEST_COPY = 1 << 18
 """Largest size in bytes of memory that is copied into the message, and so needs no segment."""
@@ -104,8 +104,7 @@ class WorkerSegments:
         file, segment.file = segment.file, None
         descriptor = None
         if file is not None:
-            descriptor = DupFd(file)
-            os.close(file)
+            descriptor = OpenFile(file)
         where = SegmentId(self.worker, number)
         return SentSegment(where, segment.memory.numel(), segment.num_bytes, descriptor)
 
@@ -203,6 +202,12 @@ class MappedSegments:
         """Unmap segments that their workers will not use again."""
         for where in given_up:
             del self._mapped[where]
+
+    def forget(self, worker: int) -> None:
+        """Unmap the segments of a worker that has ended; tensors on them keep their memory."""
+        for where in [each for each in self._mapped if each.worker == worker]:
+            del self._mapped[where]
+        self._dropped.pop(worker, None)
 
     def to_return(self, worker: int) -> tuple[Returned, ...]:
         """Return the segments that a worker is to be told of with the next request to it."""

@@ -1,13 +1,18 @@
-"""The part that runs in worker processes: the maker, wrapped as a dataset."""
+"""The part that runs in worker processes: it takes messages and answers them with the maker."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import pickle
+import select
+import struct
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
@@ -16,15 +21,19 @@ from time import perf_counter
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
+from stateful_gpu_loader.engine.torch_names import become_worker
+from stateful_gpu_loader.engine.workers.channel import Channel, Message
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
+from stateful_gpu_loader.engine.workers.passed_files import pickled, received
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
 from stateful_gpu_loader.engine.workers.worker_start import (
     INITIALISING,
+    NUMBER,
     READY,
     REFUSED,
     UNPICKLING,
@@ -64,8 +73,8 @@ class WorkerMessage(NamedTuple):
     """Segments of the worker that the main process no longer refers to."""
 
 
-class WorkerAdapter(Dataset[Any]):
-    """Adapter: torch's index is our request message, and its item is the answer.
+class WorkerAdapter:
+    """Answers messages in a worker.
 
     Args:
         maker: answers requests.
@@ -104,19 +113,22 @@ class WorkerAdapter(Dataset[Any]):
         self.refusal: Exception | None = None
         """Why the workers could not be sent what they need."""
 
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._dataset
+
     def start(self, worker: int) -> None:
-        """Initialise the worker process; the ``worker_init_fn`` of the inner loader."""
+        """Initialise the worker, whose number among those of the loader this is."""
         self._worker = worker
-        if self._segments is not None:
-            self._segments.worker = worker
+        if self._segments is not None and self.report is not None:
+            self._segments.worker = self.report.worker
         PRESENT.work = self._times.own
         main = parent_process()
         if main is not None:
             # Torch checks whether the parent lives. That is the server for a forkserver's worker,
             # and a parent that calls os.exec lives on as another program.
             end_with(main.sentinel)
-        # it does not allow assignment
-        object.__setattr__(get_worker_info(), "dataset", self._dataset)
         self._set_seed()
         try:
             if self._initialise is not None:
@@ -140,8 +152,18 @@ class WorkerAdapter(Dataset[Any]):
         PRESENT.work = other._times.own
         return other
 
-    def __getitem__(self, message: WorkerMessage) -> Any:
-        return self.answer(message, never_stopped)
+    def answer_to(self, sent: Message, *, is_wanted: bool) -> Any:
+        """Return the serialized answer to a serialized message; None if nobody wants it."""
+        try:
+            if sent.files is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            with received(sent.files):
+                message: WorkerMessage = pickle.loads(sent.content[HEAD.size :])
+        except Exception as error:
+            return self._pack(self._failed(error))
+        if self._segments is not None:
+            self._segments.take_back(message.returned)
+        return self.answer(message, never_stopped) if is_wanted else None
 
     def answer(self, message: WorkerMessage, check: Callable[[], None]) -> Any:
         """Return the serialized answer to a message.
@@ -150,8 +172,6 @@ class WorkerAdapter(Dataset[Any]):
             check: called between samples; may raise :class:`Stopped`.
         """
         self._note_idle(message)
-        if self._segments is not None:
-            self._segments.take_back(message.returned)
         answer = self._answer(message, check)
         started = perf_counter()
         try:
@@ -226,6 +246,69 @@ class WorkerAdapter(Dataset[Any]):
         sent, self._sent, self.refusal = self._sent, None, None
         if sent is not None:
             sent.close()
+
+
+def run_worker(adapter: WorkerAdapter, worker: int, num_workers: int, base_seed: int) -> None:
+    """Answer the messages of the main process until it ends the connection.
+
+    Args:
+        adapter: answers them; its report has the connection.
+        worker: number of this worker among those of the loader.
+        num_workers, base_seed: as in torch's worker processes.
+    """
+    report = adapter.report
+    if report is None:
+        raise RuntimeError("the adapter of a worker process has no connection")
+    become_worker(worker, adapter.dataset, num_workers=num_workers, base_seed=base_seed)
+    with suppress(KeyboardInterrupt, EOFError):  # the main process is interrupted as well
+        adapter.start(worker)
+        channel, newest = report.channel, 0
+        answers, requests = _Answers(channel), deque[tuple[int, int, Message]]()
+        while True:
+            arrived = channel.receive() if requests else [channel.next(), *channel.receive()]
+            for message in arrived:
+                number, first = HEAD.unpack_from(message.content)
+                newest = max(newest, first)
+                requests.append((number, first, message))
+            number, first, message = requests.popleft()
+            answers.send(number, adapter.answer_to(message, is_wanted=first == newest))
+
+
+HEAD = struct.Struct("=qq")
+"""Head of a message to a worker: the number of its request, and that of the first of its pass."""
+
+
+class _Answers:
+    """Sends answers. What the socket does not take at once is sent by a thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def send(self, number: int, answer: Any) -> None:
+        if answer is None:
+            return
+        try:
+            content, files = pickled(answer)
+        except Exception as error:
+            content, files = pickled(in_place_of(answer, error))
+        message = NUMBER.pack(number) + content
+        with self._lock:
+            if not self._channel.send(message, files) and self._thread is None:
+                name = "stateful_gpu_loader answers"
+                self._thread = threading.Thread(target=self._send_rest, name=name, daemon=True)
+                self._thread.start()
+
+    def _send_rest(self) -> None:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLOUT)
+        while True:
+            poll.poll()
+            with self._lock:
+                if self._channel.flush():
+                    self._thread = None
+                    return
 
 
 def end_with(sentinel: int) -> None:

@@ -68,8 +68,7 @@ class WorkerPool:
         """Return the idle pipeline or a new one, and whether its workers are new."""
         idle, self.idle = self.idle, None
         is_new, self._is_new = self._is_new, False
-        torch_workers = getattr(idle, "torch_workers", None)
-        if idle is not None and not (torch_workers is not None and torch_workers.has_ended):
+        if idle is not None:
             return idle, is_new
         return self.renew(plan, policy, seed, start), True
 
@@ -104,6 +103,11 @@ class WorkerPool:
                 self._stage.has_finished = hung is not None
         return make_pipeline(plan, policy, seed, start, self._stage, self._times)
 
+    @property
+    def idle_processes(self) -> IdleProcesses | None:
+        """The processes that wait for the next pass; None if there are none."""
+        return IdleProcesses(self) if self.idle is not None and self.idle.workers else None
+
     def keep(self, pipeline: Pipeline | None) -> None:
         """Keep a pipeline for the next pass, and end the one that was kept before."""
         if isinstance(pipeline, DevicePrefetch):
@@ -131,6 +135,21 @@ class WorkerPool:
             self._former_stage if self._stage is None else weakref.ref(self._stage)
         )
         return following
+
+
+class IdleProcesses:
+    """What programs ask of torch's iterator over persistent workers, by torch's names."""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    @property
+    def _workers(self) -> list[Any]:
+        return [] if self._pool.idle is None else self._pool.idle.workers
+
+    def _shutdown_workers(self) -> None:
+        """End them; the next pass starts others."""
+        self._pool.keep(None)
 
 
 def _nothing() -> None:

@@ -9,16 +9,12 @@ multiprocessing are used here.
 from __future__ import annotations
 
 import errno
-import os
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+import struct
 from multiprocessing.process import BaseProcess
 
 from stateful_gpu_loader.engine.pipeline import WorkersDied
-from stateful_gpu_loader.records import Request, Turn
+from stateful_gpu_loader.engine.workers.channel import Channel
 
 CREATED = "created"
 """A worker process that has reported nothing yet."""
@@ -34,6 +30,9 @@ BEING_STARTED = (
 
 _MOST_BYTES = 2000
 """Size of a report, below that up to which the system writes to a pipe at once."""
+NUMBER = struct.Struct("=q")
+"""Number at the head of a worker's message: that of the request that it answers."""
+_OF_NO_REQUEST = -1
 _FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
 """Exit codes of processes that something else has ended."""
 
@@ -70,87 +69,48 @@ _REMEDIES = {
 
 
 class StartReport:
-    """The worker's side of the pipe through which it reports how its start goes on."""
+    """The worker's side of the connection through which it reports how its start goes on.
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    Args:
+        channel: the connection, which its answers take as well.
+        worker: number by which the main process knows it.
+    """
+
+    def __init__(self, channel: Channel, worker: int) -> None:
+        self.channel = channel
+        self.worker = worker
 
     def say(self, stage: str, text: str = "") -> None:
         """Report a stage of this process's start; the last one is :data:`READY`."""
-        report = f"{os.getpid()} {stage} {text}".encode(errors="replace")[:_MOST_BYTES]
-        with suppress(OSError):  # the main process has given up
-            self._pipe.send_bytes(report)
-        if stage == READY:
-            self._pipe.close()
+        report = f"{stage} {text}".encode(errors="replace")[:_MOST_BYTES]
+        self.channel.send(NUMBER.pack(_OF_NO_REQUEST) + report)
 
 
-class StartReports:
-    """The main process's side of the pipe, with what was reported."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = Pipe(duplex=False)
-        self.workers_side = StartReport(self._writer)
-        self._found: dict[int, tuple[str, str]] = {}
-        """Last stage of each process that has reported, by its pid, with a text."""
-
-    def of(self, pid: int | None) -> tuple[str, str]:
-        """Return the stage that a process has reported last, and its text."""
-        self._receive()
-        return self._found.get(pid or 0, (CREATED, ""))
-
-    def any_is_ready(self) -> bool:
-        """Whether one of the processes has reported that it is ready."""
-        self._receive()
-        return any(stage == READY for stage, _ in self._found.values())
-
-    def _receive(self) -> None:
-        with suppress(EOFError, OSError):
-            while self._reader.poll():
-                report = self._reader.recv_bytes().decode(errors="replace")
-                reporter, stage, text = report.split(" ", 2)
-                self._found[int(reporter)] = stage, text
-
-    def close_writer(self) -> None:
-        """Leave the pipe's other end to the workers, once all are started."""
-        self._writer.close()
-
-    def close(self) -> None:
-        self._writer.close()
-        self._reader.close()
-
-
-def loss(
-    what: str,
-    died: Sequence[BaseProcess],
-    reports: StartReports,
+def why_it_did_not_start(
+    why: str,
+    process: BaseProcess,
     *,
-    oldest: Request | Turn | None,
+    stage: str,
+    report: str,
     is_forked: bool,
-    has_delivered: bool,
-) -> WorkersDied:
-    """Return the loss of workers, with a remedy if others would be lost in the same way.
+    can_start: bool,
+) -> tuple[str, str | None]:
+    """Return why a worker has ended before it was ready, and a remedy if others would as well.
 
     Args:
-        what: description of how they ended.
-        died: the processes that ended by themselves or were killed.
-        reports: what the processes reported while they started.
-        oldest: the oldest unanswered request, if it is known.
-        is_forked: whether the processes were forked from this one.
-        has_delivered: whether the loader has delivered a batch. Its workers can start then, as
-            they can if one of them is ready, and those that were killed are replaced at any time.
+        why: description of how it ended.
+        stage, report: what it reported last.
+        is_forked: whether it was forked from this process.
+        can_start: whether another worker was ready before. Those that were killed are then replaced
+            at any time.
     """
-    can_start = has_delivered or reports.any_is_ready()
-    for process in died:
-        stage, text = reports.of(process.pid)
-        # A process that was just forked has run no code of the user's that could end it. Ctrl-C
-        # ends it with exit code 0 there, as torch catches KeyboardInterrupt.
-        is_new = is_forked and stage == CREATED
-        if stage == READY or is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
-            continue
-        ended, remedy = _ENDED[stage]
-        shown = f": {text}" if text else ", before it was ready"
-        return WorkersDied(f"{what}. {ended}{shown}", None, remedy=remedy)
-    return WorkersDied(what, oldest)
+    # A process that was just forked has run no code of the user's that could end it.
+    is_new = is_forked and stage == CREATED
+    if is_new or (can_start and process.exitcode in _FROM_OUTSIDE):
+        return why, None
+    ended, remedy = _ENDED[stage]
+    shown = f": {report}" if report else ", before it was ready"
+    return f"{why}. {ended}{shown}", remedy
 
 
 def loss_of_the_server(*, has_delivered: bool) -> WorkersDied:

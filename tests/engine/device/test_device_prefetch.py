@@ -26,7 +26,6 @@ class Scripted:
         self.answers = list(answers)
         self.ready = ready
         self.asked = 0
-        self.one_at_a_time = False
         self.closed = 0
         self.place: FakePlace | None = None
         self.was_open: bool | None = None
@@ -36,10 +35,7 @@ class Scripted:
         self,
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
     ) -> None:
-        self.one_at_a_time = one_at_a_time
         self.was_open = self.place is not None and self.place.is_open
 
     def __next__(self) -> tuple[Any, Any]:
@@ -311,15 +307,6 @@ def test_full_memory_frees_what_was_made_of_the_batch() -> None:
         next(device)
     assert caught.value.__cause__ is not None
     assert [part() for part in held] == [None, None]
-
-
-def test_one_request_at_a_time_means_one_batch_on_the_device() -> None:
-    inner = Scripted([torch.tensor(i) for i in range(4)])
-    device = pipeline(inner, ahead=3)
-    device.start(iter(()), one_at_a_time=True)
-    next(device)
-    assert inner.one_at_a_time
-    assert inner.asked == 2, "the next one, while the user works with the first"
 
 
 def test_a_new_start_and_a_close_abandon_what_is_in_flight() -> None:

@@ -51,7 +51,7 @@ def make() -> Iterator[Callable[..., Any]]:
 def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(tmp_path / "gate")
     yield gate
-    gate.open()
+    gate.close()
 
 
 def _is_helper(pid: str) -> bool:

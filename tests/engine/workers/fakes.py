@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import sys
+import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import get_worker_info
 
 from stateful_gpu_loader.engine.pipeline import WorkersDied
-from stateful_gpu_loader.engine.workers.processes import ProcessPipeline
-from stateful_gpu_loader.engine.workers.torch_workers import InnerLoader
+from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.workers.dispatch import Dispatch
+from stateful_gpu_loader.engine.workers.packing import pack
+from stateful_gpu_loader.engine.workers.pool import PoolPipeline
+from stateful_gpu_loader.engine.workers.processes import ProcessCluster
+from stateful_gpu_loader.engine.workers.segments import WorkerSegments
+from stateful_gpu_loader.engine.workers.threads import ThreadCluster
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
 from stateful_gpu_loader.records import Request, WorkerStart
 
 
@@ -46,12 +56,12 @@ class Doing:
 
 
 class Gate:
-    """A place where a worker waits until the test opens it, or for ever."""
+    """A place where workers wait until the test opens it; those that come later pass."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._held: IO[bytes] | None = None
-        os.mkfifo(path)
+        self._held = os.open(path, os.O_CREAT | os.O_WRONLY)
+        fcntl.flock(self._held, fcntl.LOCK_EX)
 
     @property
     def action(self) -> Callable[[], str]:
@@ -60,13 +70,19 @@ class Gate:
 
     def reached(self) -> None:
         """Return when a worker waits here."""
-        self._held = self._path.open("wb", buffering=0)
+        mark = _mark(self._path)
+        while not mark.exists():
+            time.sleep(0.001)
+        mark.unlink()
 
     def open(self) -> None:
-        """Let it go."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
+        """Let them go."""
+        fcntl.flock(self._held, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Let them go, at the end of a test."""
+        self.open()
+        os.close(self._held)
 
 
 def request(ordinal: int, action: Any, **fields: Any) -> Request:
@@ -83,18 +99,73 @@ def starts(count: int) -> list[WorkerStart]:
     return [WorkerStart(seed=0, epoch=0, place=w, stride=count, state=None) for w in range(count)]
 
 
-def processes(maker: Any = None, **changes: Any) -> ProcessPipeline:
-    arguments: dict[str, Any] = {
-        "dataset": "the user's dataset",
-        "base_seed": 1,
-        "num_workers": 2,
-        "prefetch_factor": 2,
-        "timeout": 0,
-        "initialise": None,
-        "multiprocessing_context": "fork",
-        "persistent_workers": False,
-    }
-    return ProcessPipeline(InnerLoader(maker or Doing(), **{**arguments, **changes}))
+def processes(
+    maker: Any = None,
+    *,
+    num_workers: int = 2,
+    prefetch_factor: int = 2,
+    timeout: float = 0,
+    in_order: bool = True,
+    initialise: Callable[[int], None] | None = None,
+    multiprocessing_context: Any = "fork",
+    persistent_workers: bool = False,
+    max_losses: int = 3,
+    segments: WorkerSegments | None = None,
+) -> PoolPipeline:
+    """A pipeline of worker processes."""
+    segments, tally = segments or WorkerSegments(keep=prefetch_factor), Tally()
+    adapter = WorkerAdapter(
+        maker or Doing(),
+        "the user's dataset",
+        initialise,
+        partial(pack, segments=segments),
+        segments,
+    )
+    connect = partial(
+        ProcessCluster,
+        adapter,
+        num_workers=num_workers,
+        base_seed=1,
+        multiprocessing_context=multiprocessing_context,
+        tally=tally,
+    )
+    dispatch = partial(
+        Dispatch,
+        connect,
+        num_workers=num_workers,
+        limit=num_workers * prefetch_factor,
+        depth=prefetch_factor,
+        in_order=in_order,
+        takes_turns=in_order,
+        max_losses=max_losses,
+        tally=tally,
+    )
+    return PoolPipeline(dispatch, timeout=timeout, persistent=persistent_workers, tally=tally)
+
+
+def threads(
+    maker: Any,
+    *,
+    num_workers: int = 2,
+    prefetch_factor: int = 2,
+    timeout: float = 0,
+    in_order: bool = True,
+    max_losses: int = 3,
+) -> PoolPipeline:
+    """A pipeline of worker threads."""
+    tally = Tally()
+    dispatch = partial(
+        Dispatch,
+        partial(ThreadCluster, maker, threads=num_workers, times=tally),
+        num_workers=1,
+        limit=num_workers * prefetch_factor,
+        depth=num_workers * prefetch_factor,
+        threads=num_workers,
+        in_order=in_order,
+        max_losses=max_losses,
+        tally=tally,
+    )
+    return PoolPipeline(dispatch, timeout=timeout, persistent=False, tally=tally)
 
 
 def answers(pipeline: Any) -> list[Any]:
@@ -130,12 +201,28 @@ def fds() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def kill(pipeline: ProcessPipeline, *numbers: int, sig: int = signal.SIGKILL) -> None:
+def kill(pipeline: PoolPipeline, *numbers: int, sig: int = signal.SIGKILL) -> None:
     for number in numbers:
         pid = pipeline.workers[number].pid
         os.kill(pid, sig)
         if sig == signal.SIGSTOP:  # its threads stop one by one
             os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def await_an_answer(pipeline: PoolPipeline, number: int) -> None:
+    """Return when the beginning of a worker's answer, behind the reports of its start, has come."""
+    socket = pipeline._dispatch._cluster._by_descriptor  # type: ignore[union-attr]
+    (channel,) = {w.channel for w in socket.values() if w.place == number}
+    head = bytearray(4)
+    while True:
+        fcntl.ioctl(channel.fileno(), termios.FIONREAD, head)
+        if int.from_bytes(head, sys.byteorder) > _REPORTS:
+            return
+        time.sleep(0.001)
+
+
+_REPORTS = 200
+"""More bytes than the reports of a worker's start have, and less than an answer has."""
 
 
 def nothing() -> int:
@@ -202,5 +289,11 @@ def _identity(value: Any) -> Any:
 
 
 def _wait_at(path: Path) -> str:
-    path.read_bytes()
+    _mark(path).touch()
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
     return path.name
+
+
+def _mark(path: Path) -> Path:
+    return path.with_suffix(".reached")

@@ -22,7 +22,7 @@ def test_requests_are_answered_in_turn_and_not_ahead() -> None:
             yield request(i, fakes.returning(i))
 
     pipeline = InlinePipeline(Doing())
-    pipeline.start(asking(), one_at_a_time=True)
+    pipeline.start(asking())
     assert asked == []
     assert next(pipeline)[1] == 0
     assert asked == [0]

@@ -6,16 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import WorkersDied
-from stateful_gpu_loader.engine.workers.answer_pipe import AnswerPipe
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
-from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Doing, Gate, requests
 
@@ -30,13 +26,9 @@ def eventually(is_so: Callable[[], bool]) -> bool:
     return True
 
 
-def threads() -> ThreadPipeline:
-    return ThreadPipeline(Doing(), num_workers=2, prefetch_factor=2, timeout=0)
-
-
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_the_oldest_answer_alone_makes_it_ready(make: Any, tmp_path: Path, kind: str) -> None:
-    pipeline, gate = threads() if kind == "threads" else make(), Gate(tmp_path / "gate")
+def test_the_oldest_answer_alone_makes_it_ready(make: Any, gate: Gate, kind: str) -> None:
+    pipeline, gate = fakes.threads(Doing()) if kind == "threads" else make(), gate
     assert not pipeline.is_ready()
     pipeline.start(requests(gate.action, fakes.returning(1), fakes.returning(2)))
     gate.reached()
@@ -61,8 +53,8 @@ def test_asking_starts_nothing_in_the_users_thread() -> None:
     assert maker.log == []
 
 
-def test_dead_workers_are_reported_by_next_alone(make: Any, tmp_path: Path) -> None:
-    pipeline, gate = make(num_workers=1), Gate(tmp_path / "gate")
+def test_dead_workers_are_reported_by_next_alone(make: Any, gate: Gate) -> None:
+    pipeline, gate = make(num_workers=1, max_losses=0), gate
     pipeline.start(requests(gate.action))
     gate.reached()
     os.kill(pipeline.workers[0].pid, signal.SIGKILL)
@@ -71,19 +63,3 @@ def test_dead_workers_are_reported_by_next_alone(make: Any, tmp_path: Path) -> N
     with pytest.raises(WorkersDied, match="Killed"):
         next(pipeline)
     gate.open()
-
-
-def test_a_message_has_begun_once_its_first_byte_is_there() -> None:
-    (reader, writer), (alarm, ring) = Pipe(duplex=False), Pipe(duplex=False)
-    pipe = AnswerPipe(reader, alarm)
-    assert not pipe.has_begun()
-    ring.send_bytes(b"alarm")
-    assert not pipe.has_begun(), "an alarm is no message"
-    writer.send_bytes(b"message")
-    assert pipe.has_begun()
-    assert bytes(pipe.receive()) == b"message"
-    assert not pipe.has_begun()
-    writer.close()
-    assert not pipe.has_begun()
-    for end in (reader, alarm, ring):
-        end.close()

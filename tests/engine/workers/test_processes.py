@@ -130,24 +130,6 @@ def test_a_beginning_that_fails_is_tried_again_with_the_next_request(make: Any) 
     assert answer.snapshot == b"begin 0, request 1"
 
 
-def test_one_at_a_time_means_one(make: Any, gate: Gate) -> None:
-    asked = []
-
-    def asking() -> Any:
-        for i, action in enumerate([gate.action, fakes.nothing, fakes.nothing]):
-            asked.append(i)
-            yield request(i, action)
-
-    pipeline = make(num_workers=2, prefetch_factor=3)
-    pipeline.start(asking(), one_at_a_time=True)
-    gate.reached()
-    assert asked == [0]
-    gate.open()
-    next(pipeline)
-    assert asked == [0, 1]
-    assert answers(pipeline) == [0, 0]
-
-
 def test_an_exception_keeps_its_type_and_the_others_go_on(make: Any) -> None:
     pipeline = make()
     pipeline.start(requests(fakes.nothing, fakes.failing, fakes.nothing, snapshot=True))

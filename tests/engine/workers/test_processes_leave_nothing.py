@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.workers.channel import Channel
 from stateful_gpu_loader.engine.workers.worker_main import end_with
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Gate, children, fds, request, requests
@@ -34,6 +35,7 @@ def endless() -> Any:
         i += 1
 
 
+@pytest.mark.filterwarnings("ignore:worker . was lost:RuntimeWarning")
 @pytest.mark.parametrize("persistent", [True, False])
 def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
     before = None
@@ -44,7 +46,8 @@ def test_fifty_starts_with_kills_leave_nothing(persistent: bool) -> None:
             next(pipeline)
         if turn % 5 != 4:
             fakes.kill(pipeline, *[(0,), (1,), (0, 1)][turn % 3])
-            fakes.until_death(pipeline)
+            for _ in range(4):
+                next(pipeline)
         pipeline.close()
         if before is None:
             gc.collect()  # what other tests have left
@@ -108,9 +111,7 @@ def test_requests_that_failed_do_not_keep_the_workers() -> None:
 
 def test_a_hung_worker_is_ended_by_close(gate: Gate, monkeypatch: Any) -> None:
     """Whatever it does, after a while it is killed."""
-    monkeypatch.setattr(
-        "stateful_gpu_loader.engine.workers.torch_workers._SECONDS_TO_CLEAN_UP", 0.1
-    )
+    monkeypatch.setattr("stateful_gpu_loader.engine.workers.processes._SECONDS_TO_CLEAN_UP", 0.1)
     pipeline = fakes.processes(num_workers=1)
     pipeline.start(requests(gate.action))
     gate.reached()
@@ -125,17 +126,14 @@ def test_killed_in_the_middle_of_a_polite_end(gate: Gate, monkeypatch: Any) -> N
     pipeline = fakes.processes()
     pipeline.start(requests(gate.action, *[fakes.large] * 3))
     gate.reached()
-    workers, torch_workers = pipeline.workers, pipeline._torch_workers
-    if torch_workers is None:
-        raise AssertionError("it has been started")
-    stop = torch_workers.monitor.stop
+    workers, end = pipeline.workers, Channel.end
 
-    def stop_just_before_a_kill() -> None:
-        stop()
+    def end_just_before_a_kill(self: Channel) -> None:
+        end(self)
         os.kill(workers[1].pid, signal.SIGKILL)
         gate.open()
 
-    monkeypatch.setattr(torch_workers.monitor, "stop", stop_just_before_a_kill)
+    monkeypatch.setattr(Channel, "end", end_just_before_a_kill)
     pipeline.close()
     assert not any(worker.is_alive() for worker in workers)
 
@@ -169,12 +167,8 @@ def test_a_forked_child_leaves_the_workers_alone() -> None:
     assert fakes.answers(pipeline) == [1, 2, 3, 4, 5]
 
 
-def test_threads_of_a_pipeline_have_names_of_the_package() -> None:
-    """By its name a thread is known to draw from no global generator."""
+def test_worker_processes_need_no_thread_of_the_main_process() -> None:
     before = set(threading.enumerate())
-    loader = StatefulGPULoader(range(20), batch_size=4, num_workers=2)
-    batches = iter(loader)
+    batches = iter(StatefulGPULoader(range(20), batch_size=4, num_workers=2))
     next(batches)
-    started = set(threading.enumerate()) - before
-    assert started
-    assert all(thread.name.startswith("stateful_gpu_loader") for thread in started)
+    assert set(threading.enumerate()) == before

@@ -16,7 +16,7 @@ import torch
 
 from stateful_gpu_loader import StatefulGPULoader, WorkerLost
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.engine.workers import remote_dispatch
+from stateful_gpu_loader.engine.workers import dispatch
 from stateful_gpu_loader.engine.workers.cluster import Event, Severed
 from stateful_gpu_loader.transforms.geometry.resize import resizes_bytes
 from tests.conformance import assert_exact_resume, copy_of, same, uninterrupted
@@ -174,7 +174,7 @@ def test_workers_that_never_start_are_given_up() -> None:
 @pytest.mark.parametrize("timeout", [0, 0.2])
 def test_a_wait_without_any_worker(monkeypatch: pytest.MonkeyPatch, timeout: float) -> None:
     """The user is told of it; a timeout ends it."""
-    monkeypatch.setattr(remote_dispatch, "_SECONDS_TO_START", 0.1)
+    monkeypatch.setattr(dispatch, "_SECONDS_TO_START", 0.1)
     busy, resources = FakeCluster._busy, FakeCluster.resources
     has_room: list[FakeCluster] = []
 
@@ -204,19 +204,19 @@ def test_a_wait_for_a_worker_begins_when_none_has_the_batch(
     batches = iter(loader)
     found = [copy_of(next(batches))]
     (cluster,) = workers.clusters
-    monkeypatch.setattr(remote_dispatch, "_SECONDS_TO_START", 0.1)
+    monkeypatch.setattr(dispatch, "_SECONDS_TO_START", 0.1)
     cluster.held |= {*cluster.workers, max(cluster.workers) + 1}  # the next one, too
-    look = remote_dispatch.RemoteDispatch.look_for_overdue
+    look = dispatch.Dispatch.look_for_overdue
 
     def look_and_release(self: Any, began: float, timeout: float) -> None:
         is_lost = cluster.num_started > 1
         look(self, began, timeout)
         if is_lost:
-            monkeypatch.setattr(remote_dispatch, "_SECONDS_TO_START", 1e9)
+            monkeypatch.setattr(dispatch, "_SECONDS_TO_START", 1e9)
             cluster.release()
 
-    monkeypatch.setattr(remote_dispatch.RemoteDispatch, "look_for_overdue", look_and_release)
-    with pytest.warns(RuntimeWarning, match="no batch came from it"):
+    monkeypatch.setattr(dispatch.Dispatch, "look_for_overdue", look_and_release)
+    with pytest.warns(RuntimeWarning, match="DataLoader timed out after"):
         found += [copy_of(batch) for batch in batches]
     assert same(found, [copy_of(batch) for batch in make()])
 
@@ -229,7 +229,7 @@ def test_a_hung_worker_alone_is_replaced() -> None:
     (cluster,) = workers.clusters
     hung = min(cluster.workers)
     cluster.held.add(hung)
-    with pytest.warns(RuntimeWarning, match=r"no batch came from it within timeout=0\.2 seconds"):
+    with pytest.warns(RuntimeWarning, match=r"DataLoader timed out after 0\.2 seconds"):
         found += [copy_of(batch) for batch in batches]
     assert same(found, [copy_of(batch) for batch in make()])
     assert loader.worker_restarts
@@ -419,7 +419,7 @@ BEGINS = """
 import pickle, sys
 from pathlib import Path
 from stateful_gpu_loader.engine.pipeline import never_stopped
-from stateful_gpu_loader.engine.workers.torch_workers import become_worker
+from stateful_gpu_loader.engine.torch_names import become_worker
 work, message = pickle.loads(Path(sys.argv[1]).read_bytes())
 adapter = pickle.loads(work)
 become_worker(0, adapter, num_workers=1, base_seed=0)

@@ -266,12 +266,14 @@ def test_worker_processes_do_not_touch_what_the_user_keeps(make: Any) -> None:
     assert [batch.unique().tolist() for batch in kept] == [[ordinal] for ordinal in range(40)]
 
 
+@pytest.mark.filterwarnings("ignore:worker . was lost:RuntimeWarning")
 def test_a_killed_worker_leaves_its_batches_and_nothing_else(make: Any, gate: Gate) -> None:
-    pipeline = filling(make)
+    pipeline = filling(make, max_losses=0)
     pipeline.start(iter([request(0, fakes.nothing), *numbered(8, gate.action)]))
     batch = next(pipeline)[1]
     gate.reached()
     fakes.kill(pipeline, 0, 1)
+    gate.open()
     fakes.until_death(pipeline)
     pipeline.close()
     assert (batch == 0).all()

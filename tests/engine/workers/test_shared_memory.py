@@ -23,7 +23,7 @@ def left_by(pid: int | None) -> Path:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_it_is_removed_behind_a_killed_worker(make: Any, gate: Gate, persistent: bool) -> None:
-    pipeline = make(persistent_workers=persistent)
+    pipeline = make(persistent_workers=persistent, max_losses=0)
     pipeline.start(requests(gate.action, gate.action))
     gate.reached()
     file, ours = left_by(pipeline.workers[0].pid), left_by(os.getpid())

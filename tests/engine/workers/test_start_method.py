@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.workers import start_method, torch_workers
+from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.workers import processes, start_method
+from stateful_gpu_loader.engine.workers.processes import ProcessCluster
 from stateful_gpu_loader.engine.workers.start_method import default_context, method_of
+from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
 from stateful_gpu_loader.transforms.geometry.resize import resizes_bytes
 from tests.images import write_photo_folder
 from tests.patience import seconds
@@ -195,10 +198,11 @@ def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.Mo
 
 def test_a_fork_that_is_avoided_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the main script has set since is missing in the workers."""
-    monkeypatch.setattr(torch_workers, "default_context", lambda: "forkserver")
+    monkeypatch.setattr(processes, "default_context", lambda: "forkserver")
+    arguments: Any = {"num_workers": 1, "base_seed": 0, "tally": Tally()}
     with pytest.warns(RuntimeWarning, match="import the main script anew"):
-        torch_workers._Context(None).renew()
-    torch_workers._Context("forkserver").renew()
+        ProcessCluster(WorkerAdapter(None, (), None), multiprocessing_context=None, **arguments)
+    ProcessCluster(WorkerAdapter(None, (), None), multiprocessing_context="spawn", **arguments)
 
 
 SPAWNED = """

@@ -1,4 +1,4 @@
-"""The thread pipeline: order, bounds, failures, stops."""
+"""Worker threads: order, bounds, failures, stops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import Failure, WorkersDied
-from stateful_gpu_loader.engine.workers.threads import ThreadPipeline
+from stateful_gpu_loader.engine.workers.pool import PoolPipeline
 from stateful_gpu_loader.records import Request, WorkerStart
+from tests.engine.workers import fakes
 from tests.patience import seconds
 
 
@@ -56,16 +57,9 @@ def pipeline(
     maker: Gated,
     workers: int = 2,
     factor: int = 2,
-    timeout: float = 0,
-    in_order: bool = True,
-) -> ThreadPipeline:
-    return ThreadPipeline(
-        maker,
-        num_workers=workers,
-        prefetch_factor=factor,
-        timeout=timeout,
-        in_order=in_order,
-    )
+    **options: Any,
+) -> PoolPipeline:
+    return fakes.threads(maker, num_workers=workers, prefetch_factor=factor, **options)
 
 
 def live_threads() -> int:
@@ -184,12 +178,12 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
 
     maker = Stuck(4)
     limit = seconds(0.05)
-    work = pipeline(maker, timeout=limit)
+    work = pipeline(maker, timeout=limit, max_losses=0)
     work.start(stream(4))
     maker.gates[0].set()
     assert next(work)[1] == 0
     timed_out = re.escape(f"DataLoader timed out after {limit} seconds")
-    with pytest.raises(WorkersDied, match=f"^{timed_out}$") as died:
+    with pytest.raises(WorkersDied, match=f"{timed_out}$") as died:
         next(work)
     assert died.value.oldest is not None
     assert died.value.oldest.ordinal == 1
@@ -198,6 +192,24 @@ def test_a_stuck_batch_is_found_by_timeout_and_its_thread_is_abandoned(monkeypat
     work.close()
     for gate in maker.gates:
         gate.set()
+
+
+def test_a_batch_that_was_stuck_once_is_made_by_other_threads() -> None:
+    class StuckOnce(Gated):
+        def __call__(self, request: Request, check: Callable[[], None]) -> Any:
+            if request.ordinal == 1 and not self.begun[1].is_set():
+                self.begun[1].set()
+                stuck.wait()
+            return super().__call__(request, check)
+
+    stuck = threading.Event()
+    work = pipeline(StuckOnce(3, opened=True), timeout=seconds(0.05))
+    work.start(stream(3))
+    with pytest.warns(RuntimeWarning, match=r"timed out.*dataset indices 1\."):
+        assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
+    assert work._tally.worker_restarts == 1
+    stuck.set()
+    work.close()
 
 
 def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
@@ -212,18 +224,6 @@ def test_out_of_order_a_slow_batch_holds_back_nobody() -> None:
     assert next(work) == (next(stream(1)), 0)
     with pytest.raises(StopIteration):
         next(work)
-
-
-def test_one_at_a_time_means_one() -> None:
-    maker = Gated(3)
-    work = pipeline(maker, workers=2, factor=2)
-    work.start(stream(3), one_at_a_time=True)
-    assert maker.begun[0].wait(10)
-    assert not maker.begun[1].wait(0.05)
-    for gate in maker.gates:
-        gate.set()
-    assert [next(work)[1] for _ in range(3)] == [0, 1, 2]
-    work.close()
 
 
 def test_workers_that_share_a_maker_cannot_begin_with_a_state() -> None:

@@ -1,4 +1,4 @@
-"""RemotePipeline: executes requests in workers on other machines, any of which may be lost."""
+"""PoolPipeline: executes requests in workers of other processes, any of which may be lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure
 from stateful_gpu_loader.engine.stages import stage
 from stateful_gpu_loader.engine.stats import PRESENT, Tally
-from stateful_gpu_loader.engine.workers.cluster import Answered, Cluster
+from stateful_gpu_loader.engine.workers.cluster import Answered, Event
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
-from stateful_gpu_loader.engine.workers.remote_dispatch import RemoteDispatch
 from stateful_gpu_loader.engine.workers.remote_failure import with_failure_rebuilt, without_frames
 from stateful_gpu_loader.records import WorkerStart
 
@@ -25,57 +24,46 @@ _JOIN_SECONDS = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
-class RemotePipeline:
+class PoolPipeline:
     """Keeps a bounded number of batches ahead, made by workers of a cluster.
 
-    One thread receives answers and unpacks them. All requests are drawn in the user's own thread.
+    Answers are received, and all requests drawn, in the user's own thread; with ``unpack`` a thread
+    receives the answers and unpacks them.
 
     Args:
-        connect: returns the cluster; called when the first worker is wanted.
-        num_workers: number of workers that are asked for.
-        limit: largest number of batches in flight.
-        depth: largest number of requests that a worker has at a time, as long as others have room.
-        threads: number of requests that a worker executes at a time.
+        dispatch: returns the dispatch; called when the first worker is wanted.
         timeout: seconds that a worker may take for the batch that ``next()`` waits for; 0 means no
             limit.
-        in_order: deliver in the order of the requests, otherwise in that of the answers.
         persistent: keep the workers from one pass to the next.
-        max_losses: number of workers that one request may lose.
-        unpack: returns an answer of a worker, in memory of its own.
-        tally: where times and lost workers are noted.
+        unpack: returns an answer of a worker, in memory of its own; called in a thread. None if
+            answers come as they are.
+        tally: where the receiving thread notes its seconds.
     """
 
     def __init__(
         self,
-        connect: Callable[[], Cluster],
+        dispatch: Callable[[], Dispatch],
         *,
-        num_workers: int,
-        limit: int,
-        depth: int,
-        threads: int,
         timeout: float,
-        in_order: bool,
         persistent: bool,
-        max_losses: int,
-        unpack: Callable[[Any], Any],
+        unpack: Callable[[Any], Any] | None = None,
         tally: Tally,
     ) -> None:
-        self._connect = connect
-        self._num_workers = num_workers
-        self._limit = limit
-        self._depth = depth
-        self._threads = threads
+        self._make_dispatch = dispatch
         self._timeout = timeout
-        self._in_order = in_order
         self._persistent = persistent
-        self._max_losses = max_losses
         self._unpack = unpack
         self._tally = tally
-        self._dispatch: RemoteDispatch | None = None
+        self._dispatch: Dispatch | None = None
         self._end: weakref.finalize[..., Any] | None = None
         self.is_whole = False
         self._is_fresh = False
         """Whether the workers were asked for and have not run a pass."""
+
+    @property
+    def workers(self) -> list[Any]:
+        """The worker processes of this machine; empty if they are elsewhere."""
+        return [] if self._dispatch is None else self._dispatch.processes
 
     def launch(self) -> None:
         self._launched()
@@ -85,24 +73,20 @@ class RemotePipeline:
         self,
         requests: Iterator[Any],
         starts: Sequence[WorkerStart] | None = None,
-        *,
-        one_at_a_time: bool = False,
     ) -> None:
+        self.is_whole = False
         if not (self._persistent or self._is_fresh):
             self.close()
         self._is_fresh = False
         dispatch = self._dispatch or self._launched()
-        limit = 1 if one_at_a_time else self._limit
-        window = Dispatch(
-            requests, starts, num_workers=self._num_workers, limit=limit, in_order=self._in_order
-        )
-        dispatch.begin(window, has_states=starts is not None)
+        dispatch.begin(requests, starts)
         dispatch.fill()
 
     def __next__(self) -> tuple[Any, Any]:
         dispatch = self._dispatch
         if dispatch is None:
             raise StopIteration
+        self.is_whole = False
         began = time.monotonic()
         dispatch.fill()
         while not self._wait(dispatch):
@@ -114,22 +98,43 @@ class RemotePipeline:
         try:
             request, answer = dispatch.deliver()
         except StopIteration:
+            self.is_whole = True
             if not self._persistent:
                 self.close()
             raise
         return request, with_failure_rebuilt(answer)
 
-    def _wait(self, dispatch: RemoteDispatch) -> bool:
+    def _wait(self, dispatch: Dispatch) -> bool:
+        """Wait a while for the next batch; return whether it, or the end, has come."""
+        if self._receives_here and self._has_come(dispatch):
+            return True
+        seconds = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf)
         self.is_whole = True
-        has_come = dispatch.wait(min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf))
+        if self._receives_here:
+            dispatch.await_event(seconds)
+        else:
+            dispatch.wait(seconds)
         self.is_whole = False
-        return has_come
+        return self._has_come(dispatch)
 
     def is_ready(self) -> bool:
-        if self._dispatch is None:
+        dispatch = self._dispatch
+        if dispatch is None:
             return False
-        self._dispatch.fill()
-        return self._dispatch.is_ready()
+        dispatch.fill()
+        return self._has_come(dispatch)
+
+    def _has_come(self, dispatch: Dispatch) -> bool:
+        while self._receives_here and not dispatch.is_ready():
+            event = dispatch.receive()
+            if event is None:
+                return False
+            _note(dispatch, event, None)
+        return dispatch.is_ready()
+
+    @property
+    def _receives_here(self) -> bool:
+        return self._unpack is None
 
     def depth(self) -> tuple[int, int]:
         return (0, 0) if self._dispatch is None else self._dispatch.depth()
@@ -139,49 +144,51 @@ class RemotePipeline:
         if self._end is not None:
             self._end()
 
-    def _launched(self) -> RemoteDispatch:
-        cluster = self._connect()
-        dispatch = RemoteDispatch(
-            cluster,
-            num_workers=self._num_workers,
-            depth=self._depth,
-            threads=self._threads,
-            max_losses=self._max_losses,
-            tally=self._tally,
-        )
-        thread = threading.Thread(
-            target=_receive,
-            args=(dispatch, self._unpack, self._tally),
-            name="stateful_gpu_loader receiver",
-            daemon=True,
-        )
+    def _launched(self) -> Dispatch:
+        dispatch = self._make_dispatch()
+        thread = None
+        if self._unpack is not None:
+            thread = threading.Thread(
+                target=_receive,
+                args=(dispatch, self._unpack, self._tally),
+                name="stateful_gpu_loader receiver",
+                daemon=True,
+            )
         self._dispatch = dispatch
         self._end = weakref.finalize(self, _end, dispatch, thread, os.getpid())
-        thread.start()
+        if thread is not None:
+            thread.start()
         return dispatch
 
 
-def _tell(dispatch: RemoteDispatch) -> None:
+def _tell(dispatch: Dispatch) -> None:
     for notice in dispatch.notices():
         warnings.warn(notice, RuntimeWarning, stacklevel=4)
 
 
-def _receive(dispatch: RemoteDispatch, unpack: Callable[[Any], Any], tally: Tally) -> None:
+def _receive(dispatch: Dispatch, unpack: Callable[[Any], Any], tally: Tally) -> None:
     limit_this_thread()
     with tally.working():
         while not dispatch.stopped:
             try:
-                event = dispatch.receive(_SECONDS_BETWEEN_LOOKS)
-                if isinstance(event, Answered):
-                    if dispatch.is_wanted(event.number):
-                        dispatch.take(event.number, _unpacked(event.packed, unpack))
-                elif event is not None:
-                    dispatch.note(event)
+                dispatch.await_event(_SECONDS_BETWEEN_LOOKS)
+                event = dispatch.receive()
+                if event is not None:
+                    _note(dispatch, event, unpack)
                 del event  # keep no batch alive while waiting
             except Exception as error:
                 if not dispatch.stopped:
                     dispatch.give_up(error)
                 return
+
+
+def _note(dispatch: Dispatch, event: Event, unpack: Callable[[Any], Any] | None) -> None:
+    if not isinstance(event, Answered):
+        dispatch.note(event)
+    elif unpack is None:
+        dispatch.take(event.number, event.answer)
+    elif dispatch.is_wanted(event.number):
+        dispatch.take(event.number, _unpacked(event.answer, unpack))
 
 
 def _unpacked(packed: Any, unpack: Callable[[Any], Any]) -> Any:
@@ -193,9 +200,9 @@ def _unpacked(packed: Any, unpack: Callable[[Any], Any]) -> Any:
         return Failure(without_frames(error))
 
 
-def _end(dispatch: RemoteDispatch, thread: threading.Thread, pid: int) -> None:
+def _end(dispatch: Dispatch, thread: threading.Thread | None, pid: int) -> None:
     if os.getpid() != pid:
         return  # a forked child has the objects, but neither the thread nor the workers
     dispatch.close()
-    if threading.current_thread() is not thread:
+    if thread not in (None, threading.current_thread()):
         thread.join(_JOIN_SECONDS)

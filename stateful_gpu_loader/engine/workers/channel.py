@@ -1,0 +1,181 @@
+"""Channel: whole messages over one end of a socket pair, whose other end may die at any time.
+
+A worker process has a socket of its own: no lock is shared that a dead one may hold, and half a
+message is in nobody's way.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from stateful_gpu_loader.engine.workers.passed_files import MOST_FILES, close_all
+
+_HEAD = struct.Struct("=QQ")
+"""Number of bytes, and of files."""
+_FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
+_CHUNK = 1 << 18
+_LARGEST_COPY = 1 << 16
+"""Largest message that is copied behind its length, to be sent with it at once."""
+
+
+class Message(NamedTuple):
+    """What has arrived."""
+
+    content: memoryview
+    files: list[int] | None
+    """Descriptors of its files, which the receiver closes; None if they could not be opened."""
+
+
+class Channel:
+    """Sends and receives messages; no method waits, except :meth:`next`.
+
+    >>> ours, theirs = map(Channel, socket.socketpair())
+    >>> ours.send(b"one"), ours.send(b"other")
+    (True, True)
+    >>> bytes(theirs.next().content), [bytes(message.content) for message in theirs.receive()]
+    (b'one', [b'other'])
+    >>> ours.close()
+    >>> theirs.receive(), theirs.has_ended
+    ([], True)
+    >>> theirs.close()
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._received = bytearray()
+        self._files: deque[list[int] | None] = deque()
+        """Files of the messages that have some, in their order."""
+        self._messages: deque[Message] = deque()
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self.has_ended = False
+        """Whether nothing more will arrive."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let multiprocessing hand this end to a process that it starts."""
+        return Channel, (self._socket,)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: bytes, files: Sequence[int] = ()) -> bool:
+        """Send a message; return whether all of it, and of those before it, is on its way.
+
+        Args:
+            files: descriptors that are sent with it, and closed then; at most MOST_FILES.
+        """
+        head = _HEAD.pack(len(message), len(files))
+        if len(message) <= _LARGEST_COPY:
+            self._unsent.append((memoryview(head + message), list(files)))
+        else:
+            self._unsent += (memoryview(head), list(files)), (memoryview(message), [])
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what is still unsent, as far as the socket takes it; return whether it took all."""
+        while self._unsent:
+            part, files = self._unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
+            try:
+                num_sent = self._socket.sendmsg([part], rights, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # as many are on their way already
+                    return False
+                for _, files in self._unsent:  # nobody reads it any more
+                    close_all(files)
+                self._unsent.clear()
+                return True
+            close_all(files)
+            if num_sent < len(part):
+                self._unsent[0] = part[num_sent:], []
+            else:
+                self._unsent.popleft()
+        return True
+
+    def receive(self, *, rest: bool = False) -> list[Message]:
+        """Return the messages that have arrived.
+
+        Args:
+            rest: read to the end of what a dead sender has left, not only what came at once.
+        """
+        while not self.has_ended:
+            try:
+                chunk = self._receive(socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            self._take(chunk)
+            if len(chunk) < _CHUNK and not rest:
+                break
+        messages, self._messages = list(self._messages), deque()
+        return messages
+
+    def next(self) -> Message:
+        """Wait for a message.
+
+        Raises:
+            EOFError: none will come.
+        """
+        while not self._messages:
+            if self.has_ended:
+                raise EOFError
+            try:
+                self._take(self._receive())
+            except ConnectionError:
+                self.has_ended = True
+        return self._messages.popleft()
+
+    def end(self) -> None:
+        """Let the other end find that nothing more will come, whoever holds this one as well."""
+        with suppress(OSError):  # it is closed there
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+        for files in [*self._files, *(message.files for message in self._messages)]:
+            close_all(files or [])
+        for _, unsent in self._unsent:
+            close_all(unsent)
+
+    def _receive(self, flags: int = 0) -> bytes:
+        flags |= socket.MSG_CMSG_CLOEXEC
+        chunk, rights, found, _ = self._socket.recvmsg(_CHUNK, _FILES_SPACE, flags)
+        if rights or found & socket.MSG_CTRUNC:
+            files = array("i")
+            for _, _, data in rights:
+                files.frombytes(data[: len(data) - len(data) % files.itemsize])
+            if found & socket.MSG_CTRUNC:  # too many files are open
+                close_all(files.tolist())
+                self._files.append(None)
+            else:
+                self._files.append(files.tolist())
+        return chunk
+
+    def _take(self, chunk: bytes) -> None:
+        if not chunk:
+            self.has_ended = True
+            return
+        received: bytes | bytearray = chunk
+        if self._received:
+            self._received += chunk
+            received = self._received
+        whole, begin = memoryview(received), 0
+        while len(received) - begin >= _HEAD.size:
+            length, num_files = _HEAD.unpack_from(received, begin)
+            end = begin + _HEAD.size + length
+            if end > len(received):
+                break
+            files = self._files.popleft() if num_files else []
+            self._messages.append(Message(whole[begin + _HEAD.size : end], files))
+            begin = end
+        if begin or received is chunk:
+            self._received = bytearray(whole[begin:])

@@ -1,0 +1,126 @@
+"""Messages that arrive whole, in parts, with files, without room for them, and from the dead."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from stateful_gpu_loader.engine.workers.channel import Channel, Message
+from stateful_gpu_loader.engine.workers.passed_files import close_all
+from tests.engine.workers.fakes import fds
+
+LARGE = 4 << 20
+"""More bytes than a socket takes at once."""
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    ours, theirs = map(Channel, socket.socketpair())
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def a_file(content: bytes) -> int:
+    reader, writer = os.pipe()
+    os.write(writer, content)
+    os.close(writer)
+    return reader
+
+
+def contents(message: Message) -> tuple[bytes, list[bytes] | None]:
+    """Its bytes, and those that its files have; they are closed."""
+    files = message.files
+    read = None if files is None else [os.read(file, 100) for file in files]
+    close_all(files or [])
+    return bytes(message.content), read
+
+
+def all_of(channel: Channel, count: int) -> list[tuple[bytes, list[bytes] | None]]:
+    found: list[Message] = []
+    while len(found) < count and not channel.has_ended:
+        found += channel.receive()
+    return [contents(message) for message in found]
+
+
+def test_messages_of_all_sizes_arrive_in_order(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    sizes = [0, 1, 15, 1 << 16, (1 << 16) + 1, 1 << 18, LARGE, 3]
+    wanted = [bytes([number]) * size for number, size in enumerate(sizes)]
+    are_sent = [ours.send(message) for message in wanted]
+    assert are_sent[0]
+    assert not are_sent[-1]
+    found: list[bytes] = []
+    while len(found) < len(wanted):
+        ours.flush()
+        found += [bytes(message.content) for message in theirs.receive()]
+    assert found == wanted
+    assert ours.flush()
+
+
+@pytest.mark.parametrize("size", [3, 1 << 17])
+def test_files_arrive_with_their_messages(ends: tuple[Channel, Channel], size: int) -> None:
+    ours, theirs = ends
+    before = fds()
+    ours.send(b"0" * size)
+    ours.send(b"1" * size, [a_file(b"a"), a_file(b"b")])
+    ours.send(b"2" * size)
+    ours.send(b"3" * size, [a_file(b"c")])
+    found = []
+    while len(found) < 4:
+        ours.flush()
+        found += [contents(message) for message in theirs.receive()]
+    assert [files for _, files in found] == [[], [b"a", b"b"], [], [b"c"]]
+    assert [content[:1] for content, _ in found] == [b"0", b"1", b"2", b"3"]
+    assert fds() == before
+
+
+def test_files_that_find_no_descriptor_free_cost_their_message_alone(
+    ends: tuple[Channel, Channel],
+) -> None:
+    ours, theirs = ends
+    ours.send(b"many", [a_file(b"a") for _ in range(8)])
+    ours.send(b"none")
+    before, limits = fds(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(len(before) + 100) if str(number) not in before]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[3], limits[1]))
+    try:
+        messages = theirs.receive(rest=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [contents(message) for message in messages] == [(b"many", None), (b"none", [])]
+    assert fds() == before
+
+
+def test_what_a_dead_sender_has_left_is_read_to_the_last_whole_message(
+    ends: tuple[Channel, Channel],
+) -> None:
+    ours, theirs = ends
+    ours.send(b"whole", [a_file(b"a")])
+    with suppress(BlockingIOError):
+        ours._socket.sendmsg([bytes(16)[:12]])  # half of a head
+    ours.close()
+    messages = theirs.receive(rest=True)
+    assert [contents(message) for message in messages] == [(b"whole", [b"a"])]
+    assert theirs.has_ended
+    with pytest.raises(EOFError):
+        theirs.next()
+
+
+def test_a_closed_channel_leaves_no_file_open() -> None:
+    """Neither those that were not sent nor those that nobody has taken."""
+    before = fds()
+    ours, theirs = map(Channel, socket.socketpair())
+    ours.send(bytes(LARGE))
+    ours.send(b"unsent", [a_file(b"a")])
+    theirs.send(b"taken by nobody", [a_file(b"b")])
+    ours._take(ours._receive())
+    ours.close()
+    assert theirs.send(b"to nobody", [a_file(b"c")])
+    theirs.close()
+    assert fds() == before

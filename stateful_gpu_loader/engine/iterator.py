@@ -229,7 +229,6 @@ class Run:
         if place is None:
             self._passes.offer_failure(begun.current, failure, None)
             return
-        begun.alone = max(0, begun.alone - 1)
         self._passes.offer_failure(begun.current, failure, place, found=begun.found_bad)
         self._note_recorded(begun)
 

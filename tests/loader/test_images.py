@@ -273,9 +273,8 @@ def test_persistent_workers_take_the_decoder_of_a_loaded_state(
     following = iter(loader)
     next(following)
     assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
-    pipeline = following._begun.pipeline
-    in_processes = worker_type == "process"
-    maker = pipeline._cluster._adapter._maker if in_processes else pipeline._maker
+    cluster = following._begun.pipeline._dispatch._cluster
+    maker = cluster._adapter._maker if worker_type == "process" else cluster._maker
     assert maker._decoder.family == "torchvision"
 
 

@@ -106,11 +106,12 @@ def test_workers_that_died_while_they_waited_are_replaced() -> None:
     loader = make()
     start_workers(loader)
     waiting: Any = loader._engine.workers.idle
-    while not waiting._cluster._has_been_ready:
-        waiting._cluster.wait(60)
-        event = waiting._cluster.receive()
+    dispatch = waiting._dispatch
+    while not dispatch._cluster._has_been_ready:
+        dispatch.await_event(60)
+        event = dispatch.receive()
         if event is not None:
-            waiting._dispatch.note(event)
+            dispatch.note(event)
     os.kill(pids(loader)[0], signal.SIGKILL)
     with pytest.warns(RuntimeWarning, match="Another one is started in its place"):
         assert same([copy_of(batch) for batch in loader], expected)

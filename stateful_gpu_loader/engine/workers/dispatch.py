@@ -167,7 +167,7 @@ class Dispatch:
         while self._fatal is None and (request := self._window.draw(spare=spare)) is not None:
             with self._lock:
                 number = next(self._numbers)
-                place = self._next_place() if request.worker is None else request.worker
+                place = self._place_of(request)
                 start, self._starts[place] = self._starts[place], None
                 self._window.issue(number, request)
                 self._messages[number] = place, WorkerMessage(request, start)
@@ -393,6 +393,13 @@ class Dispatch:
             # worker.
             answer = Answer(answer, worker=place)
         self._window.answer(number, answer)
+
+    def _place_of(self, request: Any) -> int:
+        """Return the place whose worker is to execute a request, if it lives."""
+        if request.worker is None:
+            return self._next_place()
+        # A worker that is several threads stands for as many of the loader's workers.
+        return int(request.worker) % len(self._places)
 
     def _next_place(self) -> int:
         """Return whose turn it is or, out of order, who has the least to do."""

@@ -71,6 +71,9 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         worker_type: ``"thread"``, ``"process"``, or ``"auto"``: threads if recipes on a Source do
             all the work, otherwise processes. ``"ray"``, or a
             :class:`~stateful_gpu_loader.integrations.ray.RayWorkers`: actors of a Ray cluster.
+        threads_per_process: number of workers that are threads of one process, for work that
+            threads can do: ``num_workers=8`` are 8 processes, or with 4 only 2. They share the
+            memory of a process, and one that dies takes the batches of all of them with it.
         on_bad_sample: ``"raise"``, ``"replace"`` by another sample of the same order, or
             ``"drop"``. Only its bytes make a sample bad: an OSError is tried again, then raised.
         max_worker_restarts: number of workers that one batch may lose; the next loss raises
@@ -126,6 +129,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         transform: Any = None,
         batch_transform: Any = None,
         worker_type: Any = "auto",
+        threads_per_process: int = 1,
         on_bad_sample: str = "raise",
         max_worker_restarts: int = 3,
         on_epoch_boundary: str = "empty",
@@ -137,6 +141,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
             num_replicas=num_replicas,
             prefetch_factor=prefetch_factor,
             worker_type=worker_type,
+            threads_per_process=threads_per_process,
             on_epoch_boundary=on_epoch_boundary,
             decoder=decoder,
             cpu_share=cpu_share,
@@ -195,6 +200,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.transform = transform
         self.batch_transform = batch_transform
         self.worker_type = worker_type
+        self.threads_per_process = threads_per_process
         self.on_bad_sample = on_bad_sample
         self.max_worker_restarts = max_worker_restarts
         self.on_epoch_boundary = on_epoch_boundary

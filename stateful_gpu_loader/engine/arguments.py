@@ -42,6 +42,7 @@ def check_arguments(
     num_replicas: Any,
     prefetch_factor: Any,
     worker_type: Any,
+    threads_per_process: Any,
     on_epoch_boundary: Any,
     decoder: Any,
     cpu_share: Any,
@@ -58,6 +59,8 @@ def check_arguments(
     _check_ranks(rank, num_replicas)
     if prefetch_factor is not None and not _is_int_from(1, prefetch_factor):
         raise ValueError(f"{prefetch_factor = } must be a positive int or None")
+    if not _is_int_from(1, threads_per_process):
+        raise ValueError(f"{threads_per_process = } must be a positive int")
     if not isinstance(worker_type, RemoteWorkers):
         _check_choice("worker_type", worker_type, WORKER_TYPES)
     _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)

@@ -31,6 +31,7 @@ FIXED = frozenset(
         "rank",
         "seed",
         "shuffle",
+        "threads_per_process",
         "transform",
         "worker_type",
     }
@@ -82,6 +83,8 @@ class LoaderConfig:
     """Called in each worker process."""
     multiprocessing_context: Any
     """Context that worker processes are started with; None lets the loader choose."""
+    threads_per_process: int
+    """Number of workers that are threads of one process, where workers are processes."""
     worker_type: Any
     """``"thread"``, ``"process"``, ``"auto"``, ``"ray"``, or options of workers elsewhere."""
     in_order: bool

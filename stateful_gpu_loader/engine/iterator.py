@@ -311,7 +311,6 @@ class Run:
         """Replace lost workers, as if the pass were resumed from the delivered position."""
         _end_at_exit()
         begun.losses += 1
-        self._engine.tally.worker_restarts += loss.remedy is None
         begun.pipeline.close()
         place = begun.current.standing.place
         where = f"epoch {place.epoch}, position {place.position}"
@@ -337,6 +336,7 @@ class Run:
             RuntimeWarning,
             stacklevel=4,
         )
+        self._engine.tally.worker_restarts += 1
         begun.pipeline = self._engine.rebuild(begun)
         self._start(begun)
 

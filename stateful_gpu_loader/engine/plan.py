@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapSchedule
+from stateful_gpu_loader.engine.schedules.order_schedule import OrderSchedule
 from stateful_gpu_loader.engine.schedules.positions import Division, PositionFeed
 from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, SamplerUse
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
@@ -363,7 +364,11 @@ class Plan:
         if self.order is not None and division is not None:
             follow_pass(config.sampler, seed=seed, epoch=place.epoch, division=division)
             indices = _indices(self.order, place, seed)
-            feed = PositionFeed(place, seed=seed, indices=indices, division=division)
+            feed_from = partial(PositionFeed, seed=seed, indices=indices, division=division)
+            delivers_in_order = config.keeps_order or config.num_workers == 0
+            if delivers_in_order and not (self.has_worker_states or place.user or place.ahead):
+                return OrderSchedule(place, feed_from)
+            feed = feed_from(place)
         elif use is not None:
             feed = SamplerFeed(use, place, seed=seed, resumed=resumed)
         else:

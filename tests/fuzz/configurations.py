@@ -16,6 +16,9 @@ from stateful_gpu_loader import transforms as T
 from tests.fuzz.data import DATA, FUNCTIONS, IMAGES, LANES, MAPS, MOST, STATEFUL, TIED
 from tests.fuzz.orders import BATCH_SAMPLERS, ORDERS, OWN, SAMPLERS, STATEFUL_ORDERS
 
+
+PROCESSES_OF_TWO = "process of two threads"
+"""``worker_type`` of so many processes, each of two threads."""
 CHOICES: dict[str, list[Any]] = {
     "data": list(DATA),
     "n": [13, 1, 2, 5, 6, 8, 12, MOST],
@@ -33,7 +36,7 @@ CHOICES: dict[str, list[Any]] = {
     "on_epoch_boundary": ["empty", "next_epoch"],
     "snapshot_every_n_steps": [1, 0, 2, 3],
     "num_workers": [0, 1, 2, 3],
-    "worker_type": ["auto", "process", "thread"],
+    "worker_type": ["auto", "process", "thread", PROCESSES_OF_TWO],
     "prefetch_factor": [None, 1, 3],
     "persistent_workers": [False, True],
     "beside": [False, True],
@@ -161,7 +164,7 @@ class Configuration:
             drop("num_replicas")  # each rank's object has read what that rank's bad ones needed
         if not o.get("in_order", True):
             drop("num_replicas")  # ranks whose batches overtake each other have no common steps
-        if o.get("worker_type") == "thread" and data == "function of images":
+        if o.get("worker_type") in ("thread", PROCESSES_OF_TWO) and data == "function of images":
             drop("worker_type")  # the function may draw
         if o.get("seed", 1) is None and o.get("num_replicas", 1) > 1:
             drop("seed")  # all ranks need the same one
@@ -243,6 +246,9 @@ class Configuration:
         given |= {name: self[name] for name in ("num_workers", "persistent_workers")}
         given |= {name: self[name] for name in ("prefetch_factor", "snapshot_every_n_steps")}
         given |= {"worker_type": self["worker_type"], "on_bad_sample": self["on_bad_sample"]}
+        if self["worker_type"] == PROCESSES_OF_TWO:
+            given |= {"worker_type": "process", "threads_per_process": 2}
+            given["num_workers"] = 2 * self["num_workers"]
         given |= {"seed": self["seed"], "batch_size": self["batch_size"]}
         if self["seed"] is None:
             given["generator"] = torch.Generator().manual_seed(11)

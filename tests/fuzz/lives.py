@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fuzz.configurations import Configuration
+from tests.fuzz.configurations import PROCESSES_OF_TWO, Configuration
 from tests.fuzz.data import FUNCTIONS, IMAGES, MAPS
 from tests.fuzz.orders import BATCH_SAMPLERS
 
@@ -101,8 +101,8 @@ def allowed_changes(c: Configuration, rng: random.Random) -> dict[str, Any]:
         changes["num_workers"] = rng.choice([0, 0, c["num_workers"], 1, 2])
         changes["persistent_workers"] = rng.random() < 0.3
         if c["data"] in IMAGES:
-            kinds = ["auto", "process", "thread"]
-            changes["worker_type"] = rng.choice(kinds[: 2 if c["data"] in FUNCTIONS else 3])
+            kinds = ["auto", "process", "thread", PROCESSES_OF_TWO]
+            changes["worker_type"] = rng.choice(kinds[: 2 if c["data"] in FUNCTIONS else 4])
     if c.is_flat and rng.random() < 0.5:
         if c.has_own_order:
             changes["batch_size"] = rng.choice([1, 2, 3, 4, 5])

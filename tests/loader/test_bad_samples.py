@@ -430,6 +430,7 @@ THREADS: list[dict[str, Any]] = [
     {"num_workers": 1, "worker_type": "thread", "prefetch_factor": 4},
     {"num_workers": 2, "worker_type": "thread"},
     {"num_workers": 2, "worker_type": "process", "prefetch_factor": 1},
+    {"num_workers": 4, "threads_per_process": 2},
 ]
 EXECUTIONS = {
     "native batches": PROCESSES[1:],

@@ -346,6 +346,7 @@ def test_no_warning_reaches_the_user() -> None:
         ("num_replicas", 2),
         ("rank", 1),
         ("worker_type", "thread"),
+        ("threads_per_process", 2),
         ("on_bad_sample", "drop"),
         ("max_worker_restarts", 9),
         ("on_epoch_boundary", "next_epoch"),

@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "threads": {"num_workers": 2, "worker_type": "thread"},
     "processes": {"num_workers": 2, "worker_type": "process"},
     "persistent": {"num_workers": 2, "worker_type": "process", "persistent_workers": True},
+    "threads of processes": {"num_workers": 4, "threads_per_process": 2},
     "device": {"device": "cuda", "num_workers": 2, "worker_type": "thread"},
 }
 

@@ -52,17 +52,20 @@ def make_images(root: Path, **changes: Any) -> StatefulGPULoader[Any]:
     return StatefulGPULoader(FolderSource(root), **arguments)
 
 
-GRID = tuple(
-    {"num_workers": num_workers, "worker_type": worker_type}
-    for num_workers, worker_type in [
-        (0, "auto"),
-        (1, "thread"),
-        (2, "thread"),
-        (3, "thread"),
-        (1, "process"),
-        (2, "process"),
-        (3, "process"),
-    ]
+GRID: tuple[dict[str, Any], ...] = (
+    {"num_workers": 4, "threads_per_process": 2},
+    *(
+        {"num_workers": num_workers, "worker_type": worker_type}
+        for num_workers, worker_type in [
+            (0, "auto"),
+            (1, "thread"),
+            (2, "thread"),
+            (3, "thread"),
+            (1, "process"),
+            (2, "process"),
+            (3, "process"),
+        ]
+    ),
 )
 
 

@@ -40,6 +40,7 @@ THREADS: tuple[dict[str, Any], ...] = (
     {"num_workers": 1, "prefetch_factor": 1},
     {"num_workers": 3, "prefetch_factor": 4},
     {"num_workers": 2, "prefetch_factor": 3, "worker_type": "process"},
+    {"num_workers": 6, "threads_per_process": 3},
 )
 RECIPES = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
 

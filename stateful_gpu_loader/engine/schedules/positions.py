@@ -108,6 +108,13 @@ class PositionFeed:
         self._ordinal += 1
         self.position = request.end
 
+    def take(self) -> Request | None:
+        """Return the next request, and go on to the one after it; None at the end."""
+        request = self.draw()
+        if request is not None:
+            self.advance(request)
+        return request
+
     def _looked_up(self, count: int) -> IndexArray:
         """Look up indices in growing blocks: a fast first batch, then few large calls."""
         if len(self._block) < count:

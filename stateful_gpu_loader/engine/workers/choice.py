@@ -46,11 +46,14 @@ def runs_in_threads(plan: Plan) -> bool:
             from the global generators, which all threads share, or with arguments that only
             processes support.
     """
-    worker_type, remote = plan.config.worker_type, plan.config.remote
+    config = plan.config
+    worker_type, remote = config.worker_type, config.remote
+    if config.threads_per_process > 1:
+        _check_threads_per_process(plan)
     if remote is not None:
         _check_remote(plan, remote)
         return False
-    if worker_type == "process":
+    if worker_type == "process" or config.threads_per_process > 1:
         return False
     obstacle = _obstacle_to_threads(plan)
     if obstacle is not None and worker_type == "thread":
@@ -141,7 +144,9 @@ def _threads(plan: Plan, maker: Maker, tally: Tally) -> Pipeline:
 
 def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally: Tally) -> Pipeline:
     config = plan.config
-    segments = WorkerSegments(config.in_flight_a_worker + _BATCHES_WITH_THE_USER)
+    threads = config.threads_per_process
+    depth, num_processes = config.in_flight_a_worker * threads, config.num_workers // threads
+    segments = WorkerSegments(depth + _BATCHES_WITH_THE_USER)
     adapter = WorkerAdapter(
         maker_of(plan, policy, segments.empty),
         config.dataset,
@@ -153,7 +158,8 @@ def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally:
     connect = partial(
         ProcessCluster,
         adapter,
-        num_workers=config.num_workers,
+        num_workers=num_processes,
+        threads=threads,
         base_seed=seeds.base(),
         multiprocessing_context=config.multiprocessing_context,
         tally=tally,
@@ -161,9 +167,10 @@ def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally:
     dispatch = partial(
         Dispatch,
         connect,
-        num_workers=config.num_workers,
+        num_workers=num_processes,
         limit=config.in_flight,
-        depth=config.in_flight_a_worker,
+        depth=depth,
+        threads=threads,
         in_order=config.keeps_order,
         takes_turns=config.keeps_order,
         max_losses=config.max_worker_restarts,
@@ -253,7 +260,33 @@ def _check_remote(plan: Plan, remote: RemoteWorkers) -> None:
         )
 
 
-def _obstacle_to_threads(plan: Plan) -> str | None:
+def _check_threads_per_process(plan: Plan) -> None:
+    """Refuse several threads in a process where they cannot be.
+
+    Raises:
+        ValueError: the workers are not processes, their number cannot be divided, or what they do
+            draws from the global generators, which the threads of a process share.
+    """
+    config = plan.config
+    threads, what = config.threads_per_process, f"threads_per_process={config.threads_per_process}"
+    if config.worker_type == "thread" or config.remote is not None:
+        raise ValueError(
+            f"{what} is of worker processes of this machine, and worker_type={config.worker_type!r}"
+            " starts others. Remedy: leave one of them out"
+        )
+    if config.num_workers % threads:
+        raise ValueError(
+            f"num_workers={config.num_workers} cannot be divided among processes of {what}. "
+            "Remedy: a multiple of it, as num_workers counts the threads of all processes"
+        )
+    obstacle = _obstacle_to_threads(plan, in_this_process=False)
+    if obstacle is not None:
+        raise ValueError(
+            f"{what} cannot serve this loader: {obstacle}. Remedy: threads_per_process=1"
+        )
+
+
+def _obstacle_to_threads(plan: Plan, *, in_this_process: bool = True) -> str | None:
     config = plan.config
     name = type(config.dataset).__name__
     if plan.has_worker_states:
@@ -267,8 +300,8 @@ def _obstacle_to_threads(plan: Plan) -> str | None:
         return "its transform is a callable, which may draw from the global generators"
     if config.collation[0] not in DRAWS_NOTHING:
         return "its collate_fn may draw from the global generators"
-    if config.worker_init_fn is not None:
+    if in_this_process and config.worker_init_fn is not None:
         return "worker_init_fn is called in worker processes"
-    if config.multiprocessing_context is not None:
+    if in_this_process and config.multiprocessing_context is not None:
         return "multiprocessing_context is for worker processes"
     return None

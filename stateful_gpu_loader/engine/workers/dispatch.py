@@ -105,6 +105,11 @@ class Dispatch:
         """All unanswered requests by number: their places, and what is sent."""
         self._unsent: list[int] = []
         """Numbers of those that no worker has, in order."""
+        self._early: dict[int, Any] = {}
+        """Answers to turns of lanes before which another turn of the lane is unanswered.
+
+        They are lost with their worker, as a lane goes on elsewhere from one place.
+        """
         self._losses: dict[int, int] = {}
         """How many workers each unanswered request has lost, if any."""
         self._failed_starts = 0
@@ -153,7 +158,7 @@ class Dispatch:
             self._turns = itertools.cycle(self._places)
             self._lanes = LaneMoves()
             self._first = next(self._numbers)
-            self._messages, self._unsent, self._losses = {}, [], {}
+            self._messages, self._unsent, self._losses, self._early = {}, [], {}, {}
             for worker in self._workers.values():
                 worker.requests.clear()
 
@@ -280,8 +285,9 @@ class Dispatch:
                 return
             request = self._messages[number][1].request
             if isinstance(request, LaneTurn):
-                self._lanes.answer(request, answer)
-            self._settle(number, answer)
+                self._take_turn(number, request.lane, answer)
+            else:
+                self._settle(number, answer)
             self._send()
             if self._is_ready():
                 self._answered.notify_all()
@@ -394,6 +400,21 @@ class Dispatch:
             answer = Answer(answer, worker=place)
         self._window.answer(number, answer)
 
+    def _take_turn(self, number: int, lane: int, answer: Any) -> None:
+        """Take the answers to the turns of a lane in their order.
+
+        A worker of several threads may give them in another one.
+        """
+        self._early[number] = answer
+        for each, (_, message) in list(self._messages.items()):
+            turn = message.request
+            if isinstance(turn, LaneTurn) and turn.lane == lane:
+                if each not in self._early:
+                    return
+                answer = self._early.pop(each)
+                self._lanes.answer(turn, answer)
+                self._settle(each, answer)
+
     def _place_of(self, request: Any) -> int:
         """Return the place whose worker is to execute a request, if it lives."""
         if request.worker is None:
@@ -417,22 +438,23 @@ class Dispatch:
         """Ask for another worker, and have the requests of the lost one done by others."""
         del self._workers[worker.number]
         self._cluster.kill(worker.number)
-        lost, worker.requests = list(worker.requests), {}
+        lost, worker.requests = sorted(worker.requests), {}
         what = f"worker {worker.place} was lost: {why}"
         if remedy is not None:
             self._die(WorkersDied(what, None, remedy=remedy))
             return
-        if self._has_states:
+        if self._has_states or self._max_losses == 0:  # nobody takes over what it had
             at = lost[0] if lost else 0
             oldest = self._messages[at][1].request if lost else self._window.oldest
             self._die(WorkersDied(what, oldest), at=at)
             return
         # It was working on as many as it has threads, so only these may have ended it.
-        for number in lost[: self._threads] if worker.has_started else ():
+        at_work = [number for number in lost if number not in self._early]
+        for number in at_work[: self._threads] if worker.has_started else ():
             self._count_loss(number, what)
-        if self._max_losses == 0 and self._fatal is None:
-            self._die(WorkersDied(what, self._window.oldest, remedy=_NONE_IS_REPLACED))
-        if self._max_losses == 0 or self._has_ended:
+        for number in lost:
+            self._early.pop(number, None)
+        if self._has_ended:
             return
         if lost:
             what = f"{what}, {described(self._messages[lost[0]][1].request)}"
@@ -484,11 +506,6 @@ class Dispatch:
             )
             request = self._messages[number][1].request
             self._die(WorkersDied(what, request, remedy=remedy), at=number)
-
-
-_NONE_IS_REPLACED = (
-    "look for what ends them (memory, a crash in native code); max_worker_restarts=0 replaces none"
-)
 
 
 def _always(place: int) -> bool:

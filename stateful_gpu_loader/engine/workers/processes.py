@@ -65,7 +65,8 @@ class ProcessCluster:
 
     Args:
         adapter: what each worker gets a copy of.
-        num_workers: number of workers of the loader.
+        num_workers: number of worker processes of the loader.
+        threads: number of threads that answer the requests of a process.
         base_seed: seed of the workers' own generators; nothing is drawn from the caller's.
         multiprocessing_context: as in DataLoader.
         tally: where the workers' seconds are noted, and whether a batch was delivered.
@@ -81,6 +82,7 @@ class ProcessCluster:
         adapter: WorkerAdapter,
         *,
         num_workers: int,
+        threads: int,
         base_seed: int,
         multiprocessing_context: Any,
         tally: Tally,
@@ -88,7 +90,7 @@ class ProcessCluster:
         if is_being_started():
             raise LoaderError(f"{BEING_STARTED}. Remedy: {GUARD}")
         self._adapter = adapter
-        self._of_all = num_workers, base_seed
+        self._of_all = num_workers, base_seed, threads
         self._tally = tally
         self._has_avoided_a_fork = False
         self._context: Any = self._chosen(multiprocessing_context)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import defaultdict, deque
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,8 @@ class WorkerSegments:
 
     Without ``memfd_create``, which only Linux has, batches are in ordinary memory.
 
+    Several threads of the process may share them.
+
     Args:
         keep: number of free segments that are kept.
     """
@@ -69,6 +72,7 @@ class WorkerSegments:
         self.worker = 0
         """Number of this worker."""
         self._keep = keep
+        self._lock = threading.Lock()
         self._segments: dict[int, _Segment] = {}
         self._num_made = 0
         self._dropped: deque[int] = deque()
@@ -78,21 +82,28 @@ class WorkerSegments:
         """
         self._given_up: list[SegmentId] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let multiprocessing hand them to a process that it starts, before there are any."""
+        return WorkerSegments, (self._keep,)
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised CPU tensor of this shape and dtype."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes <= LARGEST_COPY or not _has_segments():
             return torch.empty(shape, dtype=dtype, device="cpu")
-        segment = self._free_segment(num_bytes)
-        segment.is_lent = True
-        segment.num_bytes = num_bytes
+        with self._lock:
+            segment = self._free_segment(num_bytes)
+            segment.is_lent = True
+            segment.num_bytes = num_bytes
         base = segment.memory[:num_bytes].numpy()
         tensor = lend(base, partial(self._dropped.append, segment.number))
         return tensor.view(dtype).view(shape)
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
         """Return the number of the segment that a storage is on; None if it is on none."""
-        for segment in self._segments.values():
+        with self._lock:
+            segments = list(self._segments.values())
+        for segment in segments:
             if segment.is_lent and segment.memory.data_ptr() == storage.data_ptr():
                 return segment.number
         return None
@@ -110,15 +121,17 @@ class WorkerSegments:
 
     def take_back(self, returned: tuple[Returned, ...]) -> None:
         """Take the segments that the main process returns."""
-        for number, may_be_filled in returned:
-            if may_be_filled:
-                self._segments[number].is_sent = False
-            else:
-                del self._segments[number]
+        with self._lock:
+            for number, may_be_filled in returned:
+                if may_be_filled:
+                    self._segments[number].is_sent = False
+                else:
+                    del self._segments[number]
 
     def given_up(self) -> tuple[SegmentId, ...]:
         """Return the segments that will not be used again, each of them once."""
-        given_up, self._given_up = self._given_up, []
+        with self._lock:
+            given_up, self._given_up = self._given_up, []
         return tuple(given_up)
 
     def _free_segment(self, num_bytes: int) -> _Segment:
@@ -199,9 +212,9 @@ class MappedSegments:
         return lend(self._mapped[sent.id][: sent.num_bytes].numpy(), drop).untyped_storage()
 
     def unmap(self, given_up: tuple[SegmentId, ...]) -> None:
-        """Unmap segments that their workers will not use again."""
+        """Unmap segments that their workers will not use again, if they were ever sent."""
         for where in given_up:
-            del self._mapped[where]
+            self._mapped.pop(where, None)
 
     def forget(self, worker: int) -> None:
         """Unmap the segments of a worker that has ended; tensors on them keep their memory."""

@@ -10,20 +10,24 @@ import select
 import struct
 import tempfile
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
+from queue import SimpleQueue
 from time import perf_counter
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from stateful_gpu_loader.engine.pipeline import Answer, Maker, execute, never_stopped
+from stateful_gpu_loader.engine.isolation import limit_this_thread
+from stateful_gpu_loader.engine.pipeline import Answer, Maker, Stopped, execute, never_stopped
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.torch_names import become_worker
 from stateful_gpu_loader.engine.workers.channel import Channel, Message
@@ -147,13 +151,19 @@ class WorkerAdapter:
 
     def for_this_thread(self) -> WorkerAdapter:
         """Return an adapter to the same maker, for another thread of a worker that has started."""
-        other = WorkerAdapter(self._maker, self._dataset, None, pack=self._pack, seeds=self._seeds)
+        other = WorkerAdapter(
+            self._maker, self._dataset, None, self._pack, self._segments, self._seeds
+        )
         other._worker, other._unusable = self._worker, self._unusable
         PRESENT.work = other._times.own
         return other
 
-    def answer_to(self, sent: Message, *, is_wanted: bool) -> Any:
-        """Return the serialized answer to a serialized message; None if nobody wants it."""
+    def answer_to(self, sent: Message, check: Callable[[], None]) -> Any:
+        """Return the serialized answer to a serialized message; None if nobody wants it.
+
+        Args:
+            check: raises :class:`Stopped` once nobody wants the answer.
+        """
         try:
             if sent.files is None:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -163,7 +173,14 @@ class WorkerAdapter:
             return self._pack(self._failed(error))
         if self._segments is not None:
             self._segments.take_back(message.returned)
-        return self.answer(message, never_stopped) if is_wanted else None
+        try:
+            check()
+            return self.answer(message, check)
+        except Stopped:
+            with suppress(Stopped):
+                check()
+                raise
+            return None
 
     def answer(self, message: WorkerMessage, check: Callable[[], None]) -> Any:
         """Return the serialized answer to a message.
@@ -248,13 +265,16 @@ class WorkerAdapter:
             sent.close()
 
 
-def run_worker(adapter: WorkerAdapter, worker: int, num_workers: int, base_seed: int) -> None:
+def run_worker(
+    adapter: WorkerAdapter, worker: int, num_workers: int, base_seed: int, threads: int
+) -> None:
     """Answer the messages of the main process until it ends the connection.
 
     Args:
         adapter: answers them; its report has the connection.
         worker: number of this worker among those of the loader.
         num_workers, base_seed: as in torch's worker processes.
+        threads: number of threads that answer them; 1 is this one.
     """
     report = adapter.report
     if report is None:
@@ -262,16 +282,84 @@ def run_worker(adapter: WorkerAdapter, worker: int, num_workers: int, base_seed:
     become_worker(worker, adapter.dataset, num_workers=num_workers, base_seed=base_seed)
     with suppress(KeyboardInterrupt, EOFError):  # the main process is interrupted as well
         adapter.start(worker)
-        channel, newest = report.channel, 0
-        answers, requests = _Answers(channel), deque[tuple[int, int, Message]]()
-        while True:
-            arrived = channel.receive() if requests else [channel.next(), *channel.receive()]
-            for message in arrived:
+        answers = _Answers(report.channel)
+        if threads == 1:
+            _answer_all(adapter, report.channel, answers)
+        else:
+            _Crew(adapter, answers, threads).answer_all(report.channel)
+
+
+def _answer_all(adapter: WorkerAdapter, channel: Channel, answers: _Answers) -> None:
+    newest, requests = 0, deque[tuple[int, int, Message]]()
+    while True:
+        arrived = channel.receive() if requests else [channel.next(), *channel.receive()]
+        for message in arrived:
+            number, first = HEAD.unpack_from(message.content)
+            newest = max(newest, first)
+            requests.append((number, first, message))
+        number, first, message = requests.popleft()
+        check = never_stopped if first == newest else _stop
+        answers.send(number, adapter.answer_to(message, check))
+
+
+def _stop() -> None:
+    raise Stopped
+
+
+class _Crew:
+    """Threads of a worker process, which share its requests."""
+
+    def __init__(self, adapter: WorkerAdapter, answers: _Answers, threads: int) -> None:
+        self._requests: SimpleQueue[tuple[int, int, Message] | None] = SimpleQueue()
+        self._newest = 0
+        """Number of the first request of the pass; -1 once nothing is wanted any more."""
+        self._threads = [
+            threading.Thread(
+                target=self._work,
+                args=(adapter, answers),
+                name=f"stateful_gpu_loader worker {number}",
+                daemon=True,
+            )
+            for number in range(threads)
+        ]
+
+    def answer_all(self, channel: Channel) -> None:
+        """Have the threads answer what arrives.
+
+        Raises:
+            EOFError: the main process has ended the connection, and the threads have ended.
+        """
+        for thread in self._threads:
+            thread.start()
+        try:
+            while True:
+                message = channel.next()
                 number, first = HEAD.unpack_from(message.content)
-                newest = max(newest, first)
-                requests.append((number, first, message))
-            number, first, message = requests.popleft()
-            answers.send(number, adapter.answer_to(message, is_wanted=first == newest))
+                self._newest = max(self._newest, first)
+                self._requests.put((number, first, message))
+        finally:
+            self._newest = -1
+            for _ in self._threads:
+                self._requests.put(None)
+            for thread in self._threads:
+                thread.join()
+
+    def _work(self, adapter: WorkerAdapter, answers: _Answers) -> None:
+        limit_this_thread()
+        adapter = adapter.for_this_thread()
+        try:
+            while (taken := self._requests.get()) is not None:
+                number, first, message = taken
+                answers.send(number, adapter.answer_to(message, partial(self._check, first)))
+                del message, taken  # they hold memory while the thread waits
+        except BaseException:
+            # The process ends as if its only thread had raised it, so the requests are not lost.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _check(self, first: int) -> None:
+        if first != self._newest:
+            raise Stopped
 
 
 HEAD = struct.Struct("=qq")

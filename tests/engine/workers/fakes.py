@@ -125,6 +125,7 @@ def processes(
         ProcessCluster,
         adapter,
         num_workers=num_workers,
+        threads=1,
         base_seed=1,
         multiprocessing_context=multiprocessing_context,
         tally=tally,

@@ -1,0 +1,134 @@
+"""Worker processes of several threads: the stream is that of one thread, whatever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stateful_gpu_loader import FolderSource, StatefulGPULoader, WorkerLost
+from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.workers.segments import MappedSegments, SegmentId
+from stateful_gpu_loader.records import EncodedSample
+from tests.conformance import assert_exact_resume, copy_of, same
+from tests.datasets.shards import PhotoShards
+from tests.images import write_photo_folder
+from tests.lost_workers import deliver_quietly, undisturbed, with_kills
+
+pytestmark = pytest.mark.processes
+TWO_OF_TWO: dict[str, Any] = {"num_workers": 4, "threads_per_process": 2}
+RECIPES = [T.RandomResizedCrop(224), T.RandomHorizontalFlip(), T.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    write_photo_folder(root, num_classes=3, per_class=16)
+    return root
+
+
+def make(dataset: Any, **arguments: Any) -> StatefulGPULoader[Any]:
+    given = {"batch_size": 3, "shuffle": True, "seed": 4, "transform": RECIPES, **arguments}
+    return StatefulGPULoader(dataset, **given)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["photos", "lanes"])
+def test_streams_resume_exactly(photos: Path, kind: str, method: str) -> None:
+    """Batches of 0.4 MB are in shared memory, which the threads of a process divide."""
+    build = partial(make, FolderSource(photos) if kind == "photos" else PhotoShards())
+    executions = TWO_OF_TWO | {"multiprocessing_context": method}, {"num_workers": 1}
+    assert_exact_resume(build, other=executions)
+
+
+@pytest.mark.parametrize("kind", ["photos", "lanes"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_process_costs_its_own_batches(photos: Path, kind: str, persistent: bool) -> None:
+    build = partial(make, FolderSource(photos) if kind == "photos" else PhotoShards())
+    expected = undisturbed(build, 2)
+    loader = build(**TWO_OF_TWO, persistent_workers=persistent)
+    with pytest.warns(RuntimeWarning, match="killed by signal"):
+        found = with_kills(loader, 2, {1: (0,), 2: (1,)})
+    assert same(found, expected)
+    assert loader.worker_restarts > 0
+
+
+def test_num_workers_counts_the_threads(photos: Path) -> None:
+    batches: Any = iter(make(FolderSource(photos), **TWO_OF_TWO))
+    next(batches)
+    assert len(batches._workers) == 2
+
+
+class Meeting(FolderSource):
+    """A read returns only once another thread of its process reads as well."""
+
+    both = threading.Barrier(2)
+
+    def read(self, index: int) -> EncodedSample:
+        self.both.wait(60)
+        return super().read(index)
+
+
+def test_the_threads_of_a_process_work_at_a_time(photos: Path) -> None:
+    loader = make(
+        Meeting(photos), num_workers=2, threads_per_process=2, multiprocessing_context="fork"
+    )
+    assert same([copy_of(b) for b in loader], [copy_of(b) for b in make(FolderSource(photos))])
+
+
+class EndsItsThread(FolderSource):
+    """One read raises what no answer can carry."""
+
+    def read(self, index: int) -> EncodedSample:
+        if index == 7 and threading.current_thread() is not threading.main_thread():
+            raise SystemExit(3)
+        return super().read(index)
+
+
+def test_a_thread_that_ends_is_a_lost_process(photos: Path) -> None:
+    loader = make(EndsItsThread(photos), max_worker_restarts=1, **TWO_OF_TWO)
+    with warnings.catch_warnings(), pytest.raises(WorkerLost, match="exit code 1"):
+        deliver_quietly(iter(loader), [])
+
+
+def test_a_pass_that_is_left_leaves_the_threads_to_the_next_one(photos: Path) -> None:
+    """Turns of lanes that nobody wants any more keep no thread."""
+    for dataset in (FolderSource(photos), PhotoShards()):
+        expected = undisturbed(partial(make, dataset), 1)
+        loader = make(dataset, persistent_workers=True, **TWO_OF_TWO)
+        for _ in range(4):
+            next(iter(loader))
+            loader.load_state_dict(make(dataset).state_dict())
+        assert same([[copy_of(batch) for batch in loader]], expected)
+
+
+def test_a_segment_that_was_never_sent_can_be_given_up() -> None:
+    """Its batch failed, and later ones are larger."""
+    segments = MappedSegments()
+    segments.unmap((SegmentId(0, 5),))
+    assert segments.to_return(0) == ()
+
+
+def test_a_worker_thread_takes_one_thread_of_torch(photos: Path) -> None:
+    """As torch's worker processes do."""
+    loader = make(CountsThreads(photos), transform=None, batch_size=1, **TWO_OF_TWO)
+    assert {int(batch[1]) for batch in loader} == {1}
+
+
+class CountsThreads(FolderSource):
+    """Its targets are the number of torch's threads where they are read."""
+
+    def read(self, index: int) -> EncodedSample:
+        assert os.getpid() != _MAIN
+        sample = super().read(index)
+        return dataclasses.replace(sample, target=torch.get_num_threads())
+
+
+_MAIN = os.getpid()

@@ -16,7 +16,6 @@ from stateful_gpu_loader import transforms as T
 from tests.fuzz.data import DATA, FUNCTIONS, IMAGES, LANES, MAPS, MOST, STATEFUL, TIED
 from tests.fuzz.orders import BATCH_SAMPLERS, ORDERS, OWN, SAMPLERS, STATEFUL_ORDERS
 
-
 PROCESSES_OF_TWO = "process of two threads"
 """``worker_type`` of so many processes, each of two threads."""
 CHOICES: dict[str, list[Any]] = {

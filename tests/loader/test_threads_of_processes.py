@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
 import warnings
 from functools import partial
@@ -81,6 +82,29 @@ def test_the_threads_of_a_process_work_at_a_time(photos: Path) -> None:
         Meeting(photos), num_workers=2, threads_per_process=2, multiprocessing_context="fork"
     )
     assert same([copy_of(b) for b in loader], [copy_of(b) for b in make(FolderSource(photos))])
+
+
+class KillsItself(FolderSource):
+    """One read kills its process, always."""
+
+    def read(self, index: int) -> EncodedSample:
+        if index == 7 and os.getpid() != _MAIN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(index)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_batch_that_kills_its_process_is_told_from_those_beside_it(
+    photos: Path, in_order: bool
+) -> None:
+    expected = undisturbed(partial(make, FolderSource(photos), shuffle=False), 1)[0]
+    loader = make(KillsItself(photos), shuffle=False, in_order=in_order, **TWO_OF_TWO)
+    delivered: list[Any] = []
+    with warnings.catch_warnings(), pytest.raises(WorkerLost, match="indices 6, 7, 8") as lost:
+        deliver_quietly(iter(loader), delivered)
+    assert "4 were lost" in str(lost.value)
+    if in_order:
+        assert same(delivered, expected[:2])
 
 
 class EndsItsThread(FolderSource):

@@ -360,6 +360,8 @@ class Dispatch:
                     continue
             worker = self._worker_for(number)
             if worker is None:
+                if self._threads > 1 and number in self._losses:
+                    return  # newer requests would keep from it the worker that it needs alone
                 continue
             self._unsent.remove(number)
             if isinstance(turn, LaneTurn):
@@ -379,14 +381,27 @@ class Dispatch:
                 return reader
             if has_own:
                 return own
+        started = [
+            worker
+            for worker in self._workers.values()
+            if worker.takes_requests and self._can_be_told_apart(number, worker)
+        ]
         is_bound = self._takes_turns or getattr(message.request, "worker", None) is not None
-        if is_bound and has_own:
+        if is_bound and own in started:
             return own
-        started = [worker for worker in self._workers.values() if worker.takes_requests]
         freest = min(started, key=lambda each: (len(each.requests), each is not own), default=None)
         if freest is None or isinstance(message.request, LaneTurn):
             return freest
         return freest if len(freest.requests) < self._depth else None
+
+    def _can_be_told_apart(self, number: int, worker: _Worker) -> bool:
+        """Whether the loss of a worker would tell which request has ended it.
+
+        A request during which a worker of several threads was lost is made alone.
+        """
+        if self._threads == 1 or not self._losses or not worker.requests:
+            return True
+        return self._losses.keys().isdisjoint([number, *worker.requests])
 
     def _settle(self, number: int, answer: Any) -> None:
         """Keep an answer until it is delivered, and forget what was sent for it."""

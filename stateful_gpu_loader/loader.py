@@ -384,7 +384,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
 
     @property
     def _iterator(self) -> Any:
-        """Torch's iterator over the persistent workers that wait for the next pass, or None.
+        """What stands for the persistent workers that wait for the next pass, or None.
 
         Programs look for persistent workers here, and end them. It may also be what a program has
         set.

@@ -33,8 +33,9 @@ class Run:
     """Delivers the batches of one pass and reports each to :class:`Passes`.
 
     Nothing happens before the first ``next()``. An exception in one batch does not affect the
-    others: the following ``next()`` continues after it. Lost workers are replaced, and work
-    continues from the delivered position. Several threads may share a run.
+    others: the following ``next()`` continues after it. Lost workers that kept states of the user's
+    objects are replaced, and work continues from the delivered position. Several threads may share
+    a run.
     """
 
     def __init__(self, engine: Engine, length: Callable[[], int]) -> None:

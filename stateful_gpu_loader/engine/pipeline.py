@@ -151,7 +151,8 @@ class Pipeline(Protocol):
         """Return the next request with its batch, its :class:`Failure`, or an :class:`Answer`.
 
         Raises:
-            WorkersDied: a worker died or exceeded the timeout; no further batch can be read.
+            WorkersDied: a worker died or exceeded the timeout, and none takes its place here; no
+                further batch can be read.
         """
         ...
 

@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.autograd.profiler as torch_profiler
-from torch._C import _is_any_autocast_enabled, _len_torch_function_stack
+from torch._C import (
+    _is_any_autocast_enabled,
+    _len_torch_function_stack,
+    _set_worker_signal_handlers,
+)
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
@@ -28,6 +32,8 @@ def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int
         dataset: what ``get_worker_info().dataset`` gives.
     """
     seed = base_seed + worker
+    # A handler that a forked worker has from the user's program would keep SIGTERM from ending it.
+    _set_worker_signal_handlers()
     torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)

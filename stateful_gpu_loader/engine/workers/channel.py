@@ -7,8 +7,11 @@ message is in nobody's way.
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import struct
+import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +24,9 @@ _HEAD = struct.Struct("=QQ")
 """Number of bytes, and of files."""
 _FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
 _CHUNK = 1 << 18
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_UNTIL_FEWER_FILES = 0.01
+_FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _LARGEST_COPY = 1 << 16
 """Largest message that is copied behind its length, to be sent with it at once."""
 
@@ -48,6 +54,7 @@ class Channel:
     """
 
     def __init__(self, end: socket.socket) -> None:
+        end.settimeout(None)  # a program may have set another default
         self._socket = end
         self._received = bytearray()
         self._files: deque[list[int] | None] = deque()
@@ -83,7 +90,7 @@ class Channel:
             part, files = self._unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
             try:
-                num_sent = self._socket.sendmsg([part], rights, socket.MSG_DONTWAIT)
+                num_sent = self._socket.sendmsg([part], rights, _FLAGS)
             except BlockingIOError:
                 return False
             except OSError as error:
@@ -179,3 +186,32 @@ class Channel:
             begin = end
         if begin or received is chunk:
             self._received = bytearray(whole[begin:])
+
+
+class Sender:
+    """Sends over a channel. What the socket does not take at once is sent by a thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def send(self, message: bytes, files: Sequence[int] = ()) -> None:
+        """Send a message, as :meth:`Channel.send` does; it does not wait."""
+        with self._lock:
+            if not self._channel.send(message, files) and self._thread is None:
+                name = "stateful_gpu_loader sender"
+                self._thread = threading.Thread(target=self._send_rest, name=name, daemon=True)
+                self._thread.start()
+
+    def _send_rest(self) -> None:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLOUT)
+        while True:
+            poll.poll(_SECONDS_BETWEEN_LOOKS * 1000)
+            with self._lock:
+                if self._channel.flush():
+                    self._thread = None
+                    return
+            # The socket may have room while too many files are on their way.
+            time.sleep(_SECONDS_UNTIL_FEWER_FILES)

@@ -1,4 +1,4 @@
-"""The interface of workers in other processes: what is asked of a cluster, and what it tells."""
+"""The interface of workers: what is asked of a cluster of them, and what it tells."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A worker that is lost takes nobody with it: what it was to do is done by others, and another worker
 is asked for in its place. Requests go to whoever has started, so a loader begins with the first
 worker, and uses more of them as the cluster finds room. Where the workers keep states of the user's
-objects, each request has its worker, and a loss costs all batches in flight, as with processes.
+objects, each request has its worker, and a loss costs all batches in flight.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ class Exit:
         OSError: no descriptor is free.
     """
 
+    _fd = -1
+
     def __init__(self, process: BaseProcess) -> None:
         try:
             self._fd = os.pidfd_open(process.pid or 0)
@@ -36,8 +38,15 @@ class Exit:
         except (AttributeError, OSError):
             self._fd = os.dup(process.sentinel)
 
+    def __del__(self) -> None:
+        self.close()
+
     def fileno(self) -> int:
         return self._fd
+
+    def has_come(self, seconds: float) -> bool:
+        """Wait at most so many seconds for the end; return whether it has come."""
+        return bool(wait([self._fd], seconds))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

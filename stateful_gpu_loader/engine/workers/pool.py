@@ -1,4 +1,4 @@
-"""PoolPipeline: executes requests in workers of other processes, any of which may be lost."""
+"""PoolPipeline: executes requests in the workers of a cluster, any of which may be lost."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from typing import Any
 from stateful_gpu_loader.engine.pipeline import Failure
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.torch_names import is_being_started, leave_to_the_parent
-from stateful_gpu_loader.engine.workers.channel import Channel, Message
+from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Lost, Started
 from stateful_gpu_loader.engine.workers.exits import Exit, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
@@ -55,7 +55,7 @@ from stateful_gpu_loader.engine.workers.worker_start import (
 from stateful_gpu_loader.errors import LoaderError
 
 _SECONDS_TO_CLEAN_UP = 5.0
-"""Seconds that torch gives its workers to end by themselves, and again after SIGTERM."""
+"""Seconds in which workers may end by themselves, and again after SIGTERM, as torch's may."""
 _SECONDS_TO_NOTICE = 1.0
 """Longest time in seconds until the death that broke a connection is known."""
 
@@ -96,6 +96,9 @@ class ProcessCluster:
         self._context: Any = self._chosen(multiprocessing_context)
         self._workers: dict[int, _Worker] = {}
         self._by_descriptor: dict[int, _Worker] = {}
+        """The workers that are listened to."""
+        self._starting: Channel | None = None
+        """This end of the connection to a worker that is being started."""
         self._poll = select.poll()
         self._events: deque[Event] = deque()
         self._segments = MappedSegments()
@@ -103,6 +106,10 @@ class ProcessCluster:
         """Whether one of the workers was ready, so that others can be started as well."""
         self._owner = os.getpid()
         _CLUSTERS.add(self)
+
+    def __del__(self) -> None:
+        # A signal handler's exception may drop the cluster before anybody could close it.
+        self.close()
 
     @property
     def processes(self) -> list[BaseProcess]:
@@ -124,6 +131,7 @@ class ProcessCluster:
         process = ours = theirs = None
         try:
             ours, theirs = map(Channel, socket.socketpair())
+            self._starting = ours
             adapter.report = StartReport(theirs, worker)
             process = self._context.Process(
                 target=run_worker, args=(adapter, place, *self._of_all), daemon=True
@@ -144,6 +152,7 @@ class ProcessCluster:
             finally:
                 del failure  # a cycle would keep open what the workers were given
         finally:
+            self._starting = None
             if theirs is not None:
                 theirs.close()
             adapter.report = None
@@ -151,6 +160,8 @@ class ProcessCluster:
 
     def send(self, worker: int, number: int, message: WorkerMessage, *, first: int) -> None:
         found = self._workers[worker]
+        if found.channel.fileno() not in self._by_descriptor:
+            return  # it is lost, which is about to be told
         message = message._replace(returned=self._segments.to_return(worker))
         try:
             content, files = pickled(message)
@@ -158,8 +169,7 @@ class ProcessCluster:
             if _can_be_pickled(message):
                 raise  # a signal handler has raised it
             content, files = pickled(in_place_of(message, error))
-        if not found.channel.send(HEAD.pack(number, first) + content, files):
-            self._poll.modify(found.channel, select.POLLIN | select.POLLOUT)
+        found.sender.send(HEAD.pack(number, first) + content, files)
 
     def wait(self, seconds: float) -> None:
         if not self._events:
@@ -167,11 +177,11 @@ class ProcessCluster:
 
     def receive(self) -> Event | None:
         if not self._events:
-            for descriptor, event in self._poll.poll(0):
+            for descriptor, _ in self._poll.poll(0):
                 # The one before it in the list may have been removed with its worker.
                 worker = self._by_descriptor.get(descriptor)
                 if worker is not None:
-                    self._look_at(worker, descriptor, event)
+                    self._look_at(worker, descriptor)
         return self._events.popleft() if self._events else None
 
     def kill(self, worker: int) -> None:
@@ -211,6 +221,8 @@ class ProcessCluster:
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.close()
+        if self._starting is not None:
+            self._starting.close()
 
     def _explained(self, error: BaseException) -> BaseException:
         """Return what to raise for the error of a start."""
@@ -243,20 +255,22 @@ class ProcessCluster:
             self._by_descriptor[one.fileno()] = worker
             self._poll.register(one, select.POLLIN)
 
-    def _remove(self, worker: _Worker) -> None:
+    def _listen_no_more(self, worker: _Worker) -> None:
         for one in (worker.channel, worker.exit):
-            if self._by_descriptor.pop(one.fileno(), None) is not None:
-                self._poll.unregister(one)
+            with suppress(KeyError):  # an interrupt came before it was registered
+                if self._by_descriptor.pop(one.fileno(), None) is not None:
+                    self._poll.unregister(one)
+
+    def _remove(self, worker: _Worker) -> None:
+        self._listen_no_more(worker)
         worker.close()
         self._segments.forget(worker.number)
         if worker.process.exitcode and worker.process.pid:
             remove_what_was_left_by(worker.process.pid)
 
-    def _look_at(self, worker: _Worker, descriptor: int, event: int) -> None:
+    def _look_at(self, worker: _Worker, descriptor: int) -> None:
         channel = worker.channel
         has_exited = descriptor != channel.fileno()
-        if event & select.POLLOUT and channel.flush():
-            self._poll.modify(channel, select.POLLIN)
         for message in channel.receive(rest=has_exited):
             self._note(worker, message)
         if has_exited or channel.has_ended:
@@ -289,7 +303,7 @@ class ProcessCluster:
             self._tally.own.add(packed.seconds)
         except Exception as error:
             is_broken = isinstance(error, (OSError, EOFError, RuntimeError))
-            if have_ended([worker.process], _SECONDS_TO_NOTICE if is_broken else 0):
+            if worker.exit.has_come(_SECONDS_TO_NOTICE if is_broken else 0):
                 return None
             answer = Failure(_explained(error))
         self._tally.own.seconds["transfer"] += perf_counter() - started
@@ -297,10 +311,8 @@ class ProcessCluster:
 
     def _lose(self, worker: _Worker) -> None:
         """Tell that a worker has ended, or has closed its socket and so might as well have."""
-        for one in (worker.channel, worker.exit):
-            del self._by_descriptor[one.fileno()]
-            self._poll.unregister(one)
-        if not have_ended([worker.process], _SECONDS_TO_NOTICE):
+        self._listen_no_more(worker)
+        if not worker.exit.has_come(_SECONDS_TO_NOTICE):
             kill([worker.process])
         why, remedy = describe_exit(worker.process), None
         if worker.stage != READY:
@@ -323,6 +335,7 @@ class _Worker:
         self.place = place
         self.process = process
         self.channel = channel
+        self.sender = Sender(channel)
         self.stage = CREATED
         """How far its start came."""
         self.report = ""
@@ -373,7 +386,7 @@ os.register_at_fork(after_in_child=_leave_workers_to_the_parent)
 
 
 def _explained(error: Exception) -> Exception:
-    too_many = isinstance(error, OSError) and error.errno == 24  # EMFILE
+    too_many = isinstance(error, OSError) and error.errno == errno.EMFILE
     if too_many or "ancdata" in str(error):
         full = RuntimeError(
             "Too many open files: a batch of a worker cannot be received. Remedy: raise the limit "

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import pickle
-import select
 import struct
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd, ForkingPickler
 from queue import SimpleQueue
 from time import perf_counter
@@ -30,7 +30,7 @@ from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Answer, Maker, Stopped, execute, never_stopped
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.torch_names import become_worker
-from stateful_gpu_loader.engine.workers.channel import Channel, Message
+from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
 from stateful_gpu_loader.engine.workers.passed_files import pickled, received
 from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
@@ -130,9 +130,7 @@ class WorkerAdapter:
         PRESENT.work = self._times.own
         main = parent_process()
         if main is not None:
-            # Torch checks whether the parent lives. That is the server for a forkserver's worker,
-            # and a parent that calls os.exec lives on as another program.
-            end_with(main.sentinel)
+            end_with(main)
         self._set_seed()
         try:
             if self._initialise is not None:
@@ -293,6 +291,8 @@ def _answer_all(adapter: WorkerAdapter, channel: Channel, answers: _Answers) -> 
     newest, requests = 0, deque[tuple[int, int, Message]]()
     while True:
         arrived = channel.receive() if requests else [channel.next(), *channel.receive()]
+        if channel.has_ended:
+            return  # nobody waits for what is still to be made
         for message in arrived:
             number, first = HEAD.unpack_from(message.content)
             newest = max(newest, first)
@@ -367,12 +367,10 @@ HEAD = struct.Struct("=qq")
 
 
 class _Answers:
-    """Sends answers. What the socket does not take at once is sent by a thread."""
+    """Sends answers."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._sender = Sender(channel)
 
     def send(self, number: int, answer: Any) -> None:
         if answer is None:
@@ -381,29 +379,24 @@ class _Answers:
             content, files = pickled(answer)
         except Exception as error:
             content, files = pickled(in_place_of(answer, error))
-        message = NUMBER.pack(number) + content
-        with self._lock:
-            if not self._channel.send(message, files) and self._thread is None:
-                name = "stateful_gpu_loader answers"
-                self._thread = threading.Thread(target=self._send_rest, name=name, daemon=True)
-                self._thread.start()
-
-    def _send_rest(self) -> None:
-        poll = select.poll()
-        poll.register(self._channel, select.POLLOUT)
-        while True:
-            poll.poll()
-            with self._lock:
-                if self._channel.flush():
-                    self._thread = None
-                    return
+        self._sender.send(NUMBER.pack(number) + content, files)
 
 
-def end_with(sentinel: int) -> None:
-    """End this process as soon as the process of the sentinel has ended."""
+def end_with(main: BaseProcess) -> None:
+    """End this process as soon as a process has ended, or runs another program.
+
+    A forked child of that process keeps its sentinel open, so its pid is watched as well.
+    """
+    watched: list[Any] = [main.sentinel]
+    try:
+        watched.append(os.pidfd_open(main.pid or 0))
+    except ProcessLookupError:
+        os._exit(1)
+    except (AttributeError, OSError):
+        pass  # another system, or an old kernel
 
     def watch() -> None:
-        wait([sentinel])
+        wait(watched)
         os._exit(1)
 
     threading.Thread(target=watch, name="stateful_gpu_loader parent", daemon=True).start()

@@ -76,6 +76,8 @@ class ProcessCluster:
     """
 
     queues = True
+    _owner = -1
+    """Process that started the workers, once there may be some."""
 
     def __init__(
         self,

@@ -282,7 +282,9 @@ def test_processes_go_on_after_an_interrupt_at_many_lines(kind: str, at: int) ->
 def returns_a_request(place: Place) -> bool:
     """Whether the order has moved, and the request is on its way to the workers."""
     is_of_order = place.file.startswith("engine/schedules/")
-    return is_of_order and place.function in ("_next", "__next__", "take") and "RETURN" in place.opcode
+    return (
+        is_of_order and place.function in ("_next", "__next__", "take") and "RETURN" in place.opcode
+    )
 
 
 @pytest.mark.parametrize("kind", ["map", "plain iterable", "threads"])

@@ -41,8 +41,7 @@ from stateful_gpu_loader.engine.sampler_link import (
     settle_seed_of,
 )
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
-from stateful_gpu_loader.engine.stages import stage
-from stateful_gpu_loader.engine.stats import LoaderStats, Tally
+from stateful_gpu_loader.engine.stats import LoaderStats, Tally, stage
 from stateful_gpu_loader.engine.torch_names import pin
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool

@@ -22,7 +22,7 @@ from stateful_gpu_loader.engine.pipeline import (
     WorkersDied,
     described,
 )
-from stateful_gpu_loader.engine.stages import waiting
+from stateful_gpu_loader.engine.stats import waiting
 from stateful_gpu_loader.engine.workers.processes import interpreter_is_ending
 from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
 from stateful_gpu_loader.state.bad_samples import FoundBad

@@ -33,8 +33,7 @@ from stateful_gpu_loader.engine.readers.reading import ReadyImages
 from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapSchedule
-from stateful_gpu_loader.engine.schedules.order_schedule import OrderSchedule
-from stateful_gpu_loader.engine.schedules.positions import Division, PositionFeed
+from stateful_gpu_loader.engine.schedules.positions import Division, OrderSchedule, PositionFeed
 from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, SamplerUse
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.schedules.schedule import Schedule

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch.profiler import ProfilerActivity, profile
 
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.stages import stage
-from stateful_gpu_loader.engine.stats import Work
+from stateful_gpu_loader.engine.stats import Work, stage
 
 
 def ranges(profiler: profile) -> dict[str, int]:

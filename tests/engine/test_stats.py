@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import CallableSource, LoaderStats, StatefulGPULoader
-from stateful_gpu_loader.engine import stages
-from stateful_gpu_loader.engine.stats import PRESENT, StageTimes, Work
+from stateful_gpu_loader.engine.stats import PRESENT, StageTimes, Work, stage
 
 WORK = ("read", "decode", "augment", "collate", "transfer")
 
@@ -148,9 +147,9 @@ def test_a_loader_inside_a_dataset_notes_its_own_time() -> None:
 
 def test_a_stage_inside_another_one_interrupts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 11.0, 13.0, 17.0])
-    monkeypatch.setattr(stages, "perf_counter", clock.__next__)
+    monkeypatch.setattr("stateful_gpu_loader.engine.stats.perf_counter", clock.__next__)
     work = Work()
-    with stages.stage("read", work), stages.stage("decode", work):
+    with stage("read", work), stage("decode", work):
         assert work.stage == "decode"
     assert work.stage is None
     assert (work.seconds["read"], work.seconds["decode"]) == (1.0 + 4.0, 2.0)
@@ -158,8 +157,8 @@ def test_a_stage_inside_another_one_interrupts_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_stage_ends_with_an_exception() -> None:
     work = Work()
-    with stages.stage("read", work):
-        with pytest.raises(ValueError, match="damaged"), stages.stage("decode", work):
+    with stage("read", work):
+        with pytest.raises(ValueError, match="damaged"), stage("decode", work):
             raise ValueError("damaged")
         assert work.stage == "read"
     assert work.stage is None
@@ -174,7 +173,7 @@ def test_work_after_a_request_is_not_the_loaders() -> None:
 def test_seconds_of_a_thread_outlive_it() -> None:
     times, before = StageTimes(), PRESENT.work
     try:
-        with times.working(), stages.stage("read"):
+        with times.working(), stage("read"):
             pass
     finally:
         PRESENT.work = before

@@ -324,7 +324,7 @@ def test_an_interrupt_after_the_first_batch_is_made_moves_no_state(
 ) -> None:
     """The pass has begun, and its sampler has moved, but nothing is delivered."""
     make = KINDS["a sampler of counter"]
-    assert_whole(make, at=0, error=error, of=lambda place: place.file == "engine/stages.py")
+    assert_whole(make, at=0, error=error, of=lambda place: place.file == "engine/stats.py")
 
 
 @pytest.mark.parametrize("kind", ["shards", "a device"])

@@ -31,8 +31,7 @@ from stateful_gpu_loader.engine.device.moving import tensors_of
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
-from stateful_gpu_loader.engine.stages import stage
-from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.engine.stats import StageTimes, stage
 from stateful_gpu_loader.state.forks import fork_safe
 
 _JOIN_SECONDS = 5.0

@@ -28,7 +28,7 @@ from stateful_gpu_loader.engine.makers.images import (
     moved_targets,
     read,
 )
-from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw

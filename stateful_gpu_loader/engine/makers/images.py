@@ -34,7 +34,7 @@ from stateful_gpu_loader.engine.makers.collate import (
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.engine.makers.samples import SampleMaker, collate
-from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import EncodedSample, IndexArray, Request, SampleKey
 from stateful_gpu_loader.transforms import Compose

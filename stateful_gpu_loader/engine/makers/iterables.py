@@ -21,7 +21,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_o
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.sample_digest import digest_with
-from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.engine.user_objects import (
     begins_anew,
     check_begins,

@@ -11,7 +11,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, Maker, Stopped
 from stateful_gpu_loader.engine.readers.reading import Reader, Reading
-from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.bad_samples import FoundBad

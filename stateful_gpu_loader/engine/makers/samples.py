@@ -21,7 +21,7 @@ from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators, i
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import Maker, Stopped, never_stopped, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
-from stateful_gpu_loader.engine.stages import stage
+from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.engine.user_objects import load_user_state, state_of
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import (

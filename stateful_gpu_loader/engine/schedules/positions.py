@@ -1,11 +1,14 @@
-"""The requests from a position to the end of its epoch, in the loader's own order."""
+"""The loader's own order: its requests from a position to the end of an epoch, and their pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from stateful_gpu_loader.engine.pipeline import Answer
+from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.records import IndexArray, Request
 from stateful_gpu_loader.samplers.orders import EpochOrder, key_offset_of
 from stateful_gpu_loader.state.epoch_progress import Address
@@ -127,3 +130,45 @@ class PositionFeed:
             self._block = np.concatenate([self._block, self._indices(positions)])
             self._next_block_size = 4 * size
         return self._block[:count]
+
+
+class OrderSchedule:
+    """A pass in the loader's own order, delivered in this order: its position is all of its state.
+
+    Requests that were issued and not delivered are not kept: they are drawn again from the position
+    behind the last one that was delivered or has failed.
+
+    Args:
+        place: where the pass begins.
+        feed: returns the requests from a place on.
+    """
+
+    is_torn = False
+
+    def __init__(self, place: Address, feed: Callable[[Address], PositionFeed]) -> None:
+        self._start = self._next = place
+        self._feed = feed
+
+    def requests(self) -> Iterator[Request]:
+        return iter(self._feed(self._next).take, None)
+
+    def start_place(self) -> Address:
+        return self._start
+
+    def starts(self) -> None:
+        return None
+
+    def arrive(self, request: Request, answer: Answer | None) -> Arrival:
+        return Arrival(request.start, request)
+
+    def deliver(self, request: Request, answer: Answer | None) -> Address:
+        ended_at = None if answer is None else answer.ended_at
+        self._next = Address(request.epoch, request.end if ended_at is None else ended_at)
+        return self._next
+
+    def fail(self, request: Request, answer: Answer | None) -> None:
+        """Pass over the batch; a state before a later delivery tries it again."""
+        self._next = Address(request.epoch, request.end)
+
+    def end(self) -> Address:
+        return Address(self._start.epoch + 1, 0)

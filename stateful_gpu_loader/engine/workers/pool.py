@@ -13,8 +13,7 @@ from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure
-from stateful_gpu_loader.engine.stages import stage
-from stateful_gpu_loader.engine.stats import PRESENT, Tally
+from stateful_gpu_loader.engine.stats import PRESENT, Tally, stage
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.remote_failure import with_failure_rebuilt, without_frames

@@ -14,8 +14,7 @@ from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
 from stateful_gpu_loader.engine.pipeline import Failure, Maker, Stopped, execute
-from stateful_gpu_loader.engine.stages import waiting
-from stateful_gpu_loader.engine.stats import StageTimes
+from stateful_gpu_loader.engine.stats import StageTimes, waiting
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Started
 from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 

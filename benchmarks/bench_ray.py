@@ -29,8 +29,8 @@ from benchmarks.results import Aim, Comparison, Measurement, Results, load_avera
 from benchmarks.summary import ratio
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
+from stateful_gpu_loader.engine.makers.last_recipes import LastRecipes
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
-from stateful_gpu_loader.engine.makers.unfinished import LastRecipes
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event
 from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter

@@ -56,7 +56,7 @@ from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 
 @dataclass
-class Begun:
+class ActivePass:
     """A pass that has begun, with its workers."""
 
     current: Pass
@@ -181,7 +181,7 @@ class Engine:
 
     # Passes
 
-    def begin(self) -> Begun:
+    def begin(self) -> ActivePass:
         """Begin a new pass without starting its pipeline.
 
         It is called at the first ``next()``, and again if a state is loaded before the first batch
@@ -209,72 +209,72 @@ class Engine:
             has_new_workers=has_new_workers,
             promised_length=lambda: self.promised_length,
         )
-        begun = Begun(current, plan, schedule, pipeline, self.workers, seed)
-        self.tally.begin(begun)
-        return begun
+        active = ActivePass(current, plan, schedule, pipeline, self.workers, seed)
+        self.tally.begin(active)
+        return active
 
-    def rebuild(self, begun: Begun) -> Pipeline:
+    def rebuild(self, active: ActivePass) -> Pipeline:
         """Return a pipeline with new workers, not started, for a pass that has lost its own."""
-        plan, place = begun.plan, begun.current.standing.place
-        return begun.workers.renew(plan, self._policy(plan), self.seed.value, place)
+        plan, place = active.plan, active.current.standing.place
+        return active.workers.renew(plan, self._policy(plan), self.seed.value, place)
 
-    def draw_again(self, begun: Begun) -> None:
+    def draw_again(self, active: ActivePass) -> None:
         """Let a pass draw its order again from the delivered place, as if it were resumed there."""
-        current = begun.current
-        resumed, place = begun.has_answered, current.standing.place
+        current = active.current
+        resumed, place = active.has_answered, current.standing.place
         if not resumed:
-            resumed, place = current.resumed, begun.schedule.start_place()
-        begun.schedule = begun.plan.schedule(
+            resumed, place = current.resumed, active.schedule.start_place()
+        active.schedule = active.plan.schedule(
             place,
             resumed=resumed,
-            seed=begun.seed,
+            seed=active.seed,
             has_new_workers=True,
             promised_length=lambda: self.promised_length,
         )
-        begun.has_met_end = begun.is_moving = False
-        begun.found_bad = ()
-        begun.ended_workers.clear()
+        active.has_met_end = active.is_moving = False
+        active.found_bad = ()
+        active.ended_workers.clear()
 
-    def go_back(self, begun: Begun) -> None:
+    def go_back(self, active: ActivePass) -> None:
         """Let the next pass go on where this one had to stop, unless another has done so."""
         generation = self.passes.generation
-        self.passes.go_back(begun.current)
-        if begun.plan.memory is not None and self.passes.generation != generation:
-            put_sampler(begun.plan.memory, begun.current.standing.place)
+        self.passes.go_back(active.current)
+        if active.plan.memory is not None and self.passes.generation != generation:
+            put_sampler(active.plan.memory, active.current.standing.place)
 
-    def release(self, begun: Begun) -> None:
+    def release(self, active: ActivePass) -> None:
         """Keep persistent workers for the next pass, unless they are outdated or dismissed.
 
         Workers whose iterators are ahead of the next pass are not kept either.
         """
-        is_current = begun.current.generation == self.passes.generation
+        is_current = active.current.generation == self.passes.generation
         is_of_use = (
-            begun.ended and is_current
-            if begun.plan.has_worker_states
-            else begun.plan.decoder is self.plan.decoder
+            active.ended and is_current
+            if active.plan.has_worker_states
+            else active.plan.decoder is self.plan.decoder
         )
-        is_whole = begun.is_running or begun.pipeline.is_whole
+        is_whole = active.is_running or active.pipeline.is_whole
         keeps = self.plan.config.persistent_workers and is_of_use and is_whole
-        if keeps and begun.workers is self.workers:
-            self.workers.keep(begun.pipeline)
+        if keeps and active.workers is self.workers:
+            self.workers.keep(active.pipeline)
         else:
-            begun.pipeline.close()
+            active.pipeline.close()
 
-    def finish(self, begun: Begun, batch: Any, *, position: int) -> Any:
+    def finish(self, active: ActivePass, batch: Any, *, position: int) -> Any:
         """Transform and pin a batch, in the user's own thread.
 
         Args:
             batch: the batch as the pipeline returns it.
             position: position of its first sample.
         """
-        plan = begun.plan
+        plan = active.plan
         if plan.batch_transform is not None:
             with stage("augment", self.tally.own):
                 batch = plan.batch_transform(
                     batch,
-                    device=begun.workers.device,
-                    seed=begun.seed,
-                    epoch=begun.current.start.epoch,
+                    device=active.workers.device,
+                    seed=active.seed,
+                    epoch=active.current.start.epoch,
                     position=position,
                 )
         if plan.config.pin_memory and plan.device is None and torch.accelerator.is_available():

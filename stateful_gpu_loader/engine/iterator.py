@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stateful_gpu_loader.engine.device.memory import is_out_of_memory
-from stateful_gpu_loader.engine.engine import Begun, Engine
+from stateful_gpu_loader.engine.engine import ActivePass, Engine
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
 from stateful_gpu_loader.engine.pipeline import (
     NOTHING,
@@ -42,7 +42,7 @@ class Run:
         self._engine = engine
         self._passes = engine.passes
         self._length = length
-        self._begun: Begun | None = None
+        self._active: ActivePass | None = None
         self._former_workers: list[Any] = []
         self._ended = False
         self._lock = threading.RLock()
@@ -93,9 +93,9 @@ class Run:
 
         The name is torch's, for programs that inspect a torch iterator.
         """
-        if self._begun is None:
+        if self._active is None:
             return self._former_workers
-        return self._begun.pipeline.workers
+        return self._active.pipeline.workers
 
     def _offered(self) -> Offer:
         """Return the next batch, or an exception in its place, ready to be taken.
@@ -107,27 +107,27 @@ class Run:
             try:
                 with waiting("wait", self._engine.tally.own):
                     while not self._ended:
-                        begun = self._ready()
-                        offer = begun.current.offered
+                        active = self._ready()
+                        offer = active.current.offered
                         if offer is not None:
                             return offer
-                        if begun.has_met_end:
-                            self._end(begun)
+                        if active.has_met_end:
+                            self._end(active)
                             continue
-                        begun.is_running = False
+                        active.is_running = False
                         try:
-                            request, found = next(begun.pipeline)
+                            request, found = next(active.pipeline)
                         except WorkersDied as loss:
-                            self._recover(begun, loss)
+                            self._recover(active, loss)
                         except StopIteration:
-                            self._end(begun)
+                            self._end(active)
                         except Stopped:
                             continue  # an exception has torn an earlier request: made again
                         else:
-                            begun.is_moving = True
-                            has_begun = self._arrived(begun, request, found)
-                            begun.is_moving = False
-                            begun.is_running = has_begun
+                            active.is_moving = True
+                            has_started = self._arrived(active, request, found)
+                            active.is_moving = False
+                            active.is_running = has_started
             except BaseException as error:
                 # No variable may refer to the error itself: its traceback refers to this frame.
                 hidden = _hidden_by_lock(error)
@@ -138,41 +138,41 @@ class Run:
                 raise
             raise StopIteration
 
-    def _ready(self) -> Begun:
+    def _ready(self) -> ActivePass:
         """Return the pass, with a pipeline that is running."""
-        begun = self._begun
-        if begun is not None:
-            current = begun.current
+        active = self._active
+        if active is not None:
+            current = active.current
             is_superseded = current.generation != self._passes.generation
-            if begun.is_given_up or (is_superseded and not current.standing.delivered):
-                self._leave(begun)
-                begun = None
-        if begun is None:
-            self._begun = begun = self._engine.begin()
-        elif begun.current.offered is not None or begun.is_running:
-            return begun
-        elif not begun.can_go_on:
-            begun.is_running = False
-            begun.pipeline.close()
-            if begun.is_torn:
-                self._engine.draw_again(begun)
-            begun.pipeline = self._engine.rebuild(begun)
+            if active.is_given_up or (is_superseded and not current.standing.delivered):
+                self._leave(active)
+                active = None
+        if active is None:
+            self._active = active = self._engine.begin()
+        elif active.current.offered is not None or active.is_running:
+            return active
+        elif not active.can_go_on:
+            active.is_running = False
+            active.pipeline.close()
+            if active.is_torn:
+                self._engine.draw_again(active)
+            active.pipeline = self._engine.rebuild(active)
         else:
-            begun.is_running = True
-            return begun
-        self._start(begun)
-        return begun
+            active.is_running = True
+            return active
+        self._start(active)
+        return active
 
-    def _start(self, begun: Begun) -> None:
-        begun.is_started = False
+    def _start(self, active: ActivePass) -> None:
+        active.is_started = False
         try:
-            begun.pipeline.start(begun.schedule.requests(), begun.schedule.starts())
+            active.pipeline.start(active.schedule.requests(), active.schedule.starts())
         except WorkersDied as loss:
-            self._recover(begun, loss)
+            self._recover(active, loss)
         else:
-            begun.is_started = begun.is_running = True
+            active.is_started = active.is_running = True
 
-    def _arrived(self, begun: Begun, request: Any, found: Any) -> bool:
+    def _arrived(self, active: ActivePass, request: Any, found: Any) -> bool:
         """Offer what the pipeline has returned to the user, if it is for the user.
 
         Returns:
@@ -181,77 +181,79 @@ class Run:
         answer = found if isinstance(found, Answer) else None
         payload = found if answer is None else answer.payload
         if isinstance(payload, BeginFailure):
-            self._passes.offer_failure(begun.current, payload, None)
+            self._passes.offer_failure(active.current, payload, None)
             return False
         if isinstance(payload, Failure):
-            self._fail(begun, request, answer, payload)
+            self._fail(active, request, answer, payload)
             return True
         if isinstance(payload, NoBatch):
-            self._note_no_batch(begun, request, answer, payload)
+            self._note_no_batch(active, request, answer, payload)
             return True
-        arrival = begun.schedule.arrive(request, answer)
+        arrival = active.schedule.arrive(request, answer)
         if arrival is None:
-            begun.schedule.deliver(request, answer)
+            active.schedule.deliver(request, answer)
             return True
         try:
-            batch = self._engine.finish(begun, payload, position=arrival.position)
+            batch = self._engine.finish(active, payload, position=arrival.position)
         except Exception as error:
-            if is_out_of_memory(error) or not begun.plan.has_last_step:
+            if is_out_of_memory(error) or not active.plan.has_last_step:
                 raise
-            self._fail(begun, request, answer, Failure(error))
+            self._fail(active, request, answer, Failure(error))
             return True
         bad = () if answer is None else answer.bad
         if bad:
-            _note_bad(begun, bad)
+            _note_bad(active, bad)
         self._engine.tally.deliver(request, answer)
-        place = begun.schedule.deliver(request, answer)
-        _note_end_of_epoch(begun, answer)
+        place = active.schedule.deliver(request, answer)
+        _note_end_of_epoch(active, answer)
         # The user's objects are asked for their state when the first request is drawn.
-        self._note_start(begun)
-        begun.losses = begun.bad_in_a_row = 0
+        self._note_start(active)
+        active.losses = active.bad_in_a_row = 0
         self._passes.offer(
-            begun.current,
+            active.current,
             batch,
             place,
             request=arrival.request,
             bad=bad,
-            found=begun.found_bad,
+            found=active.found_bad,
         )
-        if begun.found_bad:
-            self._note_recorded(begun)
+        if active.found_bad:
+            self._note_recorded(active)
         return True
 
-    def _fail(self, begun: Begun, request: Any, answer: Answer | None, failure: Failure) -> None:
-        self._note_start(begun)
-        begun.has_failed = True
-        place = begun.schedule.fail(request, answer)
-        _note_end_of_epoch(begun, answer)
-        begun.losses = begun.bad_in_a_row = 0
+    def _fail(
+        self, active: ActivePass, request: Any, answer: Answer | None, failure: Failure
+    ) -> None:
+        self._note_start(active)
+        active.has_failed = True
+        place = active.schedule.fail(request, answer)
+        _note_end_of_epoch(active, answer)
+        active.losses = active.bad_in_a_row = 0
         if place is None:
-            self._passes.offer_failure(begun.current, failure, None)
+            self._passes.offer_failure(active.current, failure, None)
             return
-        self._passes.offer_failure(begun.current, failure, place, found=begun.found_bad)
-        self._note_recorded(begun)
+        self._passes.offer_failure(active.current, failure, place, found=active.found_bad)
+        self._note_recorded(active)
 
-    def _note_start(self, begun: Begun) -> None:
+    def _note_start(self, active: ActivePass) -> None:
         """Complete the place where the pass began, once its first request was drawn."""
-        if not begun.has_answered:
-            self._passes.note_start(begun.current, begun.schedule.start_place())
+        if not active.has_answered:
+            self._passes.note_start(active.current, active.schedule.start_place())
 
     def _note_interrupt(self, error: BaseException) -> None:
         """Let the pass begin again, if it has delivered nothing and moved the user's objects."""
-        begun = self._begun
-        if begun is None or begun.has_answered or begun.is_given_up:
+        active = self._active
+        if active is None or active.has_answered or active.is_given_up:
             return
         # A batch that is offered was made without an exception, so this one is a handler's.
-        is_made = begun.current.offered is not None
-        is_interrupt = begun.is_torn or is_made or not isinstance(error, Exception)
-        has_moved = begun.plan.memory is not None or begun.schedule.start_place().user is not None
+        is_made = active.current.offered is not None
+        is_interrupt = active.is_torn or is_made or not isinstance(error, Exception)
+        has_moved = active.plan.memory is not None or active.schedule.start_place().user is not None
         if is_interrupt and has_moved:
-            self._note_start(begun)
-            self._engine.go_back(begun)
+            self._note_start(active)
+            self._engine.go_back(active)
 
-    def _count_bad(self, begun: Begun, found: tuple[FoundBad, ...]) -> None:
+    def _count_bad(self, active: ActivePass, found: tuple[FoundBad, ...]) -> None:
         """Stop a function that signals its end by another exception than StopIteration.
 
         It would otherwise be called for ever.
@@ -259,12 +261,12 @@ class Run:
         Raises:
             BadSample: none of many samples in a row could be used.
         """
-        begun.bad_in_a_row += len(found)
-        if not begun.plan.is_endless or begun.bad_in_a_row < MAX_BAD_IN_A_ROW:
+        active.bad_in_a_row += len(found)
+        if not active.plan.is_endless or active.bad_in_a_row < MAX_BAD_IN_A_ROW:
             return
-        count, begun.bad_in_a_row = begun.bad_in_a_row, 0
-        self._passes.note_bad(begun.current, begun.found_bad)
-        self._note_recorded(begun)
+        count, active.bad_in_a_row = active.bad_in_a_row, 0
+        self._passes.note_bad(active.current, active.found_bad)
+        self._note_recorded(active)
         last = found[-1]
         raise BadSample(
             str(last.index),
@@ -276,54 +278,54 @@ class Run:
         )
 
     def _note_no_batch(
-        self, begun: Begun, request: Any, answer: Answer | None, payload: NoBatch
+        self, active: ActivePass, request: Any, answer: Answer | None, payload: NoBatch
     ) -> None:
         if payload is NOTHING:
-            if answer is not None and answer.worker not in begun.ended_workers:
-                _note_bad(begun, answer.bad)
-                begun.ended_workers.add(answer.worker)
+            if answer is not None and answer.worker not in active.ended_workers:
+                _note_bad(active, answer.bad)
+                active.ended_workers.add(answer.worker)
         elif answer is not None and answer.bad:
-            _note_bad(begun, answer.bad)
-            self._count_bad(begun, answer.bad)
-        begun.schedule.deliver(request, answer)
-        _note_end_of_epoch(begun, answer)
+            _note_bad(active, answer.bad)
+            self._count_bad(active, answer.bad)
+        active.schedule.deliver(request, answer)
+        _note_end_of_epoch(active, answer)
 
-    def _note_recorded(self, begun: Begun) -> None:
+    def _note_recorded(self, active: ActivePass) -> None:
         """Note that the bad samples that were found are recorded with what was offered."""
-        if begun.current.generation == self._passes.generation:
-            self._engine.tally.bad_samples += len(begun.found_bad)
-        begun.found_bad = ()
+        if active.current.generation == self._passes.generation:
+            self._engine.tally.bad_samples += len(active.found_bad)
+        active.found_bad = ()
 
-    def _end(self, begun: Begun) -> None:
-        current = begun.current
+    def _end(self, active: ActivePass) -> None:
+        current = active.current
         if current.standing.following is None:
-            begun.is_moving = True
-            self._passes.end(current, begun.schedule.end(), found=begun.found_bad)
-            self._note_recorded(begun)
-            self._engine.tally.epochs += begun.has_answered
-        begun.ended = begun.is_running = True
-        is_empty_rest = current.resumed and not begun.has_answered and current.start.position > 0
-        skips_empty_rest = begun.plan.config.on_epoch_boundary == "next_epoch"
+            active.is_moving = True
+            self._passes.end(current, active.schedule.end(), found=active.found_bad)
+            self._note_recorded(active)
+            self._engine.tally.epochs += active.has_answered
+        active.ended = active.is_running = True
+        is_empty_rest = current.resumed and not active.has_answered and current.start.position > 0
+        skips_empty_rest = active.plan.config.on_epoch_boundary == "next_epoch"
         self._former_workers = self._workers
         self._ended = not (is_empty_rest and skips_empty_rest)
-        self._leave(begun)
+        self._leave(active)
 
-    def _recover(self, begun: Begun, loss: WorkersDied) -> None:
+    def _recover(self, active: ActivePass, loss: WorkersDied) -> None:
         """Replace lost workers, as if the pass were resumed from the delivered position."""
         _end_at_exit()
-        begun.losses += 1
-        begun.pipeline.close()
-        place = begun.current.standing.place
+        active.losses += 1
+        active.pipeline.close()
+        place = active.current.standing.place
         where = f"epoch {place.epoch}, position {place.position}"
         at = "" if loss.oldest is None else f", {described(loss.oldest)}"
-        limit = begun.plan.config.max_worker_restarts
-        if begun.losses > limit or loss.remedy is not None:
-            begun.is_given_up = True
-            self._leave(begun)
+        limit = active.plan.config.max_worker_restarts
+        if active.losses > limit or loss.remedy is not None:
+            active.is_given_up = True
+            self._leave(active)
             why, remedy = f" at {where}{at}", loss.remedy
             if remedy is None:
                 why = (
-                    f". Workers were lost {begun.losses} times at {where}{at}, and "
+                    f". Workers were lost {active.losses} times at {where}{at}, and "
                     f"max_worker_restarts is {limit}"
                 )
                 remedy = "look for what ends them (memory, a crash in native code)"
@@ -333,27 +335,27 @@ class Run:
             ) from loss
         warnings.warn(
             f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
-            f"(restart {begun.losses} of at most {limit} without a batch between them)",
+            f"(restart {active.losses} of at most {limit} without a batch between them)",
             RuntimeWarning,
             stacklevel=4,
         )
         self._engine.tally.worker_restarts += 1
-        begun.pipeline = self._engine.rebuild(begun)
-        self._start(begun)
+        active.pipeline = self._engine.rebuild(active)
+        self._start(active)
 
-    def _leave(self, begun: Begun) -> None:
+    def _leave(self, active: ActivePass) -> None:
         """Leave the pass; another one may begin."""
-        if begun.is_given_up:
-            self._note_start(begun)
-            self._engine.go_back(begun)
-        begun.current.is_left = True
-        self._begun = None
-        self._engine.release(begun)
+        if active.is_given_up:
+            self._note_start(active)
+            self._engine.go_back(active)
+        active.current.is_left = True
+        self._active = None
+        self._engine.release(active)
 
     def _stop(self) -> None:
-        begun = getattr(self, "_begun", None)
-        if begun is not None:
-            self._leave(begun)
+        active = getattr(self, "_active", None)
+        if active is not None:
+            self._leave(active)
 
 
 def _inherited(owner: int) -> LoaderError:
@@ -385,11 +387,11 @@ def _hidden_by_lock(error: BaseException) -> BaseException | None:
     return error.__context__ if is_of_lock else None
 
 
-def _note_bad(begun: Begun, found: tuple[FoundBad, ...]) -> None:
+def _note_bad(active: ActivePass, found: tuple[FoundBad, ...]) -> None:
     """Note bad samples, once each: those of a worker that was lost are met again."""
-    begun.found_bad += tuple(bad for bad in found if bad not in begun.found_bad)
+    active.found_bad += tuple(bad for bad in found if bad not in active.found_bad)
 
 
-def _note_end_of_epoch(begun: Begun, answer: Answer | None) -> None:
+def _note_end_of_epoch(active: ActivePass, answer: Answer | None) -> None:
     """Note that later answers do not count, if the epoch was found to end with this one."""
-    begun.has_met_end = begun.has_met_end or (answer is not None and answer.ended_at is not None)
+    active.has_met_end = active.has_met_end or (answer is not None and answer.ended_at is not None)

@@ -175,21 +175,21 @@ class DrawWatch:
 
     def run(self, call: Callable[[], T]) -> T:
         """Watch a call; meanwhile stand-ins count who asks for a state or seed."""
-        looked_up = _looked_up()
+        looked_up = _lookups()
         self.begin()
         try:
             try:
                 stand_ins = _STAND_INS if looked_up == _USUAL else _stand_ins_of(looked_up)
                 for stand_in in stand_ins:
                     stand_in.watch = self
-                _let_look_up(*stand_ins)
+                _substitute(*stand_ins)
                 return call()
             finally:
                 self.look()
-                _let_look_up(*looked_up)
+                _substitute(*looked_up)
         except BaseException:
             # A signal handler may have raised before the last line was reached.
-            _let_look_up(*looked_up)
+            _substitute(*looked_up)
             raise
 
     def begin(self) -> None:
@@ -233,10 +233,10 @@ _of_python: Any = random
 _of_numpy: Any = np.random
 _of_torch: Any = torch.random
 _UNSEEDABLE = None, "random.seed()", None, None, "np.random.seed()", None, "torch.seed()"
-"""Calls of :func:`_looked_up` that take a seed from the system where no seed is passed."""
+"""Calls of :func:`_lookups` that take a seed from the system where no seed is passed."""
 
 
-def _looked_up() -> tuple[Any, ...]:
+def _lookups() -> tuple[Any, ...]:
     """Return what code looks up that asks for a state or seed, as ``torch.initial_seed()`` does."""
     return (
         random.getstate,
@@ -249,7 +249,7 @@ def _looked_up() -> tuple[Any, ...]:
     )
 
 
-def _let_look_up(*things: Any) -> None:
+def _substitute(*things: Any) -> None:
     (
         random.getstate,
         random.seed,
@@ -292,5 +292,5 @@ def _stand_ins_of(things: tuple[Any, ...]) -> tuple[_StandIn, ...]:
     return tuple(map(_StandIn, things, _UNSEEDABLE))
 
 
-_USUAL = _looked_up()
+_USUAL = _lookups()
 _STAND_INS = _stand_ins_of(_USUAL)

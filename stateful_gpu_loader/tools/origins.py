@@ -12,7 +12,7 @@ from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.makers.choice import read_again
-from stateful_gpu_loader.engine.makers.drawn import DrawnBatch
+from stateful_gpu_loader.engine.makers.draws import DrawnBatch
 from stateful_gpu_loader.engine.makers.images import decode
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.readers.calls import MOST_IMAGES

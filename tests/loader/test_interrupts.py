@@ -349,7 +349,7 @@ def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
     make = partial(make_images, photos, num_workers=2)
     batches: Any = iter(make(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
-    dispatch = batches._begun.pipeline._dispatch
+    dispatch = batches._active.pipeline._dispatch
     answered, is_ready = dispatch._answered, dispatch._is_ready
     release = answered._release_save
 

@@ -16,7 +16,7 @@ from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.drawn import DrawnBatch, DrawnMaker
+from stateful_gpu_loader.engine.makers.draws import DrawnBatch, DrawsMaker
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker, ExpectedBytes
 from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
@@ -199,7 +199,7 @@ def read_again(plan: Plan, request: Any, bad: tuple[FoundBad, ...], recipes: Com
     source = cast("Source", plan.source)
     known: dict[Any, str] = {found.index: found.reason for found in bad}
     policy = replace(policy_of(plan, known), reads_again=False)
-    draws = DrawnMaker(source, recipes=recipes, policy=policy)
+    draws = DrawsMaker(source, recipes=recipes, policy=policy)
     maker = _maker_of(plan, policy, lambda dataset: draws)
     found = isolated(maker, request, never_stopped, draws=maker.uses_global_generators)
     answer = found if isinstance(found, Answer) else Answer(found)

@@ -216,7 +216,7 @@ class SamplerFeed:
 
     def _begin(self) -> None:
         if not self._resumed:
-            self._use.memory.tell_the_overruled()
+            self._use.memory.apply_overruled_epoch()
         saved = None if self._place.user is None else self._place.user.sampler
         if saved is None and self._resumed:
             self._put({"attributes": {}, "generators": {}})
@@ -285,7 +285,7 @@ class SamplerFeed:
         memory = self._use.memory
         if self._place.position:
             memory.put_in_the_middle(state)
-        elif not memory.take_put():
+        elif not memory.consume_put():
             memory.put(state)
 
     def _replay_the_pass_before(self, state: dict[str, Any]) -> None:

@@ -90,7 +90,7 @@ class SamplerSnapshot:
         self._at_load = dict(self._attributes())
         self._is_put = True
 
-    def take_put(self) -> bool:
+    def consume_put(self) -> bool:
         """Return whether the sampler was put in place by a load since the last call."""
         was_put, self._is_put = self._is_put, False
         return was_put
@@ -202,7 +202,7 @@ class SamplerSnapshot:
         """Forget an epoch that was set too early, as it was not meant for the next pass."""
         self._overruled = {}
 
-    def tell_the_overruled(self) -> None:
+    def apply_overruled_epoch(self) -> None:
         """Apply an epoch that was set too early, as nothing was left of the resumed pass."""
         overruled, self._overruled = self._overruled, {}
         told = self.told()

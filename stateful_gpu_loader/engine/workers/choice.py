@@ -15,8 +15,8 @@ from stateful_gpu_loader.engine.makers.choice import device_steps, maker_of
 from stateful_gpu_loader.engine.makers.collate import DRAWS_NOTHING
 from stateful_gpu_loader.engine.makers.encoded import ExpectedBytes
 from stateful_gpu_loader.engine.makers.images import Allocate
+from stateful_gpu_loader.engine.makers.last_recipes import divided
 from stateful_gpu_loader.engine.makers.memory import BatchMemory, empty_host, empty_pinned
-from stateful_gpu_loader.engine.makers.unfinished import divided
 from stateful_gpu_loader.engine.pipeline import Maker, Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.stats import Tally

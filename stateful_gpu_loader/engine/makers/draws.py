@@ -27,7 +27,7 @@ class DrawnBatch:
     drawn: PipelineDraw
 
 
-class DrawnMaker:
+class DrawsMaker:
     """Takes the place of an image maker: reads images for their sizes, and draws.
 
     The numbers depend on the samples' keys and sizes alone, so they are those of the batch.

@@ -15,8 +15,8 @@ from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
-from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.samplers import (
     OWN_SAMPLERS,
     DistributedShuffledSampler,

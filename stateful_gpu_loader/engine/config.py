@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, default_collate, default_convert
 
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_workers
-from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.state.schema import as_int
 
 FIXED = frozenset(

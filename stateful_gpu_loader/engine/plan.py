@@ -38,7 +38,7 @@ from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, Sampl
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
-from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
 from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import (

@@ -8,7 +8,7 @@ from typing import Any
 from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import samplers_in
-from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSampler, is_map
 from stateful_gpu_loader.state.schema import as_int
 

@@ -8,7 +8,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from stateful_gpu_loader.engine.workers.choice import runs_in_processes
-from stateful_gpu_loader.engine.workers.start_method import method_of
+from stateful_gpu_loader.engine.workers.worker_start import method_of
 from stateful_gpu_loader.errors import LoaderError
 
 

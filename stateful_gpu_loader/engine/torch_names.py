@@ -1,4 +1,4 @@
-"""All private names of torch and of multiprocessing that this package uses."""
+"""All private names of torch and of multiprocessing that this package uses; its rank in torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.autograd.profiler as torch_profiler
+import torch.distributed
 from torch._C import (
     _is_any_autocast_enabled,
     _len_torch_function_stack,
@@ -20,8 +21,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils import pin_memory as torch_pin_memory
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _sharding_worker_init_fn
-
-from stateful_gpu_loader.engine.world import size_and_rank
 
 
 def become_worker(worker: int, dataset: Any, *, num_workers: int, base_seed: int) -> None:
@@ -79,3 +78,14 @@ def leave_to_the_parent(processes: Any) -> None:
     """Let a forked child forget its parent's processes, which multiprocessing would end at exit."""
     children: Any = multiprocessing.process
     children._children.difference_update(processes)
+
+
+def size_and_rank(otherwise: tuple[int, int] = (1, 0)) -> tuple[int, int]:
+    """World size and rank, or ``otherwise`` where there is no process group.
+
+    >>> size_and_rank()
+    (1, 0)
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return otherwise

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any
 
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
-from stateful_gpu_loader.engine.workers.start_method import method_of
-from stateful_gpu_loader.engine.workers.worker_start import GUARD, is_of_a_start
+from stateful_gpu_loader.engine.workers.worker_start import GUARD, is_of_a_start, method_of
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.tools.verify_report import VerifyError
 from stateful_gpu_loader.tools.verify_runs import (

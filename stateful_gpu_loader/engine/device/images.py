@@ -6,6 +6,9 @@ on the CPU; if that fails too it is bad, whatever batch it is in.
 
 from __future__ import annotations
 
+import copy
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +19,9 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.decoder import BatchDecoder
 from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
-from stateful_gpu_loader.engine.device.decoders import ThreadDecoders
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
 from stateful_gpu_loader.engine.makers.collate import collate_targets
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, OpenedImage
 from stateful_gpu_loader.engine.makers.images import (
@@ -34,6 +35,7 @@ from stateful_gpu_loader.engine.makers.images import (
 from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import SampleKey
+from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
 
@@ -260,3 +262,44 @@ class DeviceImages:
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
         slot.sample = _Decoded(header, sample.target, pixels, has_moved=False)
+
+
+class ThreadDecoders:
+    """Copies of one decoder, which give the same pixels, for the life of the threads that use them.
+
+    The first thread uses the decoder itself. Another one gets it when the first has ended. A thread
+    that hangs keeps its decoder.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+        self._user: threading.Thread | None = None
+        """Thread that uses the decoder itself."""
+        self._lock = fork_safe(threading.RLock())
+
+    @classmethod
+    def of(cls, decoder: BatchDecoder) -> ThreadDecoders:
+        """Return the decoders of all threads that share ``decoder``, from one pass to the next."""
+        with _lock:
+            return _all.setdefault(decoder, cls())
+
+    def for_this_thread(self, decoder: BatchDecoder) -> BatchDecoder:
+        """Return the calling thread's decoder.
+
+        Args:
+            decoder: the one that the copies are made of.
+        """
+        here = threading.current_thread()
+        with self._lock:
+            if self._user is None or not self._user.is_alive():
+                self._user = None if hasattr(self._own, "copied") else here
+            if self._user is here:
+                return decoder  # no reference to it is kept
+        if not hasattr(self._own, "copied"):
+            self._own.copied = copy.copy(decoder)
+        copied: BatchDecoder = self._own.copied
+        return copied
+
+
+_all: weakref.WeakKeyDictionary[BatchDecoder, ThreadDecoders] = weakref.WeakKeyDictionary()
+_lock = fork_safe(threading.RLock())

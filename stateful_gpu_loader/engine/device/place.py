@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 from stateful_gpu_loader.decoders.cuda_driver import beside_captures
-from stateful_gpu_loader.engine.device.pinned import PINNED
 from stateful_gpu_loader.engine.device.streams import private_streams
+from stateful_gpu_loader.engine.makers.memory import PINNED
 from stateful_gpu_loader.errors import LoaderError
 
 

@@ -18,8 +18,7 @@ from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
 from stateful_gpu_loader.engine.makers.images import (
     Allocate,
     decode,

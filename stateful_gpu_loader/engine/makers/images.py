@@ -22,8 +22,7 @@ from stateful_gpu_loader.datasets.source import (
 )
 from stateful_gpu_loader.datasets.storage.memory import Memory, Scratch, new_memory
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad_encoding
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
 from stateful_gpu_loader.engine.makers.collate import (
     DRAWS_NOTHING,
     FIXED_SIZE,

@@ -17,11 +17,16 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
-from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW, BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    MAX_BAD_IN_A_ROW,
+    BadSamplePolicy,
+    is_bad,
+    reason_of,
+)
 from stateful_gpu_loader.engine.pipeline import NOTHING, Answer, Failure
 from stateful_gpu_loader.engine.sample_digest import digest_with
 from stateful_gpu_loader.engine.stats import stage
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.user_objects import (
     begins_anew,
     check_begins,
@@ -30,7 +35,6 @@ from stateful_gpu_loader.engine.user_objects import (
     state_keeper,
     state_of,
 )
-from stateful_gpu_loader.engine.world import size_and_rank
 from stateful_gpu_loader.errors import BadSample, StateMismatch
 from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds

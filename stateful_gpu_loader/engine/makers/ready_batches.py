@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stateful_gpu_loader.engine.makers.bad_sample_errors import reason_of
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, reason_of
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer, Failure, Maker, Stopped
 from stateful_gpu_loader.engine.readers.reading import Reader, Reading

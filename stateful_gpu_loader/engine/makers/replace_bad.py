@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from stateful_gpu_loader.engine.makers.bad_sample_errors import reason_of
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, reason_of
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.records import Request, SampleKey

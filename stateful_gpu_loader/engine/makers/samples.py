@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import StackDataset, Subset
 
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, next_draws
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad, next_draws
 from stateful_gpu_loader.engine.makers.collate import (
     DRAWS_NOTHING,
     FIXED_SIZE,

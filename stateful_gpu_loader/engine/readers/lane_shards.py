@@ -12,7 +12,7 @@ from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import is_bad, reason_of
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped

@@ -22,18 +22,19 @@ from typing import Any
 from stateful_gpu_loader.engine.pipeline import Failure
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.torch_names import is_being_started, leave_to_the_parent
-from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender
+from stateful_gpu_loader.engine.workers.channel import (
+    Channel,
+    Message,
+    Sender,
+    close_all,
+    pickled,
+    received,
+)
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Lost, Started
 from stateful_gpu_loader.engine.workers.exits import Exit, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
-from stateful_gpu_loader.engine.workers.passed_files import close_all, pickled, received
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
 from stateful_gpu_loader.engine.workers.segments import MappedSegments
-from stateful_gpu_loader.engine.workers.start_method import (
-    FORK_AVOIDED,
-    NOT_FORKED,
-    default_context,
-)
 from stateful_gpu_loader.engine.workers.worker_main import (
     HEAD,
     WorkerAdapter,
@@ -44,10 +45,13 @@ from stateful_gpu_loader.engine.workers.worker_main import (
 from stateful_gpu_loader.engine.workers.worker_start import (
     BEING_STARTED,
     CREATED,
+    FORK_AVOIDED,
     GUARD,
+    NOT_FORKED,
     NUMBER,
     READY,
     StartReport,
+    default_context,
     explained,
     loss_of_the_server,
     why_it_did_not_start,

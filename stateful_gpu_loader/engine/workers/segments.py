@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stateful_gpu_loader.engine.makers.memory import lend
-from stateful_gpu_loader.engine.workers.passed_files import OpenFile
+from stateful_gpu_loader.engine.workers.channel import OpenFile
 
 LARGEST_COPY = 1 << 18
 """Largest size in bytes of memory that is copied into the message, and so needs no segment."""

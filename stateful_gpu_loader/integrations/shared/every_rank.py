@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.engine.resume.rank_states import comparable, gathered, merge_state_dicts
-from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.samplers import is_map, order_of

@@ -14,8 +14,8 @@ from stateful_gpu_loader.decoders import make_batch_decoder
 from stateful_gpu_loader.decoders import nvimgcodec as module
 from stateful_gpu_loader.decoders.cpu_share import SharedOut
 from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder
-from stateful_gpu_loader.engine.device import decoders
-from stateful_gpu_loader.engine.device.decoders import ThreadDecoders
+from stateful_gpu_loader.engine.device import images
+from stateful_gpu_loader.engine.device.images import ThreadDecoders
 from tests.decoders.cuda_stub import DEVICE
 from tests.fake_gpu import FakeDecoder
 from tests.patience import seconds
@@ -67,13 +67,13 @@ def test_each_thread_keeps_its_decoder_from_pass_to_pass() -> None:
 def test_nothing_is_kept_of_a_decoder_that_is_gone() -> None:
 
     gc.collect()
-    before = len(decoders._all)
+    before = len(images._all)
     decoder = FakeDecoder()
     ThreadDecoders.of(decoder).for_this_thread(decoder)
-    assert len(decoders._all) == before + 1
+    assert len(images._all) == before + 1
     del decoder
     gc.collect()
-    assert len(decoders._all) == before
+    assert len(images._all) == before
 
 
 @pytest.mark.parametrize("name", ["torchvision", "torchcodec"])

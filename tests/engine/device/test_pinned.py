@@ -8,9 +8,8 @@ import threading
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.device import pinned as module
-from stateful_gpu_loader.engine.device.pinned import PINNED, PinnedMemory
-from stateful_gpu_loader.engine.makers.memory import empty_host
+from stateful_gpu_loader.engine.makers import memory as module
+from stateful_gpu_loader.engine.makers.memory import PINNED, PinnedMemory, empty_host
 
 BYTES = torch.uint8
 

@@ -16,11 +16,13 @@ from PIL import Image, UnidentifiedImageError
 from scipy.stats import chisquare
 
 from stateful_gpu_loader import BadSample, MissingDependency, StateMismatch, WorkerLost
-from stateful_gpu_loader.engine.makers.bad_sample_errors import is_bad, is_bad_encoding, reason_of
 from stateful_gpu_loader.engine.makers.bad_sample_policy import (
     MAX_REMEMBERED,
     MAX_TRIES,
     BadSamplePolicy,
+    is_bad,
+    is_bad_encoding,
+    reason_of,
 )
 from stateful_gpu_loader.engine.pipeline import Stopped
 from stateful_gpu_loader.randomness.permutation import Permutation

@@ -10,8 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from stateful_gpu_loader.engine.workers.channel import Channel, Message
-from stateful_gpu_loader.engine.workers.passed_files import close_all
+from stateful_gpu_loader.engine.workers.channel import Channel, Message, close_all
 from tests.engine.workers.fakes import fds
 
 LARGE = 4 << 20

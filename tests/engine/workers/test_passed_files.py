@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.workers.passed_files import (
+from stateful_gpu_loader.engine.workers.channel import (
     MOST_FILES,
     OpenFile,
     close_all,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.engine.stats import Tally
-from stateful_gpu_loader.engine.workers import processes, start_method
+from stateful_gpu_loader.engine.workers import processes, worker_start
 from stateful_gpu_loader.engine.workers.processes import ProcessCluster
-from stateful_gpu_loader.engine.workers.start_method import default_context, method_of
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
+from stateful_gpu_loader.engine.workers.worker_start import default_context, method_of
 from stateful_gpu_loader.transforms.geometry.resize import resizes_bytes
 from tests.images import write_photo_folder
 from tests.patience import seconds
@@ -26,7 +26,7 @@ NEEDS_DALI = pytest.mark.skipif(
 
 STATES = f"""
 import multiprocessing, runpy
-default_context = runpy.run_path({start_method.__file__!r})["default_context"]
+default_context = runpy.run_path({worker_start.__file__!r})["default_context"]
 
 def tell(state):
     print(state, default_context())
@@ -180,7 +180,7 @@ def test_workers_start_as_torch_does_until_dali_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_what_the_user_says_decides(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_method, "dali_is_live", lambda: live)
+    monkeypatch.setattr(worker_start, "dali_is_live", lambda: live)
     contexts: list[Any] = ["fork", "spawn", "forkserver"]
     contexts += [multiprocessing.get_context(method) for method in contexts]
     assert [method_of(context) for context in contexts] == ["fork", "spawn", "forkserver"] * 2
@@ -189,7 +189,7 @@ def test_what_the_user_says_decides(live: bool, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("default", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("live", [False, True])
 def test_only_a_fork_is_avoided(live: bool, default: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_method, "dali_is_live", lambda: live)
+    monkeypatch.setattr(worker_start, "dali_is_live", lambda: live)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: None)
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: [default, "other"])
     assert default_context() == ("forkserver" if live and default == "fork" else None)

@@ -14,7 +14,7 @@ import pytest
 from stateful_gpu_loader import RNG, FolderSource, ShuffledSampler, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.checkpoint import Checkpoint
-from stateful_gpu_loader.engine.workers.start_method import dali_is_live
+from stateful_gpu_loader.engine.workers.worker_start import dali_is_live
 from stateful_gpu_loader.errors import CheckpointError, StateMismatch
 from stateful_gpu_loader.integrations.dali_dynamic import StatefulReader
 from tests.conformance import copy_of, same

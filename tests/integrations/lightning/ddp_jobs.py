@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import Callback
 
 from stateful_gpu_loader import DistributedShuffledSampler, TarShards
-from stateful_gpu_loader.engine.world import size_and_rank
+from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.integrations.lightning import LoaderStateCallback
 from tests.integrations.lightning.recorded_fits import Recorder, every_step, silent_trainer
 from tests.rank_processes import on_ranks

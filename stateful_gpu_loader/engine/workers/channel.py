@@ -165,6 +165,8 @@ class Channel:
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self.has_ended = False
         """Whether nothing more will arrive."""
+        self.has_too_many_files = False
+        """Whether no file can be sent before others that are on their way have arrived."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Let multiprocessing hand this end to a process that it starts."""
@@ -188,6 +190,7 @@ class Channel:
 
     def flush(self) -> bool:
         """Send what is still unsent, as far as the socket takes it; return whether it took all."""
+        self.has_too_many_files = False
         while self._unsent:
             part, files = self._unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
@@ -196,7 +199,8 @@ class Channel:
             except BlockingIOError:
                 return False
             except OSError as error:
-                if error.errno == errno.ETOOMANYREFS:  # as many are on their way already
+                if error.errno == errno.ETOOMANYREFS:
+                    self.has_too_many_files = True
                     return False
                 for _, files in self._unsent:  # nobody reads it any more
                     close_all(files)
@@ -315,5 +319,5 @@ class Sender:
                 if self._channel.flush():
                     self._thread = None
                     return
-            # The socket may have room while too many files are on their way.
-            time.sleep(_SECONDS_UNTIL_FEWER_FILES)
+            if self._channel.has_too_many_files:  # though the socket has room
+                time.sleep(_SECONDS_UNTIL_FEWER_FILES)

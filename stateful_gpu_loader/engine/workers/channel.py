@@ -126,6 +126,8 @@ _HEAD = struct.Struct("=QQ")
 """Number of bytes, and of files."""
 _FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
 _CHUNK = 1 << 18
+_SOCKET_BUFFER = 1 << 20
+"""Wanted size; the system gives what it allows."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
@@ -157,6 +159,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(None)  # a program may have set another default
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self._socket = end
         self._received = bytearray()
         self._files: deque[list[int] | None] = deque()

@@ -119,7 +119,7 @@ def test_what_is_left_to_do_is_left_when_nobody_waits_for_it() -> None:
 
 def test_a_message_that_the_socket_does_not_take_is_sent_by_a_thread() -> None:
     ours, theirs = map(Channel, socket.socketpair())
-    sender, content = Sender(ours), bytes(1 << 23)
+    sender, content = Sender(ours), bytes(1 << 25)
     sender.send(content)
     sender.send(b"behind it")
     assert any(thread.name.endswith("sender") for thread in threading.enumerate())

@@ -80,7 +80,7 @@ def received(files: list[int]) -> Iterator[None]:
 
 
 def close_all(files: list[int]) -> None:
-    """Close those of the descriptors that nobody has taken."""
+    """Close the descriptors that were not taken."""
     while files:
         file = files.pop()
         if file >= 0:
@@ -251,7 +251,7 @@ class Channel:
         return self._messages.popleft()
 
     def end(self) -> None:
-        """Let the other end find that nothing more will come, whoever holds this one as well."""
+        """Tell the other end that nothing more will come, even if others hold this end as well."""
         with suppress(OSError):  # it is closed there
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
+from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.device.device_prefetch import DevicePrefetch
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
@@ -21,7 +23,7 @@ from stateful_gpu_loader.engine.pipeline import Maker, Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.torch_names import with_sharding
-from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
+from stateful_gpu_loader.engine.workers.cluster import Cluster, RemoteWorkers
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
@@ -128,18 +130,15 @@ def _workers_pipeline(
 def _threads(plan: Plan, maker: Maker, tally: Tally) -> Pipeline:
     """Return one worker of many threads, which may be started for each pass."""
     config = plan.config
-    dispatch = partial(
-        Dispatch,
+    return _pool(
+        config,
         partial(ThreadCluster, maker, threads=config.num_workers, times=tally),
         num_workers=1,
-        limit=config.in_flight,
         depth=config.in_flight,
         threads=config.num_workers,
-        in_order=config.keeps_order,
-        max_losses=config.max_worker_restarts,
+        persistent=False,
         tally=tally,
     )
-    return PoolPipeline(dispatch, timeout=config.timeout, persistent=False, tally=tally)
 
 
 def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally: Tally) -> Pipeline:
@@ -164,20 +163,15 @@ def _processes(plan: Plan, policy: BadSamplePolicy, seeds: SeedOfWorkers, tally:
         multiprocessing_context=config.multiprocessing_context,
         tally=tally,
     )
-    dispatch = partial(
-        Dispatch,
+    return _pool(
+        config,
         connect,
         num_workers=num_processes,
-        limit=config.in_flight,
         depth=depth,
         threads=threads,
-        in_order=config.keeps_order,
         takes_turns=config.keeps_order,
-        max_losses=config.max_worker_restarts,
+        persistent=config.persistent_workers,
         tally=tally,
-    )
-    return PoolPipeline(
-        dispatch, timeout=config.timeout, persistent=config.persistent_workers, tally=tally
     )
 
 
@@ -204,23 +198,45 @@ def _remote_workers(
         # Sums over a batch of the user's may depend on its alignment, which torch's memory has.
         allocate = empty_host
     finish = None if last is None or plan.device is not None else last.on_host
-    dispatch = partial(
-        Dispatch,
+    return _pool(
+        config,
         partial(remote.connect, adapter, num_workers=config.num_workers, base_seed=seeds.base()),
         num_workers=config.num_workers,
-        limit=config.in_flight,
         depth=config.in_flight_a_worker,
         threads=remote.threads,
+        persistent=config.persistent_workers,
+        unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
+        tally=tally,
+    )
+
+
+def _pool(
+    config: LoaderConfig,
+    connect: Callable[[], Cluster],
+    *,
+    num_workers: int,
+    depth: int,
+    threads: int,
+    takes_turns: bool = False,
+    persistent: bool,
+    unpack: Callable[[Any], Any] | None = None,
+    tally: Tally,
+) -> Pipeline:
+    """Return the pipeline over the workers of a cluster; arguments as of Dispatch and its pool."""
+    dispatch = partial(
+        Dispatch,
+        connect,
+        num_workers=num_workers,
+        limit=config.in_flight,
+        depth=depth,
+        threads=threads,
         in_order=config.keeps_order,
+        takes_turns=takes_turns,
         max_losses=config.max_worker_restarts,
         tally=tally,
     )
     return PoolPipeline(
-        dispatch,
-        timeout=config.timeout,
-        persistent=config.persistent_workers,
-        unpack=partial(unpack_by_value, allocate=allocate, finish=finish),
-        tally=tally,
+        dispatch, timeout=config.timeout, persistent=persistent, unpack=unpack, tally=tally
     )
 
 

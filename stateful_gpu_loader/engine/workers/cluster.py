@@ -38,7 +38,7 @@ class Lost:
     worker: int
     why: str
     remedy: str | None = None
-    """What the user can do where any other worker would be lost in the same way."""
+    """The remedy, if any other worker would be lost in the same way."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Dispatch: who makes which batch on a cluster, and who in place of those that are lost.
 
-A worker that is lost takes nobody with it: what it was to do is done by others, and another worker
-is asked for in its place. Requests go to whoever has started, so a loader begins with the first
-worker, and uses more of them as the cluster finds room. Where the workers keep states of the user's
-objects, each request has its worker, and a loss costs all batches in flight.
+A lost worker takes nobody with it: others do its work, and another worker is asked for in its
+place. Requests go to whoever has started, so a loader begins with the first worker, and uses more
+of them as the cluster finds room. Where the workers keep states of the user's objects, each request
+has its worker, and a loss costs all batches in flight.
 """
 
 from __future__ import annotations

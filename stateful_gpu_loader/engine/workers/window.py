@@ -24,8 +24,12 @@ class Window:
     ...     window.issue(number, window.draw())
     >>> window.draw() is None  # there is no room
     True
-    >>> window.answer(1, "B"), window.is_ready(), window.answer(0, "A"), window.is_ready()
-    (True, False, True, True)
+    >>> window.answer(1, "B")
+    >>> window.is_ready()
+    False
+    >>> window.answer(0, "A")
+    >>> window.is_ready()
+    True
     >>> window.deliver()
     ('a', 'A')
     """
@@ -85,12 +89,9 @@ class Window:
         """Note that a drawn request is given to a worker."""
         self._issued[number] = request
 
-    def answer(self, number: int, answer: Any) -> bool:
-        """Take an answer; return False for one to a request that is no longer waited for."""
-        if number not in self._issued:
-            return False
+    def answer(self, number: int, answer: Any) -> None:
+        """Take the answer to an issued request."""
         self._answers[number] = answer
-        return True
 
     def is_ready(self) -> bool:
         """Whether an answer can be delivered."""

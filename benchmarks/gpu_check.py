@@ -29,29 +29,39 @@ from benchmarks.gpu.timed_part import GRACE_SECONDS, Outcome, Part, run_part
 ROOT = Path(__file__).parent.parent
 NO_GPU = 2
 SECONDS = 540.0
+_SECONDS_TO_LOOK = 60.0
+"""What the environment may take: each decoder's libraries are loaded."""
 
-ENVIRONMENT, STREAM_SAFETY, BENCHMARK, TESTS, SWEEP = (
+ENVIRONMENT, STREAM_SAFETY, BENCHMARK, TESTS, FULL_MEMORY, SWEEP = (
     "environment",
     "stream-safety",
     "benchmark",
     "tests",
+    "full-memory",
     "sweep",
 )
-PARTS = {ENVIRONMENT: 1, STREAM_SAFETY: 4, BENCHMARK: 6, TESTS: 6, SWEEP: 3}
+PARTS = {ENVIRONMENT: 1, STREAM_SAFETY: 4, BENCHMARK: 6, TESTS: 6, FULL_MEMORY: 2, SWEEP: 3}
 """In their order. Each gets this share of the time that is left for it and those behind it."""
-_OF_TESTS = (STREAM_SAFETY, TESTS)
+_OF_TESTS = (STREAM_SAFETY, TESTS, FULL_MEMORY)
 _RESULTS = {BENCHMARK: "gpu", SWEEP: "gpu_sweep"}
 _SECONDS_A_TEST = 60
 
 _MARK = "gpu"
 _FIRST = ("test_stream_safety.py", "test_exact_resume.py", "test_gpu_decoders.py")
 """What a wrong stream would show in: the files of :data:`STREAM_SAFETY`."""
+_ALONE = ("test_full_memory.py",)
+"""These take the whole GPU's memory: the files of :data:`FULL_MEMORY`."""
+_AT_ONCE = 8
+"""Processes that run the other tests where pytest-xdist is installed."""
 
 WANT_OF_A_GPU = "needs a GPU"
 """How the reason begins for which a test skips in a rehearsal."""
 _TEST_LINE = re.compile(
     r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED)(?: \((.*)\))?\s*(?:\[|$)"
 )
+_LINE_OF_A_PROCESS = re.compile(r"^\[gw\d+\] \[ *\d+%\] ([A-Z]+) (tests/\S+?::.+?)\s*$")
+_WHY_SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] \S+: (.*)$")
+"""In the summary: a process's own lines have no reason."""
 _LOG_LINES = 40
 
 
@@ -78,7 +88,9 @@ def main(given: Sequence[str] | None = None) -> int:
     end = time.monotonic() + arguments.seconds
     for name, command in commands.items():
         shares = [PARTS[each] for each in commands if each not in report["parts"]]
-        seconds = max(1.0, (end - time.monotonic()) * shares[0] / sum(shares) - 2 * GRACE_SECONDS)
+        share = (end - time.monotonic()) * shares[0] / sum(shares)
+        least = _SECONDS_TO_LOOK if name == ENVIRONMENT else 1.0
+        seconds = max(least, share - 2 * GRACE_SECONDS)
         log = arguments.output / f"{name}.log"
         part = Part(name=name, command=command, seconds=seconds)
         outcome = run_part(part, log, variables(is_rehearsal=arguments.rehearse), ROOT)
@@ -125,13 +137,15 @@ def read_test_log(text: str) -> dict[str, dict[str, Any]]:
     verdicts: dict[str, str] = {}
     skipped: Counter[str] = Counter()
     for line in text.splitlines():
-        found = _TEST_LINE.match(line)
-        if found is None:
-            continue
-        name, verdict, why = found.groups()
-        verdicts[name] = verdict.lower()
-        if verdict == "SKIPPED":
-            skipped[why or "no reason given"] += 1
+        if found := _LINE_OF_A_PROCESS.match(line):
+            verdicts[found[2]] = found[1].lower()
+        elif found := _WHY_SKIPPED.match(line):
+            skipped[found[2]] += int(found[1])
+        elif found := _TEST_LINE.match(line):
+            name, verdict, why = found.groups()
+            verdicts[name] = verdict.lower()
+            if verdict == "SKIPPED":
+                skipped[why or "no reason given"] += 1
     return {"verdicts": verdicts, "skipped": dict(skipped)}
 
 
@@ -139,12 +153,14 @@ def _commands(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """Of each part that is to run; a rehearsal has nothing to measure."""
     python, output = sys.executable, str(arguments.output)
     first = [path for path in test_files() if Path(path).name in _FIRST]
-    rest = [path for path in test_files() if path not in first]
+    alone = [path for path in test_files() if Path(path).name in _ALONE]
+    rest = [path for path in test_files() if path not in [*first, *alone]]
     commands = {
         ENVIRONMENT: [python, "-m", "benchmarks.gpu.environment", output],
         STREAM_SAFETY: [*_pytest(arguments.output, STREAM_SAFETY), *first],
         BENCHMARK: [python, "-m", "benchmarks.bench_gpu", "--output", output],
         TESTS: [*_pytest(arguments.output, TESTS), *(arguments.tests or rest)],
+        FULL_MEMORY: [*_pytest(arguments.output, FULL_MEMORY), *alone],
         SWEEP: [python, "-m", "benchmarks.bench_gpu_sweep", "--output", output],
     }
     wanted = {ENVIRONMENT, *(arguments.only or PARTS)}
@@ -159,6 +175,8 @@ def _pytest(output: Path, part: str) -> list[str]:
     options += [f"--junitxml={output / part}.xml"]
     if importlib.util.find_spec("pytest_timeout") is not None:
         options += [f"--timeout={_SECONDS_A_TEST}"]
+    if part != FULL_MEMORY and importlib.util.find_spec("xdist") is not None:
+        options += ["-n", str(min(_AT_ONCE, os.cpu_count() or 1)), "-rs"]
     return [sys.executable, "-m", "pytest", *options]
 
 

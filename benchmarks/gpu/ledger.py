@@ -1,8 +1,8 @@
 """Makes one report of several checks, and enters it: ``python -m benchmarks.gpu.ledger DIR ...``.
 
-The folders are those that ``gpu_check`` has written. Of a part that several hold, the last counts.
-Each row of ``docs/gpu-verification.md`` of whose tests some have passed, and none has failed, gets
-the day, the GPU and their number. Other rows stay, and those with a failure are printed.
+The folders are those that ``gpu_check`` has written. Of a part or a test that several hold, the
+last counts. Each row of ``docs/gpu-verification.md`` of whose tests some have passed, and none has
+failed, gets the day, the GPU and their number. Other rows stay; those with a failure are printed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ def merged(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 f"the reports are not of one machine: {_gpu(report)} with {report['versions']}, "
                 f"{_gpu(reports[0])} with {whole['versions']}. Remedy: enter one after the other"
             )
-        whole["parts"].update(report["parts"])
+        for name, part in report["parts"].items():
+            earlier = whole["parts"].get(name, {})
+            whole["parts"][name] = dict(part)
+            if "verdicts" in part:
+                verdicts = {**earlier.get("verdicts", {}), **part["verdicts"]}
+                whole["parts"][name]["verdicts"] = verdicts
     return whole
 
 

@@ -73,10 +73,21 @@ def _load() -> dict[str, RawOperator]:
     return raw_operators(torch.ops.torchcodec_ns)
 
 
+_WITH_ENGINES = frozenset({(8, 0), (9, 0)})
+"""Compute capabilities of GPUs whose JPEG engines torchcodec uses: A100, A30, H100, H200."""
+
+_LONGEST_SIDE = 8192
+"""In pixels. The engines of an H100 take 9,000 and refuse 20,000."""
+
+
 class TorchcodecBatchDecoder:
     """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
 
     As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
+    Of two images that one call gives to CUDA, torchcodec 0.17 writes the second one's coefficients
+    over the first one's before they are read, so that pixels are wrong. Images that the engines
+    may refuse are therefore decoded one a call; on GPUs without engines these are all images.
+
     torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
     The loader's readers remove them, so that the stage's thread need not.
 
@@ -115,8 +126,31 @@ class TorchcodecBatchDecoder:
             without_exif(each, header) if isinstance(header, JpegHeader) else each
             for each, header in zip(data, headers, strict=True)
         ]
-        decode = torch.ops.torchcodec_ns.decode_jpegs_cuda
-        return decode_batch_by_rule(lambda each: decode(each, RGB, self._device), plain, headers)
+        has_engines = torch.cuda.get_device_capability(self._device) in _WITH_ENGINES
+        together = [i for i, one in enumerate(headers) if has_engines and _goes_to_an_engine(one)]
+        alone = sorted(set(range(len(plain))).difference(together))
+        images: dict[int, Image | ValueError] = {}
+        for part in (together, *([i] for i in alone)):
+            found = decode_batch_by_rule(
+                self._decode, [plain[i] for i in part], [headers[i] for i in part]
+            )
+            images.update(zip(part, found, strict=True))
+        return [images[i] for i in range(len(plain))]
+
+    def _decode(self, data: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        images: list[torch.Tensor] = torch.ops.torchcodec_ns.decode_jpegs_cuda(
+            data, RGB, self._device
+        )
+        return images
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._device})"
+
+
+def _goes_to_an_engine(header: ImageHeader) -> bool:
+    """Whether an engine decodes an image that ``takes`` has let through."""
+    return (
+        isinstance(header, JpegHeader)
+        and not header.progressive
+        and max(header.height, header.width) <= _LONGEST_SIDE
+    )

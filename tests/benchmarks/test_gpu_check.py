@@ -41,7 +41,8 @@ def test_verdicts_are_read_as_far_as_the_tests_came() -> None:
 
 
 @pytest.mark.benchmarks
-def test_what_pytest_prints_is_what_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [[], ["-n", "2", "-rs"]], ids=["one", "two"])
+def test_what_pytest_prints_is_what_is_read(tmp_path: Path, processes: list[str]) -> None:
     """With the options of the check, in a terminal as wide as it says."""
     folder = tmp_path / "tests"
     folder.mkdir()
@@ -53,7 +54,8 @@ def test_what_pytest_prints_is_what_is_read(tmp_path: Path) -> None:
         "def test_error(broken):\n    pass\n"
         "def test_skip():\n    pytest.skip('a long reason, ' * 8)\n"
     )
-    options = ["-vv", "-o", "addopts=", "-p", "no:cacheprovider", "tests/test_real.py"]
+    options = ["-vv", "-o", "addopts=", "-p", "no:cacheprovider", *processes]
+    options += ["tests/test_real.py"]
     part = Part(name="tests", command=[sys.executable, "-m", "pytest", *options], seconds=120)
     outcome = run_part(part, tmp_path / "log", gpu_check.variables(), tmp_path)
     found = read_test_log((tmp_path / "log").read_text(encoding="utf-8"))
@@ -179,11 +181,15 @@ def test_the_ledger_is_filled_with_what_has_passed() -> None:
 
 
 def test_reports_of_several_calls_are_one() -> None:
-    """Of one machine; of a part that several hold, the last counts."""
+    """Of one machine; of a part or a test that several hold, the last counts."""
     first, second = _report(a1="failed"), _report(a1="passed")
+    first["parts"]["tests"]["verdicts"]["tests/gpu/test_a.py::test_y"] = "passed"
     first["parts"]["benchmark"] = {"lines": ["fast"]}
     whole = ledger.merged([first, second])
-    assert set(whole["parts"]["tests"]["verdicts"].values()) == {"passed"}
+    assert whole["parts"]["tests"]["verdicts"] == {
+        "tests/gpu/test_a.py::test_x": "passed",
+        "tests/gpu/test_a.py::test_y": "passed",
+    }
     assert whole["parts"]["benchmark"] == {"lines": ["fast"]}
     second["parts"]["environment"]["found"]["gpus"][0]["name"] = "H100"
     with pytest.raises(ValueError, match=r"not of one machine: H100 .* H200"):

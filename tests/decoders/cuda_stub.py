@@ -23,10 +23,12 @@ class CudaStub:
         self.free_bytes = 2**36
         self.bytes_of_torch = 2**36
         """What torch may take."""
+        self.capability = 9, 0
         stream = SimpleNamespace(synchronize=lambda: self.events.append("wait"), cuda_stream=77)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free_bytes, 2**37))
         monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", self._allocate)
         monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda pointer: None)

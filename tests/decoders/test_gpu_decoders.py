@@ -77,9 +77,14 @@ def test_every_variant_that_is_taken_is_decoded(decoder: BatchDecoder) -> None:
 
 
 def test_the_length_of_a_batch_decides_no_pixel(decoder: BatchDecoder) -> None:
-    """Alone, in small batches, in large ones, by a decoder of any past."""
-    files = list(VARIANTS.values()) * 4
-    alone = [decode(decoder, [data])[0] for data in VARIANTS.values()] * 4
+    """Alone, in small batches, in large ones, by a decoder of any past.
+
+    The large image keeps the GPU busy while the host goes on to the small ones behind it.
+    """
+    large = encode(photograph("coffee").resize((4000, 3000)), quality=90, progressive=True)
+    different = [large, *VARIANTS.values()]
+    files = different * 4
+    alone = [decode(decoder, [data])[0] for data in different] * 4
     for size in (2, len(files), 7):
         for start in range(0, len(files), size):
             images = decode(decoder, files[start : start + size])

@@ -16,10 +16,14 @@ HOW = {
     "falls off the end": (0,),
     "sys.exit": (3,),
     "exception": (1,),
-    "interrupt": (-signal.SIGINT, 128 + signal.SIGINT),
+    "interrupt": (-signal.SIGINT, 128 + signal.SIGINT, 1),
     "processes": (0,),
 }
-"""How the program ends, and the exit codes that it may have then."""
+"""How the program ends, and the exit codes that it may have then.
+
+Python ends with 1 after an interrupt if anything has run text as code since, such as the compiler
+of a kernel in another thread.
+"""
 
 
 def main() -> None:

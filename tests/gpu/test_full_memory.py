@@ -44,7 +44,7 @@ def test_a_batch_that_does_not_fit_is_made_once_it_does(photos: Path, num_worker
             refused = error
     assert refused is not None, "there was room after all"
     assert loader.state_dict() == state, "the state moved without a batch"
-    assert re.search(r"a batch of 6 images \(\S+ MiB encoded, \S+ MiB decoded\)", str(refused))
+    assert re.search(r"a batch of 6 images \(\S+ MiB as read, \S+ MiB decoded\)", str(refused))
     assert "in flight" in str(refused)
     assert "Remedy" in str(refused)
     with pytest.raises(torch.OutOfMemoryError):

@@ -21,11 +21,11 @@ from stateful_gpu_loader.engine.arguments import (
 )
 from stateful_gpu_loader.engine.config import ARGUMENTS, FIXED, FOLLOWED, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
-from stateful_gpu_loader.engine.iterator import Run
 from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.progress import batches_of, present_place
 from stateful_gpu_loader.engine.reflection import Rebuildable
+from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.engine.stats import LoaderStats
 from stateful_gpu_loader.engine.workers.choice import runs_in_threads
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored

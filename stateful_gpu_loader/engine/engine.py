@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from stateful_gpu_loader.engine.fingerprint import (
 )
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import drawn_for, policy_of
-from stateful_gpu_loader.engine.pipeline import Pipeline
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.resume.lanes import lane_place, lane_texts
 from stateful_gpu_loader.engine.resume.places import (
@@ -40,76 +39,21 @@ from stateful_gpu_loader.engine.sampler_link import (
     seed_of,
     settle_seed_of,
 )
-from stateful_gpu_loader.engine.schedules.schedule import Schedule
-from stateful_gpu_loader.engine.stats import LoaderStats, Tally, stage
-from stateful_gpu_loader.engine.torch_names import pin
+from stateful_gpu_loader.engine.stats import LoaderStats, Tally
 from stateful_gpu_loader.engine.user_objects import DatasetMemory, warn_of_shuffle_buffer
 from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
 from stateful_gpu_loader.errors import LoaderError, NoSuchPlace
 from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import is_map
-from stateful_gpu_loader.state.bad_samples import BadSamples, FoundBad
+from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.descriptions import own_fingerprint
 from stateful_gpu_loader.state.epoch_progress import Address, Pass, Passes
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 
-@dataclass
-class ActivePass:
-    """A pass that has begun, with its workers."""
-
-    current: Pass
-    plan: Plan
-    """Plan of this pass; attributes that are changed later count for later passes."""
-    schedule: Schedule
-    pipeline: Pipeline
-    """Pipeline that answers the requests of the schedule."""
-    workers: WorkerPool
-    """Worker pool that the pipeline was taken from."""
-    seed: int
-    """Seed of this pass."""
-    losses: int = 0
-    """Number of times that workers were lost since a batch was delivered."""
-    is_started: bool = False
-    """Whether the pipeline was started for this pass: a kept one stands at the end of another."""
-    is_running: bool = False
-    """Whether the pipeline was started, and no exception has left it since."""
-    is_moving: bool = False
-    """Whether a delivery has begun to move the schedule, and was not completed."""
-    is_given_up: bool = False
-    """Whether the pass ends here, and the next one goes on from its delivered place."""
-    ended_workers: set[int] = field(default_factory=set)
-    """Workers whose iterators have ended."""
-    found_bad: tuple[FoundBad, ...] = ()
-    """Bad samples that were met since the last batch, to be recorded with the next one."""
-    bad_in_a_row: int = 0
-    """Number of samples in a row, since a batch was delivered, that could not be used."""
-    ended: bool = False
-    """Whether all requests of the pass were answered."""
-    has_met_end: bool = False
-    """Whether the epoch was found to end with a batch that was delivered or failed."""
-    has_failed: bool = False
-    """Whether making a batch of this pass has raised an exception."""
-
-    @property
-    def has_answered(self) -> bool:
-        """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
-        return self.has_failed or self.current.standing.delivered
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether an exception came while the schedule moved."""
-        return self.is_moving or self.schedule.is_torn
-
-    @property
-    def can_go_on(self) -> bool:
-        """Whether the pipeline can continue this pass after it raised an exception."""
-        return self.is_started and not self.is_torn and self.pipeline.is_whole
-
-
 class Engine:
-    """Begins passes, finishes their batches, and saves and loads the loader's state.
+    """Life of a loader: its plan, seed and passes, and the saving and loading of its state.
 
     Args:
         plan: how batches are made.
@@ -181,12 +125,8 @@ class Engine:
 
     # Passes
 
-    def begin(self) -> ActivePass:
-        """Begin a new pass without starting its pipeline.
-
-        It is called at the first ``next()``, and again if a state is loaded before the first batch
-        is delivered.
-        """
+    def begin(self) -> tuple[Plan, int, Pass]:
+        """Begin a pass; return the plan, the seed and the deliveries of it."""
         self.take_requested_epoch()
         plan, seed = self.plan, self.seed.draw()
         settle_seed_of(self._former_sampler, seed)
@@ -201,86 +141,7 @@ class Engine:
                 current.start, self.dataset_memory, resumed=current.resumed
             )
             self.passes.note_start(current, current.start)
-        pipeline, has_new_workers = self.workers.take(plan, self._policy(plan), seed, current.start)
-        schedule = plan.schedule(
-            current.start,
-            resumed=current.resumed,
-            seed=seed,
-            has_new_workers=has_new_workers,
-            promised_length=lambda: self.promised_length,
-        )
-        active = ActivePass(current, plan, schedule, pipeline, self.workers, seed)
-        self.tally.begin(active)
-        return active
-
-    def rebuild(self, active: ActivePass) -> Pipeline:
-        """Return a pipeline with new workers, not started, for a pass that has lost its own."""
-        plan, place = active.plan, active.current.standing.place
-        return active.workers.renew(plan, self._policy(plan), self.seed.value, place)
-
-    def draw_again(self, active: ActivePass) -> None:
-        """Let a pass draw its order again from the delivered place, as if it were resumed there."""
-        current = active.current
-        resumed, place = active.has_answered, current.standing.place
-        if not resumed:
-            resumed, place = current.resumed, active.schedule.start_place()
-        active.schedule = active.plan.schedule(
-            place,
-            resumed=resumed,
-            seed=active.seed,
-            has_new_workers=True,
-            promised_length=lambda: self.promised_length,
-        )
-        active.has_met_end = active.is_moving = False
-        active.found_bad = ()
-        active.ended_workers.clear()
-
-    def go_back(self, active: ActivePass) -> None:
-        """Let the next pass go on where this one had to stop, unless another has done so."""
-        generation = self.passes.generation
-        self.passes.go_back(active.current)
-        if active.plan.memory is not None and self.passes.generation != generation:
-            put_sampler(active.plan.memory, active.current.standing.place)
-
-    def release(self, active: ActivePass) -> None:
-        """Keep persistent workers for the next pass, unless they are outdated or dismissed.
-
-        Workers whose iterators are ahead of the next pass are not kept either.
-        """
-        is_current = active.current.generation == self.passes.generation
-        is_of_use = (
-            active.ended and is_current
-            if active.plan.has_worker_states
-            else active.plan.decoder is self.plan.decoder
-        )
-        is_whole = active.is_running or active.pipeline.is_whole
-        keeps = self.plan.config.persistent_workers and is_of_use and is_whole
-        if keeps and active.workers is self.workers:
-            self.workers.keep(active.pipeline)
-        else:
-            active.pipeline.close()
-
-    def finish(self, active: ActivePass, batch: Any, *, position: int) -> Any:
-        """Transform and pin a batch, in the user's own thread.
-
-        Args:
-            batch: the batch as the pipeline returns it.
-            position: position of its first sample.
-        """
-        plan = active.plan
-        if plan.batch_transform is not None:
-            with stage("augment", self.tally.own):
-                batch = plan.batch_transform(
-                    batch,
-                    device=active.workers.device,
-                    seed=active.seed,
-                    epoch=active.current.start.epoch,
-                    position=position,
-                )
-        if plan.config.pin_memory and plan.device is None and torch.accelerator.is_available():
-            with stage("transfer", self.tally.own):
-                batch = pin(batch)
-        return batch
+        return plan, seed, current
 
     def dismiss_workers(self) -> None:
         """End the workers that wait for the next pass, which will start new ones."""
@@ -293,9 +154,10 @@ class Engine:
             WorkerLost: they died while they started.
         """
         plan, place = self.plan, self.passes.address()
-        self.workers.launch(plan, self._policy(plan), self.seed.value, place)
+        self.workers.launch(plan, self.policy(plan), self.seed.value, place)
 
-    def _policy(self, plan: Plan) -> BadSamplePolicy:
+    def policy(self, plan: Plan) -> BadSamplePolicy:
+        """Return what is done about bad samples, which knows those that were met so far."""
         return policy_of(plan, self.passes.bad_samples.known)
 
     def take_requested_epoch(self) -> None:

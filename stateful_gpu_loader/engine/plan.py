@@ -165,7 +165,7 @@ class Plan:
         """Whether a worker's batches depend on what it made before."""
         return self.is_read and isinstance(self.config.dataset, (IterableDataset, Stateful))
 
-    @property
+    @cached_property
     def has_last_step(self) -> bool:
         """Whether code of the user's own may run on a batch in the user's thread."""
         return self.batch_transform is not None or self.config.pin_memory

@@ -181,14 +181,14 @@ class Tally(StageTimes):
         super().__init__()
         self.batches = self.samples = self.bad_samples = self.epochs = self.worker_restarts = 0
         self._built = perf_counter()
-        self._active: weakref.ref[Any] | None = None
+        self._run: weakref.ref[Any] | None = None
         """The pass that began last, while it is iterated."""
         self._owner = 0
         """Process in which that pass began; a forked child must not ask its workers."""
 
-    def begin(self, active: Any) -> None:
-        """Note the pass whose pipeline tells how many batches are under way."""
-        self._active, self._owner = weakref.ref(active), os.getpid()
+    def begin(self, run: Any) -> None:
+        """Note the pass, which tells how many batches are under way."""
+        self._run, self._owner = weakref.ref(run), os.getpid()
 
     def deliver(self, request: Any, answer: Any) -> None:
         """Count a batch that is handed to the loop."""
@@ -202,8 +202,8 @@ class Tally(StageTimes):
         Args:
             knows_samples: whether the number of samples in a batch is known.
         """
-        active = None if self._active is None or self._owner != os.getpid() else self._active()
-        under_way, ready = (0, 0) if active is None else active.pipeline.depth()
+        run = None if self._run is None or self._owner != os.getpid() else self._run()
+        under_way, ready = (0, 0) if run is None else run.depth()
         return LoaderStats(
             elapsed=perf_counter() - self._built,
             batches=self.batches,

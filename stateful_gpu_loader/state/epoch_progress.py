@@ -219,7 +219,7 @@ class Passes:
             warnings.warn(
                 f"set_epoch({self._requested}) after load_state_dict() of epoch {start.epoch}: "
                 f"the resumed pass stays in epoch {start.epoch}; call set_epoch() after it",
-                stacklevel=5,
+                stacklevel=6,
             )
         self._begun += 1
         current, gone_back = self._current, self._base.gone_back
@@ -253,13 +253,13 @@ class Passes:
         """
         standing = current.standing
         before = standing.last_delivered or standing.place
-        history = (*self._history_of(current)[1 - HISTORY :], before)
+        history = standing.history if standing.has_moved else self._history_of(current)
         standing = Standing(
             place,
-            history,
+            (*history[1 - HISTORY :], before),
             delivered=True,
             has_moved=True,
-            bad=_with(standing.bad, found),
+            bad=_with(standing.bad, found) if found else standing.bad,
             last=Delivered(next(self._offers), request, bad),
         )
         current.offer(batch, standing)

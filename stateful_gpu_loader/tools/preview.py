@@ -8,8 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from stateful_gpu_loader.engine.engine import Engine
-from stateful_gpu_loader.engine.iterator import Run
 from stateful_gpu_loader.engine.peek import twin_of
+from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored

@@ -276,7 +276,7 @@ def test_persistent_workers_take_the_decoder_of_a_loaded_state(
     following = iter(loader)
     next(following)
     assert '"decoder": "torchvision"' in loader.state_dict()["fingerprint"]
-    cluster = following._active.pipeline._dispatch._cluster
+    cluster = following._pipeline._dispatch._cluster
     maker = cluster._adapter._maker if worker_type == "process" else cluster._maker
     assert maker._decoder.family == "torchvision"
 

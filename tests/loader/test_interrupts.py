@@ -349,16 +349,16 @@ def test_an_interrupt_inside_a_wait_is_raised_itself(photos: Path) -> None:
     make = partial(make_images, photos, num_workers=2)
     batches: Any = iter(make(worker_type=FakeWorkers()))
     found = [copy_of(next(batches))]
-    dispatch = batches._active.pipeline._dispatch
-    answered, is_ready = dispatch._answered, dispatch._is_ready
-    release = answered._release_save
+    dispatch = batches._pipeline._dispatch
+    has_come, is_ready = dispatch._has_come, dispatch.is_ready
+    release = has_come._release_save
 
     def interrupted() -> None:
         release()
-        answered._release_save, dispatch._is_ready = release, is_ready
+        has_come._release_save, dispatch.is_ready = release, is_ready
         raise KeyboardInterrupt
 
-    answered._release_save, dispatch._is_ready = interrupted, lambda: False
+    has_come._release_save, dispatch.is_ready = interrupted, lambda: False
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert same(found + list(map(copy_of, batches)), batches_of(make()))

@@ -66,6 +66,7 @@ class PositionFeed:
         self._indices = indices
         self._key_offset = key_offset_of(indices)
         self._division = division
+        self._global_batch_size = division.global_batch_size
         self.position = address.position if address.user is None else address.user.base
         self._ordinal = 0
         self._num_steps = division.num_steps(indices.n - self.position)
@@ -96,14 +97,16 @@ class PositionFeed:
         division, n = self._division, self._indices.n
         is_last = self._ordinal == self._num_steps - 1
         count = min(division.batch_size, -(-(n - self.position) // division.num_replicas))
+        if len(self._block) < count:
+            self._look_up(count)
         return Request(
             ordinal=self._ordinal,
             seed=self._seed,
             epoch=self._epoch,
             start=self._key_offset + self.position + division.rank,
             step=division.num_replicas,
-            indices=self._looked_up(count),
-            end=n if is_last else self.position + division.global_batch_size,
+            indices=self._block[:count],
+            end=n if is_last else self.position + self._global_batch_size,
         )
 
     def advance(self, request: Request) -> None:
@@ -118,18 +121,16 @@ class PositionFeed:
             self.advance(request)
         return request
 
-    def _looked_up(self, count: int) -> IndexArray:
+    def _look_up(self, count: int) -> None:
         """Look up indices in growing blocks: a fast first batch, then few large calls."""
-        if len(self._block) < count:
-            stride = self._division.num_replicas
-            left = -(-(self._indices.n - self.position) // stride) - len(self._block)
-            size = max(count, min(self._next_block_size, _LARGEST_BLOCK, left))
-            first = self.position + self._division.rank + stride * len(self._block)
-            positions = first + stride * np.arange(size, dtype=np.int64)
-            positions %= self._indices.n
-            self._block = np.concatenate([self._block, self._indices(positions)])
-            self._next_block_size = 4 * size
-        return self._block[:count]
+        stride = self._division.num_replicas
+        left = -(-(self._indices.n - self.position) // stride) - len(self._block)
+        size = max(count, min(self._next_block_size, _LARGEST_BLOCK, left))
+        first = self.position + self._division.rank + stride * len(self._block)
+        positions = first + stride * np.arange(size, dtype=np.int64)
+        positions %= self._indices.n
+        self._block = np.concatenate([self._block, self._indices(positions)])
+        self._next_block_size = 4 * size
 
 
 class OrderSchedule:

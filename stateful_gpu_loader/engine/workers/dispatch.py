@@ -12,7 +12,8 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -28,7 +29,6 @@ from stateful_gpu_loader.engine.workers.cluster import (
 )
 from stateful_gpu_loader.engine.workers.lane_moves import LaneMoves
 from stateful_gpu_loader.engine.workers.remote_failure import without_frames
-from stateful_gpu_loader.engine.workers.window import Window
 from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 from stateful_gpu_loader.records import LaneTurn, WorkerStart
 
@@ -40,15 +40,41 @@ then.
 """
 
 
+@dataclass(slots=True, eq=False)
 class _Worker:
     """A worker that was asked for."""
 
-    def __init__(self, number: int, place: int) -> None:
-        self.number = number
-        self.place = place
-        self.has_started = self.takes_requests = False
-        self.requests: dict[int, float] = {}
-        """Numbers of the requests that it has, oldest first, and when they were sent."""
+    number: int
+    place: int
+    has_started: bool = False
+    takes_requests: bool = False
+    tasks: dict[int, _Task] = field(default_factory=dict)
+    """Tasks that it has, by number, oldest first."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A request of the pass that was issued and not delivered."""
+
+    number: int
+    """Number by which its answer is known; later requests have larger ones."""
+    request: Any
+    place: int
+    """Place of the worker that is to execute it, if that lives."""
+    start: WorkerStart | None
+    """What a worker begins with before it."""
+    worker: _Worker | None = None
+    """The worker that has it; None before it is sent and once it is answered."""
+    sent_at: float = 0.0
+    losses: int = 0
+    """Number of workers that were lost while they made it."""
+    early: Any = None
+    """Answer to a turn of a lane, in a tuple, before an earlier turn of the lane is answered.
+
+    It is lost with its worker, as a lane goes on elsewhere from one place.
+    """
+    answer: Any = None
+    is_answered: bool = False
 
 
 class Dispatch:
@@ -89,37 +115,35 @@ class Dispatch:
         self._tally = tally
         # Re-entrant: the garbage collector may drop an iterator, and end its workers, within it.
         self._lock = threading.RLock()
-        self._answered = threading.Condition(self._lock)
+        self._has_come = threading.Condition(self._lock)
         self._numbers = itertools.count()
         self._names = itertools.count()
         self._first = 0
         """Number of the first request of the pass."""
-        self._window = Window(iter(()), limit=limit, in_order=in_order)
+        self._requests: Iterator[Any] = iter(())
+        self._is_exhausted = False
+        """Whether there are no more requests."""
+        self._failure: Exception | None = None
+        """What the requests have raised; it is raised behind all that were issued before it."""
         self._is_open: Callable[[int], bool] = _always
         self._starts: list[WorkerStart | None] = []
         """What the worker of each place begins with, until it is sent."""
         self._has_states = False
         self._turns = itertools.cycle(self._places)
         self._lanes = LaneMoves()
-        self._messages: dict[int, tuple[int, WorkerMessage]] = {}
-        """All unanswered requests by number: their places, and what is sent."""
-        self._unsent: list[int] = []
-        """Numbers of those that no worker has, in order."""
-        self._early: dict[int, Any] = {}
-        """Answers to turns of lanes before which another turn of the lane is unanswered.
-
-        They are lost with their worker, as a lane goes on elsewhere from one place.
-        """
-        self._losses: dict[int, int] = {}
-        """How many workers each unanswered request has lost, if any."""
+        self._tasks: dict[int, _Task] = {}
+        """All tasks by number, oldest first."""
+        self._answered: dict[int, _Task] = {}
+        """Those of them that are answered, in the order of the answers."""
+        self._unsent: list[_Task] = []
+        """Those that no worker has, oldest first."""
         self._failed_starts = 0
         """Number of workers in a row that were lost before they had started."""
         self._fatal: WorkersDied | None = None
         self._fatal_at = 0
-        """Number of the request that was lost with them, or 0."""
-        self._waits_for: frozenset[int] = frozenset()
-        """Requests whose answers are delivered before the loss of the workers is told."""
-        self._notices: list[str] = []
+        """Number of the request that was lost with them, or 0; older ones are delivered before."""
+        self.notices: list[str] = []
+        """What the user should be told, once."""
         self._unheld_since: float | None = None
         """When it was first seen that no worker has the oldest request; None while one has it."""
         self._has_told_of_waiting = False
@@ -146,43 +170,57 @@ class Dispatch:
         """Abandon all requests and take those of another pass.
 
         Args:
-            requests: as in :class:`Window`. They may have ``is_open(place)``, which tells whether a
-                worker can take requests that are not bound to a worker.
+            requests: asked for another request whenever there is room. They may have
+                ``is_open(place)``, which tells whether a worker can take requests that are not
+                bound to a worker.
             starts: what each worker begins with, or None.
         """
         with self._lock:
-            self._window = Window(requests, limit=self._limit, in_order=self._in_order)
+            self._requests, self._is_exhausted, self._failure = requests, False, None
             self._is_open = getattr(requests, "is_open", _always)
             self._starts = [None for _ in self._places] if starts is None else [*starts]
             self._has_states = starts is not None
             self._turns = itertools.cycle(self._places)
             self._lanes = LaneMoves()
             self._first = next(self._numbers)
-            self._messages, self._unsent, self._losses, self._early = {}, [], {}, {}
+            self._tasks, self._answered, self._unsent = {}, {}, []
             for worker in self._workers.values():
-                worker.requests.clear()
+                worker.tasks.clear()
 
     def fill(self, *, spare: int = 0) -> None:
-        """Issue requests until enough batches are in flight.
+        """Draw requests and send them until enough batches are in flight.
+
+        It is called in the user's own thread, as a user's sampler may draw from the global
+        generators.
 
         Args:
             spare: number of places that are about to be free.
         """
-        # Drawn without the lock, as a user's sampler may take its time.
-        while self._fatal is None and (request := self._window.draw(spare=spare)) is not None:
-            with self._lock:
-                number = next(self._numbers)
-                place = self._place_of(request)
-                start, self._starts[place] = self._starts[place], None
-                self._window.issue(number, request)
-                self._messages[number] = place, WorkerMessage(request, start)
-                self._unsent.append(number)
-                self._send()
+        while self._fatal is None and self._failure is None and not self._is_exhausted:
+            if len(self._tasks) - spare >= self._limit:
+                return
+            try:
+                # Drawn without the lock, as a user's sampler may take its time.
+                request = next(self._requests)
+            except StopIteration:
+                self._is_exhausted = True
+            except Exception as error:
+                self._failure = without_frames(error)
+            else:
+                with self._lock:
+                    # A worker that is several threads stands for as many of the loader's workers.
+                    bound = request.worker
+                    place = self._next_place() if bound is None else bound % len(self._places)
+                    start, self._starts[place] = self._starts[place], None
+                    task = _Task(next(self._numbers), request, place, start)
+                    self._tasks[task.number] = task
+                    self._unsent.append(task)
+                    self._send()
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for the next batch; return whether it, or the end, has come."""
         with self._lock:
-            return self._answered.wait_for(self._is_ready, seconds)
+            return self._has_come.wait_for(self.is_ready, seconds)
 
     def deliver(self) -> tuple[Any, Any]:
         """Return the next request and its answer.
@@ -192,23 +230,31 @@ class Dispatch:
             StopIteration: the requests are exhausted.
         """
         with self._lock:
-            if self._window.is_ready():
-                return self._window.deliver()
+            task = self._next_answered()
+            if task is not None:
+                del self._tasks[task.number], self._answered[task.number]
+                return task.request, task.answer
             if self._fatal is not None:
                 # Each time another one: a traceback refers to this object, by the frames in it.
                 lost = self._fatal
                 again = WorkersDied(lost.what, lost.oldest, remedy=lost.remedy)
                 raise again from lost.__cause__
-            self._window.end()
-            raise StopIteration
+            failure, self._failure = self._failure, None
+            raise StopIteration if failure is None else failure
 
     def is_ready(self) -> bool:
+        """Whether a batch, or the end, has come."""
         with self._lock:
-            return self._is_ready()
+            if self._next_answered() is not None:
+                return True
+            if self._fatal is not None:
+                return self._has_ended
+            return not self._tasks and (self._is_exhausted or self._failure is not None)
 
     def depth(self) -> tuple[int, int]:
+        """Return the numbers of requests without an answer, and of answers to be delivered."""
         with self._lock:
-            return self._window.depth()
+            return len(self._tasks) - len(self._answered), len(self._answered)
 
     def look_for_overdue(self, began: float, timeout: float) -> None:
         """Give up a worker that exceeds the timeout, and the wait for one that never starts.
@@ -218,15 +264,14 @@ class Dispatch:
         """
         now = time.monotonic()
         with self._lock:
-            if self._is_ready() or not self._messages:
+            oldest = self._oldest()
+            if oldest is None or self.is_ready():
                 return
-            oldest = min(self._messages)
-            holder = next((w for w in self._workers.values() if oldest in w.requests), None)
-            if holder is not None:
+            if oldest.worker is not None:
                 self._unheld_since = None
-                since = max(began, holder.requests[oldest])
+                since = max(began, oldest.sent_at)
                 if timeout and now - since > timeout:
-                    self._lose(holder, f"DataLoader timed out after {timeout} seconds")
+                    self._lose(oldest.worker, f"DataLoader timed out after {timeout} seconds")
                 return
             if self._unheld_since is None:
                 self._unheld_since = now
@@ -240,24 +285,17 @@ class Dispatch:
             )
             if timeout:
                 remedy = "ask for less with the options of worker_type, or add nodes"
-                self._die(WorkersDied(text, self._window.oldest, remedy=remedy))
+                self._die(WorkersDied(text, oldest.request, remedy=remedy))
             else:
-                self._notices.append(text)
-
-    def notices(self) -> list[str]:
-        """Return what the user should be told, once."""
-        with self._lock:
-            notices, self._notices = self._notices, []
-            return notices
+                self.notices.append(text)
 
     def close(self) -> None:
         """Abandon everything and end the workers."""
         with self._lock:
             self.stopped = True
-            self._window.clear()
-            self._messages.clear()
-            self._unsent.clear()
-            self._answered.notify_all()
+            self._is_exhausted = True
+            self._tasks, self._answered, self._unsent = {}, {}, []
+            self._has_come.notify_all()
             if self._fatal is not None:
                 for worker in self._workers:
                     self._cluster.kill(worker)
@@ -276,21 +314,20 @@ class Dispatch:
     def is_wanted(self, number: int) -> bool:
         """Whether the answer to a request is still waited for."""
         with self._lock:
-            return number in self._messages
+            return self._unanswered(number) is not None
 
     def take(self, number: int, answer: Any) -> None:
         """Take the answer to a request."""
         with self._lock:
-            if number not in self._messages:
+            task = self._unanswered(number)
+            if task is None:
                 return
-            request = self._messages[number][1].request
-            if isinstance(request, LaneTurn):
-                self._take_turn(number, request.lane, answer)
+            if isinstance(task.request, LaneTurn):
+                self._take_turn(task, answer)
             else:
-                self._settle(number, answer)
+                self._settle(task, answer)
             self._send()
-            if self._is_ready():
-                self._answered.notify_all()
+            self._has_come.notify_all()
 
     def note(self, event: Event) -> None:
         """Note what happened other than an answer."""
@@ -304,30 +341,44 @@ class Dispatch:
                 self._send()
             elif isinstance(event, Lost) and event.worker in self._workers:
                 self._lose(self._workers[event.worker], event.why, event.remedy)
-            elif isinstance(event, Unreadable) and event.number in self._messages:
-                self._lose_answer(event.number, event.why)
+            elif isinstance(event, Unreadable) and (task := self._unanswered(event.number)):
+                self._lose_answer(task, event.why)
             elif isinstance(event, Severed):
-                oldest = self._window.oldest
-                self._die(WorkersDied(event.why, oldest, remedy=event.remedy))
+                self._die(self._died(event.why, event.remedy))
 
     def give_up(self, error: Exception) -> None:
         """Report that nothing can be received any more."""
         with self._lock:
-            died = WorkersDied(f"batches cannot be received: {error!r}", self._window.oldest)
+            died = self._died(f"batches cannot be received: {error!r}")
             died.__cause__ = without_frames(error)
             self._die(died)
 
     # With the lock
 
-    def _is_ready(self) -> bool:
-        if self._window.is_ready() or self._window.is_over:
-            return True
-        return self._has_ended
+    def _next_answered(self) -> _Task | None:
+        """Return the next task to deliver; None if it is not answered."""
+        tasks = self._tasks if self._in_order else self._answered
+        task = next(iter(tasks.values()), None)
+        return task if task is not None and task.is_answered else None
+
+    def _unanswered(self, number: int) -> _Task | None:
+        task = self._tasks.get(number)
+        return None if task is None or task.is_answered else task
+
+    def _oldest(self) -> _Task | None:
+        """Return the oldest task without an answer."""
+        return next((task for task in self._tasks.values() if not task.is_answered), None)
 
     @property
     def _has_ended(self) -> bool:
         """Whether the workers are lost, and no answer is waited for any more."""
-        return self._fatal is not None and self._waits_for.isdisjoint(self._messages)
+        oldest = self._oldest()
+        is_waited_for = oldest is not None and oldest.number < self._fatal_at
+        return self._fatal is not None and not is_waited_for
+
+    def _died(self, what: str, remedy: str | None = None) -> WorkersDied:
+        oldest = self._oldest()
+        return WorkersDied(what, None if oldest is None else oldest.request, remedy=remedy)
 
     def _die(self, died: WorkersDied, *, at: int = 0) -> None:
         """Give all workers up.
@@ -337,8 +388,7 @@ class Dispatch:
         """
         if self._fatal is None or at < self._fatal_at:
             self._fatal, self._fatal_at = died, at
-            self._waits_for = frozenset(number for number in self._messages if number < at)
-        self._answered.notify_all()
+        self._has_come.notify_all()
 
     def _ask_for(self, place: int) -> None:
         worker = _Worker(next(self._names), place)
@@ -348,100 +398,95 @@ class Dispatch:
 
     def _send(self) -> None:
         """Send requests, oldest first, to workers that have started and have room."""
-        for number in list(self._unsent):
-            _, message = self._messages[number]
-            turn = message.request
+        for task in list(self._unsent):
+            turn = request = task.request
             if isinstance(turn, LaneTurn) and self._lanes.reader(turn) not in self._workers:
                 known = self._lanes.known_answer(turn)
                 if known is not None:
-                    self._unsent.remove(number)
-                    self._settle(number, known)
-                    self._answered.notify_all()
+                    self._unsent.remove(task)
+                    self._settle(task, known)
+                    self._has_come.notify_all()
                     continue
-            worker = self._worker_for(number)
+            worker = self._worker_for(task)
             if worker is None:
-                if self._threads > 1 and number in self._losses:
+                if self._threads > 1 and task.losses:
                     return  # newer requests would keep from it the worker that it needs alone
                 continue
-            self._unsent.remove(number)
+            self._unsent.remove(task)
             if isinstance(turn, LaneTurn):
-                message = message._replace(request=self._lanes.send(turn, worker.number))
-            worker.requests[number] = time.monotonic()
-            self._cluster.send(worker.number, number, message, first=self._first)
+                request = self._lanes.send(turn, worker.number)
+            task.worker, task.sent_at = worker, time.monotonic()
+            worker.tasks[task.number] = task
+            message = WorkerMessage(request, task.start)
+            self._cluster.send(worker.number, task.number, message, first=self._first)
 
-    def _worker_for(self, number: int) -> _Worker | None:
-        place, message = self._messages[number]
-        own = self._at[place]
+    def _worker_for(self, task: _Task) -> _Worker | None:
+        own = self._at[task.place]
         has_own = own.number in self._workers and own.takes_requests
         if self._has_states:
             return own if has_own else None
-        if isinstance(message.request, LaneTurn):
-            reader = self._workers.get(self._lanes.reader(message.request))
+        is_turn = isinstance(task.request, LaneTurn)
+        if is_turn:
+            reader = self._workers.get(self._lanes.reader(task.request))
             if reader is not None:
                 return reader
             if has_own:
                 return own
-        started = [
+        is_bound = self._takes_turns or getattr(task.request, "worker", None) is not None
+        if is_bound and has_own and (self._threads == 1 or self._can_be_told_apart(task, own)):
+            return own
+        able = [
             worker
             for worker in self._workers.values()
-            if worker.takes_requests and self._can_be_told_apart(number, worker)
+            if worker.takes_requests and self._can_be_told_apart(task, worker)
         ]
-        is_bound = self._takes_turns or getattr(message.request, "worker", None) is not None
-        if is_bound and own in started:
-            return own
-        freest = min(started, key=lambda each: (len(each.requests), each is not own), default=None)
-        if freest is None or isinstance(message.request, LaneTurn):
+        freest = min(able, key=lambda each: (len(each.tasks), each is not own), default=None)
+        if freest is None or is_turn:
             return freest
-        return freest if len(freest.requests) < self._depth else None
+        return freest if len(freest.tasks) < self._depth else None
 
-    def _can_be_told_apart(self, number: int, worker: _Worker) -> bool:
+    def _can_be_told_apart(self, task: _Task, worker: _Worker) -> bool:
         """Whether the loss of a worker would tell which request has ended it.
 
         A request during which a worker of several threads was lost is made alone.
         """
-        if self._threads == 1 or not self._losses or not worker.requests:
+        if self._threads == 1 or not worker.tasks:
             return True
-        return self._losses.keys().isdisjoint([number, *worker.requests])
+        return not any(each.losses for each in (task, *worker.tasks.values()))
 
-    def _settle(self, number: int, answer: Any) -> None:
-        """Keep an answer until it is delivered, and forget what was sent for it."""
-        for worker in self._workers.values():
-            worker.requests.pop(number, None)
-        self._losses.pop(number, None)
-        place, message = self._messages.pop(number)
-        if isinstance(answer, Failure) and message.request.snapshot:
+    def _settle(self, task: _Task, answer: Any) -> None:
+        """Keep an answer until it is delivered."""
+        if task.worker is not None:
+            del task.worker.tasks[task.number]
+            task.worker = None
+        if isinstance(answer, Failure) and task.request.snapshot:
             # The answer could not be read and its state is lost, so the schedule must know the
             # worker.
-            answer = Answer(answer, worker=place)
-        self._window.answer(number, answer)
+            answer = Answer(answer, worker=task.place)
+        task.answer, task.is_answered = answer, True
+        self._answered[task.number] = task
 
-    def _take_turn(self, number: int, lane: int, answer: Any) -> None:
+    def _take_turn(self, task: _Task, answer: Any) -> None:
         """Take the answers to the turns of a lane in their order.
 
         A worker of several threads may give them in another one.
         """
-        self._early[number] = answer
-        for each, (_, message) in list(self._messages.items()):
-            turn = message.request
-            if isinstance(turn, LaneTurn) and turn.lane == lane:
-                if each not in self._early:
+        task.early = (answer,)
+        for each in self._tasks.values():
+            turn = each.request
+            is_waiting = isinstance(turn, LaneTurn) and not each.is_answered
+            if is_waiting and turn.lane == task.request.lane:
+                if each.early is None:
                     return
-                answer = self._early.pop(each)
+                (answer,), each.early = each.early, None
                 self._lanes.answer(turn, answer)
                 self._settle(each, answer)
-
-    def _place_of(self, request: Any) -> int:
-        """Return the place whose worker is to execute a request, if it lives."""
-        if request.worker is None:
-            return self._next_place()
-        # A worker that is several threads stands for as many of the loader's workers.
-        return int(request.worker) % len(self._places)
 
     def _next_place(self) -> int:
         """Return whose turn it is or, out of order, who has the least to do."""
         if self._in_order:
             return next(self._turns)
-        under_way = Counter(place for place, _ in self._messages.values())
+        under_way = Counter(task.place for task in self._tasks.values() if not task.is_answered)
         fair_share = max(1, self._limit // len(self._places))
         for place in itertools.islice(self._turns, len(self._places)):
             if under_way[place] < fair_share and self._is_open(place):
@@ -453,36 +498,36 @@ class Dispatch:
         """Ask for another worker, and have the requests of the lost one done by others."""
         del self._workers[worker.number]
         self._cluster.kill(worker.number)
-        lost, worker.requests = sorted(worker.requests), {}
+        lost, worker.tasks = _oldest_first(worker.tasks.values()), {}
         what = f"worker {worker.place} was lost: {why}"
         if remedy is not None:
             self._die(WorkersDied(what, None, remedy=remedy))
             return
         if self._has_states or self._max_losses == 0:  # nobody takes over what it had
-            at = lost[0] if lost else 0
-            oldest = self._messages[at][1].request if lost else self._window.oldest
-            self._die(WorkersDied(what, oldest), at=at)
+            if lost:
+                self._die(WorkersDied(what, lost[0].request), at=lost[0].number)
+            else:
+                self._die(self._died(what))
             return
         # It was working on as many as it has threads, so only these may have ended it.
-        at_work = [number for number in lost if number not in self._early]
-        for number in at_work[: self._threads] if worker.has_started else ():
-            self._count_loss(number, what)
-        for number in lost:
-            self._early.pop(number, None)
+        at_work = [task for task in lost if task.early is None]
+        for task in at_work[: self._threads] if worker.has_started else ():
+            self._count_loss(task, what)
+        for task in lost:
+            task.worker = task.early = None
         if self._has_ended:
             return
         if lost:
-            what = f"{what}, {described(self._messages[lost[0]][1].request)}"
+            what = f"{what}, {described(lost[0].request)}"
         others = self._replaced(worker)
         if others is None:
-            remedy = "look for what keeps workers from starting"
-            self._die(WorkersDied(what, self._window.oldest, remedy=remedy))
+            self._die(self._died(what, "look for what keeps workers from starting"))
             return
-        self._notices.append(
+        self.notices.append(
             f"{what}. {others}; the {len(lost)} batches that it had are made by those that there "
             "are, and the stream goes on"
         )
-        self._unsent = sorted([*lost, *self._unsent])
+        self._unsent = _oldest_first([*lost, *self._unsent])
         self._send()
 
     def _replaced(self, worker: _Worker) -> str | None:
@@ -499,28 +544,32 @@ class Dispatch:
             others = f"{self._failed_starts} in a row did not start, so none is asked for any more"
         return others if self._workers else None
 
-    def _lose_answer(self, number: int, why: str) -> None:
+    def _lose_answer(self, task: _Task, why: str) -> None:
         """Have a request done again whose answer cannot be read."""
-        request = self._messages[number][1].request
-        if isinstance(request, LaneTurn) or self._has_states:
+        what = f"an answer was lost: {why}"
+        if isinstance(task.request, LaneTurn) or self._has_states:
             # Its worker has moved on, so the next answers would not follow on it.
-            self._die(WorkersDied(f"an answer was lost: {why}", self._window.oldest))
+            self._die(self._died(what))
             return
-        for worker in self._workers.values():
-            worker.requests.pop(number, None)
-        self._count_loss(number, f"an answer was lost: {why}")
-        self._unsent = sorted([number, *self._unsent])
+        if task.worker is not None:
+            del task.worker.tasks[task.number]
+            task.worker = None
+        self._count_loss(task, what)
+        self._unsent = _oldest_first([task, *self._unsent])
         self._send()
 
-    def _count_loss(self, number: int, what: str) -> None:
-        self._losses[number] = self._losses.get(number, 0) + 1
-        if self._losses[number] > self._max_losses:
+    def _count_loss(self, task: _Task, what: str) -> None:
+        task.losses += 1
+        if task.losses > self._max_losses:
             remedy = (
-                f"look for what ends the workers at this batch: {self._losses[number]} were lost "
-                f"while they made it, and max_worker_restarts is {self._max_losses}"
+                f"look for what ends the workers at this batch: {task.losses} were lost while they "
+                f"made it, and max_worker_restarts is {self._max_losses}"
             )
-            request = self._messages[number][1].request
-            self._die(WorkersDied(what, request, remedy=remedy), at=number)
+            self._die(WorkersDied(what, task.request, remedy=remedy), at=task.number)
+
+
+def _oldest_first(tasks: Iterable[_Task]) -> list[_Task]:
+    return sorted(tasks, key=lambda task: task.number)
 
 
 def _always(place: int) -> bool:

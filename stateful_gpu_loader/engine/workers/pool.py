@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
-from stateful_gpu_loader.engine.pipeline import Failure
+from stateful_gpu_loader.engine.pipeline import Answer, Failure
 from stateful_gpu_loader.engine.stats import PRESENT, Tally, stage
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
-from stateful_gpu_loader.engine.workers.remote_failure import with_failure_rebuilt, without_frames
+from stateful_gpu_loader.engine.workers.remote_failure import (
+    RemoteFailure,
+    with_failure_rebuilt,
+    without_frames,
+)
 from stateful_gpu_loader.records import WorkerStart
 
 _JOIN_SECONDS = 5.0
@@ -88,10 +92,12 @@ class PoolPipeline:
         self.is_whole = False
         began = time.monotonic()
         dispatch.fill()
-        while not self._wait(dispatch):
+        while not self._has_come(dispatch):
+            self._wait(dispatch)
             dispatch.look_for_overdue(began, self._timeout)
             _tell(dispatch)
-        _tell(dispatch)
+        if dispatch.notices:
+            _tell(dispatch)
         # Sent before the answer is taken, so that an exception of the requests does not lose it.
         dispatch.fill(spare=1)
         try:
@@ -101,20 +107,19 @@ class PoolPipeline:
             if not self._persistent:
                 self.close()
             raise
-        return request, with_failure_rebuilt(answer)
+        if isinstance(answer, (Answer, RemoteFailure)):
+            answer = with_failure_rebuilt(answer)
+        return request, answer
 
-    def _wait(self, dispatch: Dispatch) -> bool:
-        """Wait a while for the next batch; return whether it, or the end, has come."""
-        if self._receives_here and self._has_come(dispatch):
-            return True
+    def _wait(self, dispatch: Dispatch) -> None:
+        """Wait a while for an event; an exception here loses nothing."""
         seconds = min(_SECONDS_BETWEEN_LOOKS, self._timeout / 4 or math.inf)
         self.is_whole = True
-        if self._receives_here:
+        if self._unpack is None:
             dispatch.await_event(seconds)
         else:
             dispatch.wait(seconds)
         self.is_whole = False
-        return self._has_come(dispatch)
 
     def is_ready(self) -> bool:
         dispatch = self._dispatch
@@ -124,16 +129,13 @@ class PoolPipeline:
         return self._has_come(dispatch)
 
     def _has_come(self, dispatch: Dispatch) -> bool:
-        while self._receives_here and not dispatch.is_ready():
-            event = dispatch.receive()
+        """Whether the next batch, or the end, has come; receive what there is."""
+        while not dispatch.is_ready():
+            event = dispatch.receive() if self._unpack is None else None
             if event is None:
                 return False
             _note(dispatch, event, None)
-        return dispatch.is_ready()
-
-    @property
-    def _receives_here(self) -> bool:
-        return self._unpack is None
+        return True
 
     def depth(self) -> tuple[int, int]:
         return (0, 0) if self._dispatch is None else self._dispatch.depth()
@@ -161,8 +163,8 @@ class PoolPipeline:
 
 
 def _tell(dispatch: Dispatch) -> None:
-    for notice in dispatch.notices():
-        warnings.warn(notice, RuntimeWarning, stacklevel=4)
+    while dispatch.notices:
+        warnings.warn(dispatch.notices.pop(0), RuntimeWarning, stacklevel=4)
 
 
 def _receive(dispatch: Dispatch, unpack: Callable[[Any], Any], tally: Tally) -> None:

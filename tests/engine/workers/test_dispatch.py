@@ -53,7 +53,7 @@ def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bo
     two_workers.begin(iter(two), None)
     two_workers.fill()
     failure = Failure(OSError("too many open files"))
-    first, second = two_workers._messages
+    first, second = two_workers._tasks
     two_workers.take(first, "batch")
     two_workers.take(second, failure)
     assert two_workers.deliver()[1] == "batch"
@@ -73,7 +73,7 @@ def test_an_idle_worker_is_replaced_unless_none_is(max_losses: int) -> None:
         with pytest.raises(WorkersDied, match="a test ended it"):
             two_workers.deliver()
     else:
-        assert len(two_workers.notices()) == 1
+        assert len(two_workers.notices) == 1
 
 
 def turn_of_lane(turn: int, cursor: str | None) -> LaneTurn:
@@ -103,7 +103,7 @@ def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order()
     )
     workers.note(Started(0))
     workers.fill()
-    first, _, third, _ = workers._messages
+    first, _, third, _ = workers._tasks
     workers.take(first, answer_of_turn(0))
     workers.take(third, answer_of_turn(2))
     cluster: Any = workers._cluster
@@ -112,8 +112,8 @@ def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order()
     again = [(request.turn, request.cursor) for _, request in cluster.sent]
     assert again == [(1, LaneCursor(turns=1).to_text()), (2, None), (3, None)]
     assert len({worker for worker, _ in cluster.sent}) == 1
-    for number in list(workers._messages):
-        workers.take(number, answer_of_turn(workers._messages[number][1].request.turn))
+    for number, task in workers._tasks.items():
+        workers.take(number, answer_of_turn(task.request.turn))
     assert [workers.deliver()[1].payload for _ in range(4)] == [f"batch {i}" for i in range(4)]
 
 

@@ -1,0 +1,536 @@
+"""Run: one pass of a loader, which the user iterates."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stateful_gpu_loader.engine.device.memory import is_out_of_memory
+from stateful_gpu_loader.engine.engine import Engine
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
+from stateful_gpu_loader.engine.pipeline import (
+    NOTHING,
+    Answer,
+    BeginFailure,
+    Failure,
+    NoBatch,
+    Pipeline,
+    Stopped,
+    WorkersDied,
+    described,
+)
+from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.resume.places import put_sampler
+from stateful_gpu_loader.engine.schedules.schedule import Schedule
+from stateful_gpu_loader.engine.stats import stage, waiting
+from stateful_gpu_loader.engine.torch_names import pin
+from stateful_gpu_loader.engine.workers.processes import interpreter_is_ending
+from stateful_gpu_loader.engine.workers.worker_pool import WorkerPool
+from stateful_gpu_loader.errors import BadSample, LoaderError, WorkerLost
+from stateful_gpu_loader.state.bad_samples import FoundBad
+from stateful_gpu_loader.state.epoch_progress import Address, Offer, Pass
+
+
+class Run:
+    """Delivers the batches of one pass and reports each to :class:`Passes`.
+
+    Nothing happens before the first ``next()``. An exception in one batch does not affect the
+    others: the following ``next()`` continues after it. Lost workers that kept states of the user's
+    objects are replaced, and work continues from the delivered position. Several threads may share
+    a run.
+    """
+
+    # The attributes that follow are those of a pass that has begun.
+
+    _plan: Plan
+    """Plan of this pass; attributes that are changed later count for later passes."""
+    _seed: int
+    _schedule: Schedule
+    _pipeline: Pipeline
+    """Pipeline that answers the requests of the schedule."""
+    _pool: WorkerPool
+    """Worker pool that the pipeline was taken from."""
+    _losses: int
+    """Number of times that workers were lost since a batch was delivered."""
+    _is_started: bool
+    """Whether the pipeline was started for this pass: a kept one stands at the end of another."""
+    _is_running: bool
+    """Whether the pipeline was started, and no exception has left it since."""
+    _is_moving: bool
+    """Whether a delivery has begun to move the schedule, and was not completed."""
+    _is_given_up: bool
+    """Whether the pass ends here, and the next one goes on from its delivered place."""
+    _ended_workers: set[int]
+    """Workers whose iterators have ended."""
+    _found_bad: tuple[FoundBad, ...]
+    """Bad samples that were met since the last batch, to be recorded with the next one."""
+    _bad_in_a_row: int
+    """Number of samples in a row, since a batch was delivered, that could not be used."""
+    _has_all: bool
+    """Whether all requests of the pass were answered."""
+    _has_met_end: bool
+    """Whether the epoch was found to end with a batch that was delivered or failed."""
+    _has_failed: bool
+    """Whether making a batch of this pass has raised an exception."""
+
+    def __init__(self, engine: Engine, length: Callable[[], int]) -> None:
+        self._engine = engine
+        self._passes = engine.passes
+        self._waiting = waiting("wait", engine.tally.own)
+        self._length = length
+        self._current: Pass | None = None
+        """Deliveries of the pass; None before it begins and once it is left."""
+        self._former_workers: list[Any] = []
+        self._ended = False
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "an iterator of a StatefulGPULoader can be neither pickled nor copied: it has workers, "
+            "and its loader counts what it delivers. Remedy: keep loader.state_dict(), which says "
+            "where it stands; elsewhere build the loader again, load_state_dict(), and iterate it"
+        )
+
+    def __iter__(self) -> Run:
+        return self
+
+    def __len__(self) -> int:
+        return self._length()
+
+    def __next__(self) -> Any:
+        if self._owner != os.getpid():
+            raise _inherited(self._owner)
+        while True:
+            offer = self._offered()
+            try:
+                if not offer.is_failure:
+                    # Taking the batch delivers it: between this call and the caller's own
+                    # assignment an interrupt loses it, and nowhere else.
+                    return offer.content.pop()
+                failure = offer.content.pop()
+            except IndexError:
+                continue  # another thread that shares this iterator has taken it
+            try:
+                failure.reraise()
+            finally:
+                # The traceback must not keep the workers alive.
+                del self, offer, failure
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At interpreter exit threads and processes have ended already, and modules that closing a
+        # pipeline needs may be gone.
+        # A forked child leaves the pass, and its workers, to the parent.
+        if not _is_finalizing() and self._owner == os.getpid():
+            self._stop()
+
+    @property
+    def _workers(self) -> list[Any]:
+        """The worker processes, or those it had once it has ended.
+
+        The name is torch's, for programs that inspect a torch iterator.
+        """
+        return self._former_workers if self._current is None else self._pipeline.workers
+
+    def depth(self) -> tuple[int, int]:
+        """Return the numbers of batches that are under way, and of those that are ready."""
+        return (0, 0) if self._current is None else self._pipeline.depth()
+
+    def _offered(self) -> Offer:
+        """Return the next batch, or an exception in its place, ready to be taken.
+
+        A signal handler may raise at any moment. What was half done is then made again from the
+        delivered place, so it is marked before it is done: ``is_running`` and ``is_moving``.
+        """
+        with self._lock:
+            try:
+                with self._waiting:
+                    while not self._ended:
+                        current = self._ready()
+                        offer = current.offered
+                        if offer is not None:
+                            return offer
+                        if self._has_met_end:
+                            self._end(current)
+                            continue
+                        self._is_running = False
+                        try:
+                            request, found = next(self._pipeline)
+                        except WorkersDied as loss:
+                            self._recover(current, loss)
+                        except StopIteration:
+                            self._end(current)
+                        except Stopped:
+                            continue  # an exception has torn an earlier request: made again
+                        else:
+                            self._is_moving = True
+                            has_started = self._arrived(current, request, found)
+                            self._is_moving = False
+                            self._is_running = has_started
+            except BaseException as error:
+                # No variable may refer to the error itself: its traceback refers to this frame.
+                hidden = _hidden_by_lock(error)
+                self._note_interrupt(hidden or error)
+                _end_at_exit()
+                if hidden is not None:
+                    raise hidden from None
+                raise
+            raise StopIteration
+
+    def _ready(self) -> Pass:
+        """Return the pass, with a pipeline that is running."""
+        current = self._current
+        if current is not None:
+            is_superseded = current.generation != self._passes.generation
+            if self._is_given_up or (is_superseded and not current.standing.delivered):
+                self._leave(current)
+                current = None
+        if current is None:
+            current = self._begin()
+        elif self._is_running or current.offered is not None:
+            return current
+        elif self._is_started and not self._is_torn and self._pipeline.is_whole:
+            self._is_running = True
+            return current
+        else:
+            self._is_running = False
+            self._pipeline.close()
+            if self._is_torn:
+                self._draw_again(current)
+            self._pipeline = self._rebuilt(current)
+        self._start(current)
+        return current
+
+    @property
+    def _is_torn(self) -> bool:
+        """Whether an exception came while the schedule moved."""
+        return self._is_moving or self._schedule.is_torn
+
+    def _begin(self) -> Pass:
+        """Begin a pass without starting its pipeline.
+
+        It is called at the first ``next()``, and again if a state is loaded before the first batch
+        is delivered.
+        """
+        engine = self._engine
+        plan, seed, current = engine.begin()
+        self._plan, self._seed, self._pool = plan, seed, engine.workers
+        self._pipeline, has_new_workers = engine.workers.take(
+            plan, engine.policy(plan), seed, current.start
+        )
+        self._schedule = self._scheduled(
+            current.start, resumed=current.resumed, has_new_workers=has_new_workers
+        )
+        self._losses = self._bad_in_a_row = 0
+        self._is_started = self._is_running = self._is_moving = self._is_given_up = False
+        self._has_all = self._has_met_end = self._has_failed = False
+        self._ended_workers, self._found_bad = set(), ()
+        engine.tally.begin(self)
+        self._current = current
+        return current
+
+    def _scheduled(self, place: Address, *, resumed: bool, has_new_workers: bool) -> Schedule:
+        return self._plan.schedule(
+            place,
+            resumed=resumed,
+            seed=self._seed,
+            has_new_workers=has_new_workers,
+            promised_length=lambda: self._engine.promised_length,
+        )
+
+    def _rebuilt(self, current: Pass) -> Pipeline:
+        """Return a pipeline with new workers, not started."""
+        engine, plan = self._engine, self._plan
+        place = current.standing.place
+        return self._pool.renew(plan, engine.policy(plan), engine.seed.value, place)
+
+    def _draw_again(self, current: Pass) -> None:
+        """Draw the order again from the delivered place, as if the pass were resumed there."""
+        resumed, place = self._has_answered(current), current.standing.place
+        if not resumed:
+            resumed, place = current.resumed, self._schedule.start_place()
+        self._schedule = self._scheduled(place, resumed=resumed, has_new_workers=True)
+        self._has_met_end = self._is_moving = False
+        self._found_bad = ()
+        self._ended_workers.clear()
+
+    def _start(self, current: Pass) -> None:
+        self._is_started = False
+        try:
+            self._pipeline.start(self._schedule.requests(), self._schedule.starts())
+        except WorkersDied as loss:
+            self._recover(current, loss)
+        else:
+            self._is_started = self._is_running = True
+
+    def _arrived(self, current: Pass, request: Any, found: Any) -> bool:
+        """Offer what the pipeline has returned to the user, if it is for the user.
+
+        Returns:
+            Whether the worker has begun its pass; otherwise it can only be replaced.
+        """
+        answer = found if isinstance(found, Answer) else None
+        payload = found if answer is None else answer.payload
+        if isinstance(payload, BeginFailure):
+            self._passes.offer_failure(current, payload, None)
+            return False
+        if answer is not None and answer.ended_at is not None:
+            self._has_met_end = True  # later answers do not count
+        if isinstance(payload, Failure):
+            self._fail(current, request, answer, payload)
+            return True
+        if isinstance(payload, NoBatch):
+            self._note_no_batch(current, request, answer, payload)
+            return True
+        arrival = self._schedule.arrive(request, answer)
+        if arrival is None:
+            self._schedule.deliver(request, answer)
+            return True
+        if self._plan.has_last_step:
+            try:
+                payload = self._finished(current, payload, position=arrival.position)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._fail(current, request, answer, Failure(error))
+                return True
+        bad = () if answer is None else answer.bad
+        if bad:
+            self._note_bad(bad)
+        self._engine.tally.deliver(request, answer)
+        place = self._schedule.deliver(request, answer)
+        if not current.standing.delivered:
+            # The user's objects are asked for their state when the first request is drawn.
+            self._note_start(current)
+        self._losses = self._bad_in_a_row = 0
+        self._passes.offer(
+            current,
+            payload,
+            place,
+            request=arrival.request,
+            bad=bad,
+            found=self._found_bad,
+        )
+        if self._found_bad:
+            self._note_recorded(current)
+        return True
+
+    def _finished(self, current: Pass, batch: Any, *, position: int) -> Any:
+        """Transform and pin a batch, in the user's own thread.
+
+        Args:
+            batch: the batch as the pipeline returns it.
+            position: position of its first sample.
+        """
+        plan, own = self._plan, self._engine.tally.own
+        if plan.batch_transform is not None:
+            with stage("augment", own):
+                batch = plan.batch_transform(
+                    batch,
+                    device=self._pool.device,
+                    seed=self._seed,
+                    epoch=current.start.epoch,
+                    position=position,
+                )
+        if plan.config.pin_memory and plan.device is None and torch.accelerator.is_available():
+            with stage("transfer", own):
+                batch = pin(batch)
+        return batch
+
+    def _fail(self, current: Pass, request: Any, answer: Answer | None, failure: Failure) -> None:
+        self._note_start(current)
+        self._has_failed = True
+        place = self._schedule.fail(request, answer)
+        self._losses = self._bad_in_a_row = 0
+        if place is None:
+            self._passes.offer_failure(current, failure, None)
+            return
+        self._passes.offer_failure(current, failure, place, found=self._found_bad)
+        self._note_recorded(current)
+
+    def _has_answered(self, current: Pass) -> bool:
+        """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
+        return self._has_failed or current.standing.delivered
+
+    def _note_start(self, current: Pass) -> None:
+        """Complete the place where the pass began, once its first request was drawn."""
+        if not self._has_answered(current):
+            self._passes.note_start(current, self._schedule.start_place())
+
+    def _note_interrupt(self, error: BaseException) -> None:
+        """Let the pass begin again, if it has delivered nothing and moved the user's objects."""
+        current = self._current
+        if current is None or self._has_answered(current) or self._is_given_up:
+            return
+        # A batch that is offered was made without an exception, so this one is a handler's.
+        is_made = current.offered is not None
+        is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
+        has_moved = self._plan.memory is not None or self._schedule.start_place().user is not None
+        if is_interrupt and has_moved:
+            self._note_start(current)
+            self._go_back(current)
+
+    def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
+        """Note bad samples, once each: those of a worker that was lost are met again."""
+        self._found_bad += tuple(bad for bad in found if bad not in self._found_bad)
+
+    def _count_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
+        """Stop a function that signals its end by another exception than StopIteration.
+
+        It would otherwise be called for ever.
+
+        Raises:
+            BadSample: none of many samples in a row could be used.
+        """
+        self._bad_in_a_row += len(found)
+        if not self._plan.is_endless or self._bad_in_a_row < MAX_BAD_IN_A_ROW:
+            return
+        count, self._bad_in_a_row = self._bad_in_a_row, 0
+        self._passes.note_bad(current, self._found_bad)
+        self._note_recorded(current)
+        last = found[-1]
+        raise BadSample(
+            str(last.index),
+            index=last.position,
+            position=last.position,
+            epoch=last.epoch,
+            reason=f"{last.reason}; nor could any of the {count - 1} samples before it be used. If "
+            "it is the end of the epoch, raise StopIteration there, or declare length=",
+        )
+
+    def _note_no_batch(
+        self, current: Pass, request: Any, answer: Answer | None, payload: NoBatch
+    ) -> None:
+        if answer is not None and payload is not NOTHING and answer.bad:
+            self._note_bad(answer.bad)
+            self._count_bad(current, answer.bad)
+        elif answer is not None and payload is NOTHING and answer.worker not in self._ended_workers:
+            self._note_bad(answer.bad)
+            self._ended_workers.add(answer.worker)
+        self._schedule.deliver(request, answer)
+
+    def _note_recorded(self, current: Pass) -> None:
+        """Note that the bad samples that were found are recorded with what was offered."""
+        if current.generation == self._passes.generation:
+            self._engine.tally.bad_samples += len(self._found_bad)
+        self._found_bad = ()
+
+    def _end(self, current: Pass) -> None:
+        has_answered = self._has_answered(current)
+        if current.standing.following is None:
+            self._is_moving = True
+            self._passes.end(current, self._schedule.end(), found=self._found_bad)
+            self._note_recorded(current)
+            self._engine.tally.epochs += has_answered
+        self._has_all = self._is_running = True
+        is_empty_rest = current.resumed and not has_answered and current.start.position > 0
+        skips_empty_rest = self._plan.config.on_epoch_boundary == "next_epoch"
+        self._former_workers = self._workers
+        self._ended = not (is_empty_rest and skips_empty_rest)
+        self._leave(current)
+
+    def _recover(self, current: Pass, loss: WorkersDied) -> None:
+        """Replace lost workers, as if the pass were resumed from the delivered position."""
+        _end_at_exit()
+        self._losses += 1
+        self._pipeline.close()
+        place = current.standing.place
+        where = f"epoch {place.epoch}, position {place.position}"
+        at = "" if loss.oldest is None else f", {described(loss.oldest)}"
+        limit = self._plan.config.max_worker_restarts
+        if self._losses > limit or loss.remedy is not None:
+            self._is_given_up = True
+            self._leave(current)
+            why, remedy = f" at {where}{at}", loss.remedy
+            if remedy is None:
+                why = (
+                    f". Workers were lost {self._losses} times at {where}{at}, and "
+                    f"max_worker_restarts is {limit}"
+                )
+                remedy = "look for what ends them (memory, a crash in native code)"
+            raise WorkerLost(
+                f"{loss.what}{why}. Remedy: {remedy}; the state is intact, and a new iterator goes "
+                "on from it"
+            ) from loss
+        warnings.warn(
+            f"{loss.what}. The workers are replaced and the stream goes on at {where}{at} "
+            f"(restart {self._losses} of at most {limit} without a batch between them)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        self._engine.tally.worker_restarts += 1
+        self._pipeline = self._rebuilt(current)
+        self._start(current)
+
+    def _go_back(self, current: Pass) -> None:
+        """Let the next pass go on where this one had to stop, unless another has done so."""
+        generation = self._passes.generation
+        self._passes.go_back(current)
+        if self._plan.memory is not None and self._passes.generation != generation:
+            put_sampler(self._plan.memory, current.standing.place)
+
+    def _leave(self, current: Pass) -> None:
+        """Leave the pass; another one may begin.
+
+        Persistent workers are kept for the next pass, unless they are outdated or dismissed, or
+        their iterators are ahead of the next pass.
+        """
+        if self._is_given_up:
+            self._note_start(current)
+            self._go_back(current)
+        current.is_left = True
+        engine, plan, pipeline = self._engine, self._plan, self._pipeline
+        is_current = current.generation == self._passes.generation
+        is_of_use = (
+            self._has_all and is_current
+            if plan.has_worker_states
+            else plan.decoder is engine.plan.decoder
+        )
+        is_whole = self._is_running or pipeline.is_whole
+        keeps = engine.plan.config.persistent_workers and is_of_use and is_whole
+        self._current = None
+        del self._pipeline
+        if keeps and self._pool is engine.workers:
+            engine.workers.keep(pipeline)
+        else:
+            pipeline.close()
+
+    def _stop(self) -> None:
+        current = getattr(self, "_current", None)
+        if current is not None:
+            self._leave(current)
+
+
+def _inherited(owner: int) -> LoaderError:
+    return LoaderError(
+        f"this iterator belongs to process {owner}; process {os.getpid()} was forked from it, and "
+        "would take batches that the parent waits for. Remedy: iterate the loader itself here, "
+        "which begins the next pass with workers of this process; "
+        "loader.load_state_dict(loader.state_dict()) before it goes on from the parent's place"
+    )
+
+
+def _end_at_exit() -> None:
+    """End a daemon thread without a traceback once the interpreter's exit has ended its workers."""
+    if interpreter_is_ending() and threading.current_thread().daemon:
+        raise SystemExit
+
+
+_OF_LOCKS = frozenset({"release unlocked lock", "cannot release un-acquired lock"})
+"""Messages of the errors of a lock that is not held."""
+
+
+def _hidden_by_lock(error: BaseException) -> BaseException | None:
+    """Return the exception of a signal handler that this error of a lock has replaced, if any.
+
+    The handler may raise inside ``Condition.wait``, after that has released its lock. Leaving the
+    lock then raises RuntimeError.
+    """
+    is_of_lock = type(error) is RuntimeError and str(error) in _OF_LOCKS
+    return error.__context__ if is_of_lock else None

@@ -22,6 +22,8 @@ from multiprocessing.context import get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
+
 MOST_FILES = 200
 """Most files of a message; the system takes 253. Others are sent in Python's own way."""
 
@@ -49,7 +51,7 @@ class OpenFile:
             os.close(self._file)
 
 
-def pickled(content: Any) -> tuple[bytes, list[int]]:
+def pickled(content: Any) -> tuple[memoryview, list[int]]:
     """Pickle a message; return the bytes, and the descriptors to be sent and closed.
 
     Raises:
@@ -60,7 +62,7 @@ def pickled(content: Any) -> tuple[bytes, list[int]]:
     before = get_spawning_popen()
     set_spawning_popen(collector)
     try:
-        return bytes(ForkingPickler.dumps(content)), files
+        return ForkingPickler.dumps(content), files
     except BaseException:
         close_all(files)
         raise
@@ -122,23 +124,25 @@ def _itself(file: Any) -> Any:
     return file
 
 
-_HEAD = struct.Struct("=QQ")
-"""Number of bytes, and of files."""
+_HEAD = struct.Struct("=QQQ")
+"""Numbers of bytes in the head and in the body, and of files."""
 _FILES_SPACE = socket.CMSG_SPACE(MOST_FILES * array("i").itemsize)
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
+"""Number of bytes that are read at once where no message is known to be longer."""
 _SOCKET_BUFFER = 1 << 20
 """Wanted size; the system gives what it allows."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _LARGEST_COPY = 1 << 16
-"""Largest message that is copied behind its length, to be sent with it at once."""
+"""Largest body that is copied behind its head, to be sent with it at once."""
 
 
 class Message(NamedTuple):
     """What has arrived."""
 
-    content: memoryview
+    head: memoryview
+    body: memoryview
     files: list[int] | None
     """Descriptors of its files, which the receiver closes; None if they could not be opened."""
 
@@ -147,10 +151,10 @@ class Channel:
     """Sends and receives messages; no method waits, except :meth:`next`.
 
     >>> ours, theirs = map(Channel, socket.socketpair())
-    >>> ours.send(b"one"), ours.send(b"other")
+    >>> ours.send(b"one"), ours.send(b"other", bytes(2))
     (True, True)
-    >>> bytes(theirs.next().content), [bytes(message.content) for message in theirs.receive()]
-    (b'one', [b'other'])
+    >>> bytes(theirs.next().head), [bytes(message.body) for message in theirs.receive()]
+    (b'one', [b'\\x00\\x00'])
     >>> ours.close()
     >>> theirs.receive(), theirs.has_ended
     ([], True)
@@ -161,7 +165,10 @@ class Channel:
         end.settimeout(None)  # a program may have set another default
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self._socket = end
-        self._received = bytearray()
+        self._memory = _memory(_CHUNK)
+        """Memory that messages are received into."""
+        self._num_received = 0
+        """Number of its bytes that have arrived, of a message whose rest has not."""
         self._files: deque[list[int] | None] = deque()
         """Files of the messages that have some, in their order."""
         self._messages: deque[Message] = deque()
@@ -178,17 +185,18 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: bytes, files: Sequence[int] = ()) -> bool:
+    def send(self, head: bytes, body: bytes | memoryview = b"", files: Sequence[int] = ()) -> bool:
         """Send a message; return whether all of it, and of those before it, is on its way.
 
         Args:
+            body: its larger part, which is not copied and must not change.
             files: descriptors that are sent with it, and closed then; at most MOST_FILES.
         """
-        head = _HEAD.pack(len(message), len(files))
-        if len(message) <= _LARGEST_COPY:
-            self._unsent.append((memoryview(head + message), list(files)))
+        head = _HEAD.pack(len(head), len(body), len(files)) + head
+        if len(body) <= _LARGEST_COPY:
+            self._unsent.append((memoryview(head + body), list(files)))
         else:
-            self._unsent += (memoryview(head), list(files)), (memoryview(message), [])
+            self._unsent += (memoryview(head), list(files)), (memoryview(body), [])
         return self.flush()
 
     def flush(self) -> bool:
@@ -224,13 +232,12 @@ class Channel:
         """
         while not self.has_ended:
             try:
-                chunk = self._receive(socket.MSG_DONTWAIT)
+                has_filled = self._receive(socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
-                chunk = b""
-            self._take(chunk)
-            if len(chunk) < _CHUNK and not rest:
+                has_filled, self.has_ended = False, True
+            if not has_filled and not rest:
                 break
         messages, self._messages = list(self._messages), deque()
         return messages
@@ -245,7 +252,7 @@ class Channel:
             if self.has_ended:
                 raise EOFError
             try:
-                self._take(self._receive())
+                self._receive()
             except ConnectionError:
                 self.has_ended = True
         return self._messages.popleft()
@@ -262,9 +269,11 @@ class Channel:
         for _, unsent in self._unsent:
             close_all(unsent)
 
-    def _receive(self, flags: int = 0) -> bytes:
+    def _receive(self, flags: int = 0) -> bool:
+        """Receive what comes at once; return whether that has filled the memory for it."""
+        room = self._memory[self._num_received :]
         flags |= socket.MSG_CMSG_CLOEXEC
-        chunk, rights, found, _ = self._socket.recvmsg(_CHUNK, _FILES_SPACE, flags)
+        num_bytes, rights, found, _ = self._socket.recvmsg_into([room], _FILES_SPACE, flags)
         if rights or found & socket.MSG_CTRUNC:
             files = array("i")
             for _, _, data in rights:
@@ -274,27 +283,33 @@ class Channel:
                 self._files.append(None)
             else:
                 self._files.append(files.tolist())
-        return chunk
+        self._num_received += num_bytes
+        self.has_ended = not num_bytes
+        self._take_messages()
+        return num_bytes == len(room)
 
-    def _take(self, chunk: bytes) -> None:
-        if not chunk:
-            self.has_ended = True
-            return
-        received: bytes | bytearray = chunk
-        if self._received:
-            self._received += chunk
-            received = self._received
-        whole, begin = memoryview(received), 0
-        while len(received) - begin >= _HEAD.size:
-            length, num_files = _HEAD.unpack_from(received, begin)
-            end = begin + _HEAD.size + length
-            if end > len(received):
+    def _take_messages(self) -> None:
+        """Take the messages that are whole, and make room for the rest of the next one."""
+        arrived, begin, end = self._memory[: self._num_received], 0, 0
+        while len(arrived) - begin >= _HEAD.size:
+            head_size, body_size, num_files = _HEAD.unpack_from(arrived, begin)
+            head = begin + _HEAD.size
+            body = head + head_size
+            end = body + body_size
+            if end > len(arrived):
                 break
             files = self._files.popleft() if num_files else []
-            self._messages.append(Message(whole[begin + _HEAD.size : end], files))
+            self._messages.append(Message(arrived[head:body], arrived[body:end], files))
             begin = end
-        if begin or received is chunk:
-            self._received = bytearray(whole[begin:])
+        if begin or end > len(self._memory):
+            rest = arrived[begin:]
+            self._memory = _memory(max(end - begin, _CHUNK))
+            self._memory[: len(rest)] = rest
+            self._num_received = len(rest)
+
+
+def _memory(num_bytes: int) -> memoryview:
+    return np.empty(num_bytes, np.uint8).data  # unlike a bytearray it is not cleared
 
 
 class Sender:
@@ -305,10 +320,10 @@ class Sender:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def send(self, message: bytes, files: Sequence[int] = ()) -> None:
+    def send(self, head: bytes, body: bytes | memoryview = b"", files: Sequence[int] = ()) -> None:
         """Send a message, as :meth:`Channel.send` does; it does not wait."""
         with self._lock:
-            if not self._channel.send(message, files) and self._thread is None:
+            if not self._channel.send(head, body, files) and self._thread is None:
                 name = "stateful_gpu_loader sender"
                 self._thread = threading.Thread(target=self._send_rest, name=name, daemon=True)
                 self._thread.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
@@ -32,7 +33,7 @@ from stateful_gpu_loader.state.snapshot import is_plain
 class Packed(NamedTuple):
     """A serialized answer."""
 
-    content: bytes
+    content: bytes | memoryview
     large: list[Any]
     """Objects that torch and NumPy transfer in their own ways."""
     snapshot: Any
@@ -78,7 +79,11 @@ def unpack(
         lend: returns the memory of a segment; None gives memory of the same size and other content.
     """
     storages = [(lend or _any_storage)(segment) for segment in packed.segments]
-    answer = _Unpacker(packed, storages).load()
+    before, _PRESENT.beside = getattr(_PRESENT, "beside", None), (packed.large, storages)
+    try:
+        answer = pickle.loads(packed.content)
+    finally:
+        _PRESENT.beside = before
     if packed.snapshot is None:
         return answer
     return dataclasses.replace(answer, snapshot=packed.snapshot)
@@ -124,25 +129,17 @@ class _Packer(ForkingPickler):
         return _large, (len(self.large) - 1,)
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, packed: Packed, storages: list[torch.UntypedStorage]) -> None:
-        super().__init__(io.BytesIO(packed.content))
-        self._beside = {_large.__name__: packed.large, _lent.__name__: storages}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name in self._beside:
-            return self._beside[name].__getitem__
-        return super().find_class(module, name)
+_PRESENT = threading.local()
 
 
 def _large(number: int) -> Any:
-    """Placeholder for an object that is sent beside the message."""
-    raise pickle.UnpicklingError("an answer is read with unpack()")
+    """Return an object that was sent beside the answer that is being unpickled."""
+    return _PRESENT.beside[0][number]
 
 
 def _lent(number: int) -> Any:
-    """Placeholder for the memory of a segment."""
-    raise pickle.UnpicklingError("an answer is read with unpack()")
+    """Return the memory of a segment of the answer that is being unpickled."""
+    return _PRESENT.beside[1][number]
 
 
 class _InSegment:

@@ -175,7 +175,7 @@ class ProcessCluster:
             if _can_be_pickled(message):
                 raise  # a signal handler has raised it
             content, files = pickled(in_place_of(message, error))
-        found.sender.send(HEAD.pack(number, first) + content, files)
+        found.sender.send(HEAD.pack(number, first), content, files)
 
     def wait(self, seconds: float) -> None:
         if not self._events:
@@ -283,27 +283,25 @@ class ProcessCluster:
             self._lose(worker)
 
     def _note(self, worker: _Worker, message: Message) -> None:
-        (number,), content = NUMBER.unpack_from(message.content), message.content[NUMBER.size :]
+        (number,), head = NUMBER.unpack_from(message.head), message.head[NUMBER.size :]
         if number >= 0:
-            answer = self._answer(worker, content, message.files)
+            answer = self._answer(worker, head, message)
             if answer is not None:
                 self._events.append(Answered(number, answer[0]))
             return
-        worker.stage, _, worker.report = bytes(content).decode(errors="replace").partition(" ")
+        worker.stage, _, worker.report = bytes(head).decode(errors="replace").partition(" ")
         if worker.stage == READY:
             self._has_been_ready = True
             self._events.append(Started(worker.number))
 
-    def _answer(
-        self, worker: _Worker, content: memoryview, files: list[int] | None
-    ) -> tuple[Any] | None:
+    def _answer(self, worker: _Worker, head: memoryview, message: Message) -> tuple[Any] | None:
         """Return the answer; None if what it lies in was lost with its worker."""
         started = perf_counter()
         try:
-            if files is None:
+            if message.files is None:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            with received(files):
-                packed = pickle.loads(content)
+            with received(message.files):
+                packed = pickle.loads(head)._replace(content=message.body)
                 self._segments.unmap(packed.given_up)
                 answer = unpack(packed, self._segments.lend)
             self._tally.own.add(packed.seconds)

@@ -165,7 +165,7 @@ class WorkerAdapter:
             if sent.files is None:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             with received(sent.files):
-                message: WorkerMessage = pickle.loads(sent.content[HEAD.size :])
+                message: WorkerMessage = pickle.loads(sent.body)
         except Exception as error:
             return self._pack(self._failed(error))
         if self._segments is not None:
@@ -293,7 +293,7 @@ def _answer_all(adapter: WorkerAdapter, channel: Channel, answers: _Answers) -> 
         if channel.has_ended:
             return  # nobody waits for what is still to be made
         for message in arrived:
-            number, first = HEAD.unpack_from(message.content)
+            number, first = HEAD.unpack(message.head)
             newest = max(newest, first)
             requests.append((number, first, message))
         number, first, message = requests.popleft()
@@ -333,7 +333,7 @@ class _Crew:
         try:
             while True:
                 message = channel.next()
-                number, first = HEAD.unpack_from(message.content)
+                number, first = HEAD.unpack(message.head)
                 self._newest = max(self._newest, first)
                 self._requests.put((number, first, message))
         finally:
@@ -375,10 +375,11 @@ class _Answers:
         if answer is None:
             return
         try:
-            content, files = pickled(answer)
+            head, files = pickled(answer._replace(content=b""))
         except Exception as error:
-            content, files = pickled(in_place_of(answer, error))
-        self._sender.send(NUMBER.pack(number) + content, files)
+            answer = in_place_of(answer, error)
+            head, files = pickled(answer._replace(content=b""))
+        self._sender.send(NUMBER.pack(number) + head, answer.content, files)
 
 
 def end_with(main: BaseProcess) -> None:

@@ -37,7 +37,7 @@ def contents(message: Message) -> tuple[bytes, list[bytes] | None]:
     files = message.files
     read = None if files is None else [os.read(file, 100) for file in files]
     close_all(files or [])
-    return bytes(message.content), read
+    return bytes(message.head) + bytes(message.body), read
 
 
 def all_of(channel: Channel, count: int) -> list[tuple[bytes, list[bytes] | None]]:
@@ -51,13 +51,13 @@ def test_messages_of_all_sizes_arrive_in_order(ends: tuple[Channel, Channel]) ->
     ours, theirs = ends
     sizes = [0, 1, 15, 1 << 16, (1 << 16) + 1, 1 << 18, LARGE, 3]
     wanted = [bytes([number]) * size for number, size in enumerate(sizes)]
-    are_sent = [ours.send(message) for message in wanted]
+    are_sent = [ours.send(message[:5], message[5:]) for message in wanted]
     assert are_sent[0]
     assert not are_sent[-1]
     found: list[bytes] = []
     while len(found) < len(wanted):
         ours.flush()
-        found += [bytes(message.content) for message in theirs.receive()]
+        found += [contents(message)[0] for message in theirs.receive()]
     assert found == wanted
     assert ours.flush()
 
@@ -66,10 +66,10 @@ def test_messages_of_all_sizes_arrive_in_order(ends: tuple[Channel, Channel]) ->
 def test_files_arrive_with_their_messages(ends: tuple[Channel, Channel], size: int) -> None:
     ours, theirs = ends
     before = fds()
-    ours.send(b"0" * size)
-    ours.send(b"1" * size, [a_file(b"a"), a_file(b"b")])
-    ours.send(b"2" * size)
-    ours.send(b"3" * size, [a_file(b"c")])
+    ours.send(b"0", bytes(size))
+    ours.send(b"1", bytes(size), [a_file(b"a"), a_file(b"b")])
+    ours.send(b"2", bytes(size))
+    ours.send(b"3", bytes(size), [a_file(b"c")])
     found = []
     while len(found) < 4:
         ours.flush()
@@ -83,7 +83,7 @@ def test_files_that_find_no_descriptor_free_cost_their_message_alone(
     ends: tuple[Channel, Channel],
 ) -> None:
     ours, theirs = ends
-    ours.send(b"many", [a_file(b"a") for _ in range(8)])
+    ours.send(b"many", files=[a_file(b"a") for _ in range(8)])
     ours.send(b"none")
     before, limits = fds(), resource.getrlimit(resource.RLIMIT_NOFILE)
     free = [number for number in range(len(before) + 100) if str(number) not in before]
@@ -100,9 +100,9 @@ def test_what_a_dead_sender_has_left_is_read_to_the_last_whole_message(
     ends: tuple[Channel, Channel],
 ) -> None:
     ours, theirs = ends
-    ours.send(b"whole", [a_file(b"a")])
+    ours.send(b"whole", files=[a_file(b"a")])
     with suppress(BlockingIOError):
-        ours._socket.sendmsg([bytes(16)[:12]])  # half of a head
+        ours._socket.sendmsg([bytes(12)])  # half of a head
     ours.close()
     messages = theirs.receive(rest=True)
     assert [contents(message) for message in messages] == [(b"whole", [b"a"])]
@@ -115,11 +115,11 @@ def test_a_closed_channel_leaves_no_file_open() -> None:
     """Neither those that were not sent nor those that nobody has taken."""
     before = fds()
     ours, theirs = map(Channel, socket.socketpair())
-    ours.send(bytes(LARGE))
-    ours.send(b"unsent", [a_file(b"a")])
-    theirs.send(b"taken by nobody", [a_file(b"b")])
-    ours._take(ours._receive())
+    ours.send(b"", bytes(LARGE))
+    ours.send(b"unsent", files=[a_file(b"a")])
+    theirs.send(b"taken by nobody", files=[a_file(b"b")])
+    ours._receive()
     ours.close()
-    assert theirs.send(b"to nobody", [a_file(b"c")])
+    assert theirs.send(b"to nobody", files=[a_file(b"c")])
     theirs.close()
     assert fds() == before

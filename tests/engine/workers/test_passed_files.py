@@ -92,4 +92,4 @@ def test_more_files_than_a_message_carries_are_asked_for() -> None:
         resource_sharer.stop(timeout=seconds(5))
     assert len(files) == MOST_FILES
     close_all(files)
-    assert content.count(b"resource_sharer") == 1
+    assert bytes(content).count(b"resource_sharer") == 1

@@ -107,7 +107,7 @@ def test_what_is_left_to_do_is_left_when_nobody_waits_for_it() -> None:
             ours.end()
 
     for number in range(3):
-        ours.send(HEAD.pack(number, 0) + b"a request")
+        ours.send(HEAD.pack(number, 0), b"a request")
     unused: Any = None
     adapter: Any = Adapter()
     answers: Any = type("Answers", (), {"send": lambda *_: unused})()
@@ -120,11 +120,11 @@ def test_what_is_left_to_do_is_left_when_nobody_waits_for_it() -> None:
 def test_a_message_that_the_socket_does_not_take_is_sent_by_a_thread() -> None:
     ours, theirs = map(Channel, socket.socketpair())
     sender, content = Sender(ours), bytes(1 << 25)
-    sender.send(content)
+    sender.send(b"", content)
     sender.send(b"behind it")
     assert any(thread.name.endswith("sender") for thread in threading.enumerate())
-    assert theirs.next().content == content
-    assert bytes(theirs.next().content) == b"behind it"
+    assert theirs.next().body == content
+    assert bytes(theirs.next().head) == b"behind it"
     deadline = time.monotonic() + seconds(10)
     while sender._thread is not None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -78,6 +78,7 @@ STREAMS: dict[str, Callable[..., StatefulGPULoader[Any]]] = {
     "photos": _photos,
     "tars": _tars,
     "damaged": _damaged,
+    "crews": _photos,
 }
 
 
@@ -88,14 +89,20 @@ def end_epoch(loader: StatefulGPULoader[Any]) -> None:
 
 
 def drawn_execution(stream: str, rng: random.Random) -> dict[str, Any]:
-    """Who makes the batches: inline, threads (of images only) or processes, and how many."""
+    """Who makes the batches: inline, threads (of images only) or processes, and how many.
+
+    The workers of ``crews`` are always processes of two threads.
+    """
     kinds = ["inline", "process", "process", "process", "process"]
     has_images = stream in ("photos", "tars", "damaged")
-    kind = rng.choice(kinds + ["thread", "thread"] * has_images)
+    kind = "process" if stream == "crews" else rng.choice(kinds + ["thread", "thread"] * has_images)
     if kind == "inline":
         return {}
+    workers: dict[str, Any] = {"num_workers": rng.randint(1, 3)}
+    if stream == "crews":
+        workers = {"num_workers": 4, "threads_per_process": 2}
     return {
-        "num_workers": rng.randint(1, 3),
+        **workers,
         "worker_type": kind,
         "prefetch_factor": rng.choice([1, 2, 4]),
         # A persistent worker's cache would hold samples of an earlier epoch.

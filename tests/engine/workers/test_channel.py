@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.workers.channel import Channel, Message, close_all
+from stateful_gpu_loader.engine.workers.channel import (
+    _HEAD,
+    Channel,
+    Message,
+    Sender,
+    close_all,
+)
 from tests.engine.workers.fakes import fds
 
 LARGE = 4 << 20
@@ -96,13 +104,16 @@ def test_files_that_find_no_descriptor_free_cost_their_message_alone(
     assert fds() == before
 
 
+HALF_A_BODY = _HEAD.pack(4, LARGE, 0) + bytes(100_000)
+
+
+@pytest.mark.parametrize("rest", [bytes(_HEAD.size // 2), HALF_A_BODY])
 def test_what_a_dead_sender_has_left_is_read_to_the_last_whole_message(
-    ends: tuple[Channel, Channel],
+    ends: tuple[Channel, Channel], rest: bytes
 ) -> None:
     ours, theirs = ends
     ours.send(b"whole", files=[a_file(b"a")])
-    with suppress(BlockingIOError):
-        ours._socket.sendmsg([bytes(12)])  # half of a head
+    ours._socket.sendall(rest)
     ours.close()
     messages = theirs.receive(rest=True)
     assert [contents(message) for message in messages] == [(b"whole", [b"a"])]
@@ -121,5 +132,47 @@ def test_a_closed_channel_leaves_no_file_open() -> None:
     ours._receive()
     ours.close()
     assert theirs.send(b"to nobody", files=[a_file(b"c")])
+    theirs.close()
+    assert fds() == before
+
+
+def test_a_message_to_the_dead_does_not_end_the_process() -> None:
+    """A program may have given SIGPIPE its default action."""
+    ours, theirs = map(Channel, socket.socketpair())
+    theirs.close()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os._exit(0 if ours.send(b"to nobody") else 1)
+    _, status = os.waitpid(child, 0)
+    ours.close()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Crowded(socket.socket):
+    """Takes no files at first, as a system on which too many are on their way."""
+
+    refusals = 3
+
+    def sendmsg(self, *arguments: Any) -> int:
+        if arguments[1] and self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return super().sendmsg(*arguments)
+
+
+def test_files_wait_until_fewer_are_on_their_way() -> None:
+    before = fds()
+    one, other = socket.socketpair()
+    crowded = Crowded(fileno=one.detach())
+    ours, theirs = Channel(crowded), Channel(other)
+    sender = Sender(ours)
+    sender.send(b"first")
+    sender.send(b"second", files=[a_file(b"a")])
+    sender.send(b"third", files=[a_file(b"b")])
+    found = [contents(theirs.next()) for _ in range(3)]
+    assert found == [(b"first", []), (b"second", [b"a"]), (b"third", [b"b"])]
+    assert crowded.refusals == 0
+    ours.close()
     theirs.close()
     assert fds() == before

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from stateful_gpu_loader.engine.arguments import (
-    check_accept,
-    check_arguments,
-    check_bad_sample_mode,
-    check_calls,
-    check_dataset,
-    sampling_of,
-)
-from stateful_gpu_loader.engine.config import ARGUMENTS, FIXED, FOLLOWED, LoaderConfig
+from stateful_gpu_loader.engine.arguments import as_torch_takes, check_accept, check_arguments
+from stateful_gpu_loader.engine.config import ARGUMENTS, Change, LoaderConfig
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.peek import twin_of
 from stateful_gpu_loader.engine.plan import Plan
@@ -35,6 +30,8 @@ from stateful_gpu_loader.state.schema import as_epoch, as_int
 from stateful_gpu_loader.state.text_state import TextState
 
 _T_co = TypeVar("_T_co", covariant=True)
+_OF_TORCH = ARGUMENTS.keys() & inspect.signature(StatefulDataLoader).parameters
+"""Names of the arguments that are passed on to torchdata's class."""
 
 
 class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
@@ -135,82 +132,29 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         on_epoch_boundary: str = "empty",
         strict: bool = False,
     ) -> None:
-        check_arguments(
-            seed=seed,
-            rank=rank,
-            num_replicas=num_replicas,
-            prefetch_factor=prefetch_factor,
-            worker_type=worker_type,
-            threads_per_process=threads_per_process,
-            on_epoch_boundary=on_epoch_boundary,
-            decoder=decoder,
-            cpu_share=cpu_share,
-            on_bad_sample=on_bad_sample,
-            max_worker_restarts=max_worker_restarts,
-            snapshot_every_n_steps=snapshot_every_n_steps,
+        given = LoaderConfig(
+            has_batch_sampler=batch_sampler is not None,
+            **{name: value for name, value in locals().items() if name in ARGUMENTS},
         )
-        check_bad_sample_mode(on_bad_sample, is_iterable=not is_map(dataset))
-        check_dataset(dataset)
-        check_calls(dataset, batch_size)
-        sampler, inherited_shuffle = sampling_of(
-            dataset,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            seed=seed,
-            num_replicas=num_replicas,
-            rank=rank,
-            drop_last=drop_last,
-        )
+        check_arguments(given)
+        passed_on = as_torch_takes(given)
         with warnings.catch_warnings():
             # torchdata calls a function that torch >= 2.15 deprecates; users cannot change that.
             warnings.filterwarnings("ignore", message=".*set_vital.*")
-            super().__init__(
-                dataset,
-                batch_size=batch_size,
-                shuffle=inherited_shuffle,
-                sampler=sampler,
-                batch_sampler=batch_sampler,
-                num_workers=num_workers,
-                collate_fn=collate_fn,
-                pin_memory=pin_memory,
-                drop_last=drop_last,
-                timeout=timeout,
-                worker_init_fn=worker_init_fn,
-                multiprocessing_context=multiprocessing_context,
-                generator=generator,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=True,  # otherwise torchdata warns of a state that it cannot keep
-                snapshot_every_n_steps=snapshot_every_n_steps,
-            )
+            super().__init__(**{name: getattr(passed_on, name) for name in _OF_TORCH})
         if batch_sampler is None and is_map(dataset) and batch_size is not None:
             # Trainers that rebuild loaders check for torch's own class, not torchdata's.
             plain = BatchSampler(self.sampler, batch_size, drop_last)
             self.__dict__["batch_sampler"] = plain
-        self.in_order = in_order
-        self.shuffle = shuffle
-        self.seed = seed
-        self.rank = rank
-        self.num_replicas = num_replicas
-        self.device = device
-        self.decoder = decoder
-        self.cpu_share = cpu_share
-        self.transform = transform
-        self.batch_transform = batch_transform
-        self.worker_type = worker_type
-        self.threads_per_process = threads_per_process
-        self.on_bad_sample = on_bad_sample
+        self.shuffle, self.in_order, self.strict = shuffle, in_order, strict
+        self.seed, self.rank, self.num_replicas = seed, rank, num_replicas
+        self.device, self.decoder, self.cpu_share = device, decoder, cpu_share
+        self.transform, self.batch_transform = transform, batch_transform
+        self.worker_type, self.threads_per_process = worker_type, threads_per_process
+        self.on_bad_sample, self.on_epoch_boundary = on_bad_sample, on_epoch_boundary
         self.max_worker_restarts = max_worker_restarts
-        self.on_epoch_boundary = on_epoch_boundary
-        self.strict = strict
 
-        config = LoaderConfig(
-            has_batch_sampler=batch_sampler is not None,
-            **{name: getattr(self, name) for name in ARGUMENTS},
-        )
-        plan = Plan.of(config)
+        plan = Plan.of(replace(given, **{name: getattr(self, name) for name in ARGUMENTS}))
         self.__dict__["_built_engine"] = Engine(plan, seed, generator)
         if num_workers > 0:
             runs_in_threads(plan)  # which refuses threads that cannot do the work
@@ -236,10 +180,11 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         effect in the next pass.
         """
         engine: Engine | None = self.__dict__.get("_built_engine")
-        if engine is None or name not in FIXED | ARGUMENTS:
+        change = ARGUMENTS.get(name)
+        if engine is None or change is None:
             super().__setattr__(name, value)
             return
-        if name in FIXED and value is not getattr(self, name):
+        if change is Change.NEVER and value is not getattr(self, name):
             raise ValueError(
                 f"{name} cannot be set after {type(self).__name__} is built. Remedy: build a "
                 f"new loader with {name}=, and let it go on with "
@@ -248,7 +193,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         if name == "num_workers" and value != self.num_workers:
             self._check_free_workers()
         super().__setattr__(name, value)
-        if name in ARGUMENTS - FIXED - FOLLOWED:
+        if change in (Change.WITH_WORKERS, Change.ANY_TIME):
             engine.change(name, getattr(self, name))
 
     def __copy__(self) -> StatefulGPULoader[_T_co]:

@@ -12,6 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import stateful_gpu_loader
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.engine.config import ARGUMENTS
 
 PUBLIC = {
     "BadSample",
@@ -69,6 +70,13 @@ PUBLIC = {
 def test_public_names_are_locked() -> None:
     assert set(stateful_gpu_loader.__all__) == PUBLIC
     assert all(hasattr(stateful_gpu_loader, name) for name in PUBLIC)
+
+
+def test_the_table_of_arguments_lists_the_signature() -> None:
+    """Each argument is an attribute of the same name, which says when it may change."""
+    assert set(ARGUMENTS) == set(inspect.signature(StatefulGPULoader).parameters)
+    loader = StatefulGPULoader([0])
+    assert all(hasattr(loader, name) for name in ARGUMENTS)
 
 
 def test_signature_extends_that_of_the_parents() -> None:

@@ -1,9 +1,9 @@
-"""Checks of the loader's arguments."""
+"""Checks of the loader's arguments against each other and the dataset."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,8 @@ from torch.utils.data import Subset, default_collate
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.datasets.source import Source
-from stateful_gpu_loader.decoders import DECODER_NAMES
-from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
+from stateful_gpu_loader.engine.config import LoaderConfig, is_int_from
 from stateful_gpu_loader.engine.torch_names import size_and_rank
-from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers
 from stateful_gpu_loader.samplers import (
     OWN_SAMPLERS,
     DistributedShuffledSampler,
@@ -24,56 +22,109 @@ from stateful_gpu_loader.samplers import (
     is_map,
 )
 from stateful_gpu_loader.state.descriptions import describe
-from stateful_gpu_loader.state.schema import ACCEPTABLE, as_int
+from stateful_gpu_loader.state.schema import ACCEPTABLE
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import remedy_for
 
-WORKER_TYPES = ("auto", "thread", "process", "ray")
-"""What ``worker_type`` can be, besides options of workers on other machines."""
 
-BOUNDARIES = ("empty", "next_epoch")
-"""What ``on_epoch_boundary`` can be."""
-
-
-def check_arguments(
-    *,
-    seed: Any,
-    rank: Any,
-    num_replicas: Any,
-    prefetch_factor: Any,
-    worker_type: Any,
-    threads_per_process: Any,
-    on_epoch_boundary: Any,
-    decoder: Any,
-    cpu_share: Any,
-    on_bad_sample: Any,
-    max_worker_restarts: Any,
-    snapshot_every_n_steps: Any,
-) -> None:
+def check_arguments(given: LoaderConfig) -> None:
     """Check the arguments that torch does not check, or checks too late.
 
     Raises:
-        ValueError, TypeError: one is out of range or of a wrong type.
+        ValueError, TypeError: one is out of range or of a wrong type, or two contradict each other.
     """
-    _check_seed(seed)
-    _check_ranks(rank, num_replicas)
-    if prefetch_factor is not None and not _is_int_from(1, prefetch_factor):
-        raise ValueError(f"{prefetch_factor = } must be a positive int or None")
-    if not _is_int_from(1, threads_per_process):
-        raise ValueError(f"{threads_per_process = } must be a positive int")
-    if not isinstance(worker_type, RemoteWorkers):
-        _check_choice("worker_type", worker_type, WORKER_TYPES)
-    _check_choice("on_epoch_boundary", on_epoch_boundary, BOUNDARIES)
-    _check_choice("decoder", decoder, DECODER_NAMES)
-    if isinstance(cpu_share, bool) or not isinstance(cpu_share, (int, float)):
-        raise TypeError(f"{cpu_share = } must be a number from 0 to 1")
-    if not 0 <= cpu_share <= 1:
-        raise ValueError(f"{cpu_share = } must be from 0 to 1")
-    _check_choice("on_bad_sample", on_bad_sample, ON_BAD_SAMPLE)
-    if not _is_int_from(0, max_worker_restarts):
-        raise ValueError(f"{max_worker_restarts = } must be an int from 0")
-    if snapshot_every_n_steps is not None and not _is_int_from(0, snapshot_every_n_steps):
-        raise ValueError(f"{snapshot_every_n_steps = } must be an int from 0, or None")
+    for each in fields(given):
+        check = each.metadata.get("check")
+        if check is not None:
+            check(each.name, getattr(given, each.name))
+    _check_ranks(given.rank, given.num_replicas)
+    dataset, on_bad_sample, batch_size = given.dataset, given.on_bad_sample, given.batch_size
+    if on_bad_sample == "replace" and not is_map(dataset):
+        raise ValueError(
+            f"{on_bad_sample = } takes another sample by its index, and an iterable dataset has "
+            "none. Remedy: on_bad_sample='drop', which takes the iterator's next samples instead"
+        )
+    if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
+        raise ValueError(
+            f"{batch_size = }, and each call of this CallableSource makes a whole batch. "
+            "Remedy: batch_size=None"
+        )
+
+
+def _check_ranks(rank: Any, num_replicas: Any) -> None:
+    if num_replicas == "auto":
+        if rank is not None:
+            raise ValueError(f"num_replicas='auto' reads the rank too: leave out {rank = }")
+        return
+    if num_replicas is None:
+        if rank is not None:
+            raise ValueError(f"{rank = } needs num_replicas, the number of ranks")
+        return
+    if not is_int_from(1, num_replicas):
+        raise ValueError(f"{num_replicas = } must be a positive int, 'auto' or None")
+    if not is_int_from(0, rank) or rank >= num_replicas:
+        raise ValueError(f"{rank = } must be an int with 0 <= rank < {num_replicas = }")
+
+
+def as_torch_takes(given: LoaderConfig) -> LoaderConfig:
+    """Return the arguments for torch's loader: a missing sampler gets its default.
+
+    Raises:
+        ValueError, TypeError: the arguments contradict each other or the dataset.
+    """
+    # torchdata warns of in_order=False, with which it cannot keep a state.
+    given = replace(given, in_order=True)
+    dataset, shuffle = given.dataset, given.shuffle
+    if isinstance(given.sampler, OWN_SAMPLERS):
+        _check_own_sampler(given)
+        return given
+    if isinstance(dataset, CallableSource) and shuffle:
+        raise ValueError(
+            f"{shuffle = }, and a CallableSource's function has the order. Remedy: shuffle in the "
+            "function, by info.epoch_idx (order.Permutation needs no list), or make a map-style "
+            "dataset of it"
+        )
+    is_sharded = isinstance(dataset, ShardedDataset)
+    has_sampler = given.sampler is not None or given.has_batch_sampler
+    if not is_sharded and (has_sampler or not is_map(dataset)):
+        return given
+    if shuffle not in (None, True, False):
+        raise TypeError(f"{shuffle = } must be True, False or None")
+    if is_sharded:
+        return replace(given, shuffle=None)
+    chosen = default_sampler(
+        dataset,
+        shuffle=bool(shuffle),
+        drop_last=given.drop_last,
+        seed=given.seed,
+        num_replicas=given.num_replicas,
+        rank=given.rank,
+    )
+    return replace(given, sampler=chosen, shuffle=None)
+
+
+def _check_own_sampler(given: LoaderConfig) -> None:
+    """Refuse arguments of the loader that contradict its sampler, which is one of this package.
+
+    The seed may be given to either. Ranks are given to the loader, except with a
+    :class:`DistributedShuffledSampler`, which has them itself.
+    """
+    sampler, names = given.sampler, ["seed"]
+    if isinstance(sampler, DistributedShuffledSampler):
+        names += ["num_replicas", "rank"]
+        if sampler.drop_last and not given.drop_last:
+            names.append("drop_last")
+    for name in names:
+        value, of_sampler = getattr(given, name), getattr(sampler, name)
+        if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
+            # This is a default sampler that the loader made itself, given to a loader that was
+            # rebuilt.
+            continue
+        if value is not None and of_sampler is not None and value != of_sampler:
+            raise ValueError(
+                f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
+                "give it to the sampler alone, or leave the sampler out"
+            )
 
 
 def as_device(device: Any) -> torch.device | None:
@@ -99,93 +150,6 @@ def as_device(device: Any) -> torch.device | None:
             "CPU. Remedy: device='cuda', or device=None and batch.to() in your loop"
         )
     return given if given.type == "cuda" else None
-
-
-def _check_seed(seed: Any) -> None:
-    if seed is not None and not -(2**63) <= as_int("seed", seed) < 2**64:
-        raise ValueError(f"{seed = } must fit in 64 bits: -2**63 <= seed < 2**64")
-
-
-def _check_ranks(rank: Any, num_replicas: Any) -> None:
-    if num_replicas == "auto":
-        if rank is not None:
-            raise ValueError(f"num_replicas='auto' reads the rank too: leave out {rank = }")
-        return
-    if num_replicas is None:
-        if rank is not None:
-            raise ValueError(f"{rank = } needs num_replicas, the number of ranks")
-        return
-    if not _is_int_from(1, num_replicas):
-        raise ValueError(f"{num_replicas = } must be a positive int, 'auto' or None")
-    if not _is_int_from(0, rank) or rank >= num_replicas:
-        raise ValueError(f"{rank = } must be an int with 0 <= rank < {num_replicas = }")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-
-
-def check_shuffle(shuffle: Any) -> None:
-    if shuffle not in (None, True, False):
-        raise TypeError(f"{shuffle = } must be True, False or None")
-
-
-def sampling_of(
-    dataset: Any,
-    *,
-    shuffle: Any,
-    sampler: Any,
-    batch_sampler: Any,
-    seed: int | None,
-    num_replicas: int | str | None,
-    rank: int | None,
-    drop_last: bool,
-) -> tuple[Any, Any]:
-    """Return the loader's sampler, with a default for a missing one, and the ``shuffle`` for torch.
-
-    Raises:
-        ValueError, TypeError: the arguments contradict each other or the dataset.
-    """
-    if isinstance(sampler, OWN_SAMPLERS):
-        check_own_sampler(
-            sampler, seed=seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last
-        )
-        return sampler, shuffle
-    if isinstance(dataset, ShardedDataset):
-        check_shuffle(shuffle)
-        return sampler, None
-    if isinstance(dataset, CallableSource) and shuffle:
-        raise ValueError(
-            f"{shuffle = }, and a CallableSource's function has the order. Remedy: shuffle in the "
-            "function, by info.epoch_idx (order.Permutation needs no list), or make a map-style "
-            "dataset of it"
-        )
-    if sampler is not None or batch_sampler is not None or not is_map(dataset):
-        return sampler, shuffle
-    check_shuffle(shuffle)
-    chosen = default_sampler(
-        dataset,
-        shuffle=bool(shuffle),
-        drop_last=drop_last,
-        seed=seed,
-        num_replicas=num_replicas,
-        rank=rank,
-    )
-    return chosen, None
-
-
-def check_dataset(dataset: Any) -> None:
-    """Refuse a path as dataset: its text would be delivered letter by letter.
-
-    Raises:
-        TypeError: the dataset is a str or a Path.
-    """
-    if isinstance(dataset, (str, os.PathLike)):
-        raise TypeError(
-            f"{dataset = } is a path, and no dataset. Remedy: FolderSource({str(dataset)!r}) for "
-            "a folder of images, a subfolder a class; docs/data.md has the sources for other files"
-        )
 
 
 def check_image_transform(dataset: Any, transform: Any, *, is_source: bool, recipes: Any) -> None:
@@ -234,52 +198,6 @@ def _steps(transform: Any) -> Iterator[Any]:
         yield from _steps(part)
 
 
-def check_calls(dataset: Any, batch_size: int | None) -> None:
-    """Refuse a batch size where each call of the dataset's function makes a whole batch.
-
-    Raises:
-        ValueError: a batch size is given.
-    """
-    if isinstance(dataset, CallableSource) and dataset.batch and batch_size is not None:
-        raise ValueError(
-            f"{batch_size = }, and each call of this CallableSource makes a whole batch. "
-            "Remedy: batch_size=None"
-        )
-
-
-def check_own_sampler(
-    sampler: Any,
-    *,
-    seed: int | None,
-    num_replicas: int | str | None,
-    rank: int | None,
-    drop_last: bool,
-) -> None:
-    """Refuse arguments of the loader that contradict its sampler, if that is one of this package.
-
-    The seed may be given to either. Ranks are given to the loader, except with a
-    :class:`DistributedShuffledSampler`, which has them itself.
-    """
-    told: list[tuple[str, Any, Any]] = [("seed", seed, sampler.seed)]
-    if isinstance(sampler, DistributedShuffledSampler):
-        told += [
-            ("num_replicas", num_replicas, sampler.num_replicas),
-            ("rank", rank, sampler.rank),
-        ]
-        if sampler.drop_last and not drop_last:
-            told.append(("drop_last", drop_last, sampler.drop_last))
-    for name, value, of_sampler in told:
-        if value == "auto" and (sampler.num_replicas, sampler.rank) in ((1, 0), size_and_rank()):
-            # This is a default sampler that the loader made itself, given to a loader that was
-            # rebuilt.
-            continue
-        if value is not None and of_sampler is not None and value != of_sampler:
-            raise ValueError(
-                f"{name}={value!r} contradicts the sampler, which has {of_sampler!r}. Remedy: "
-                "give it to the sampler alone, or leave the sampler out"
-            )
-
-
 def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
     """Refuse ``num_replicas`` for a sampler or an iterable of the user's, which divides itself.
 
@@ -297,62 +215,41 @@ def check_division(is_divisible: bool, num_replicas: int | str | None) -> None:
         )
 
 
-def check_targets_move(dataset: Any, transform: Any, recipes: Compose | None) -> None:
-    """Refuse transforms that move pixels but might not move boxes and masks with them.
+def check_targets(
+    config: LoaderConfig, source: Source, transform: Any, recipes: Compose | None
+) -> None:
+    """Refuse what a dataset of boxes or masks does not allow.
+
+    Transforms that move pixels must move the targets with them, and torch's default collate
+    function cannot stack targets of different numbers of objects.
 
     Args:
-        dataset: whose targets contain coordinates in the image.
-        transform: of the loader.
-        recipes: the transform, if it consists of recipes alone.
+        source: the dataset, or its adapter.
+        transform, recipes: as for :func:`check_image_transform`.
 
     Raises:
-        ValueError: it is not known how the transform moves coordinates.
+        ValueError: it is not known how the transform moves coordinates, or the targets of a batch
+            could not be stacked.
     """
+    name = type(config.dataset).__name__
     refused = transform if recipes is None else recipes.immovable()
     if refused is not None:
         raise ValueError(
-            f"{type(dataset).__name__} has boxes or masks, and it is not known where "
+            f"{name} has boxes or masks, and it is not known where "
             f"{describe(refused)} moves them: they would stay while the pixels move. "
             "Remedy: recipes of stateful_gpu_loader.transforms (RandAugment and TrivialAugmentWide "
             "do not tell), or the transform in a collate_fn, which gets image and target"
         )
-
-
-def check_targets_stack(
-    dataset: Any, source: Source, collate_fn: Any, batch_size: int | None
-) -> None:
-    """Refuse torch's default collate function for targets of different numbers of objects.
-
-    Args:
-        source: the dataset, or its adapter.
-        collate_fn: of the loader, or torch's default.
-        batch_size: number of samples a batch; None if a batch sampler of the user's decides.
-
-    Raises:
-        ValueError: the targets of a batch could not be stacked.
-    """
     counts = source._object_counts()
-    if collate_fn is not default_collate or batch_size in (None, 1) or counts is None:
+    is_stacked = config.collation[0] is default_collate and config.samples_a_batch not in (None, 1)
+    if counts is None or not is_stacked:
         return
     other = np.flatnonzero(counts != counts[0])
     if len(other):
         raise ValueError(
-            f"the targets of {type(dataset).__name__} differ in their number of objects, which is "
+            f"the targets of {name} differ in their number of objects, which is "
             f"{counts[0]} at index 0 and {counts[other[0]]} at index {other[0]}: default_collate "
             "cannot stack them. Remedy: collate_fn=ragged_collate, which leaves targets in a list"
-        )
-
-
-def check_bad_sample_mode(on_bad_sample: str, *, is_iterable: bool) -> None:
-    """Refuse to replace samples of an iterable, which has no index to take another one from.
-
-    Raises:
-        ValueError: ``"replace"`` for an iterable dataset.
-    """
-    if is_iterable and on_bad_sample == "replace":
-        raise ValueError(
-            f"{on_bad_sample = } takes another sample by its index, and an iterable dataset has "
-            "none. Remedy: on_bad_sample='drop', which takes the iterator's next samples instead"
         )
 
 
@@ -360,10 +257,3 @@ def check_accept(accept: Any) -> None:
     is_collection = isinstance(accept, Collection) and not isinstance(accept, str)
     if not is_collection or set(accept) - ACCEPTABLE:
         raise ValueError(f"{accept = } must be a collection of names among {sorted(ACCEPTABLE)}")
-
-
-def _is_int_from(lowest: int, value: Any) -> bool:
-    try:
-        return as_int("", value) >= lowest
-    except TypeError:
-        return False

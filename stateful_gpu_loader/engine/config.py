@@ -1,118 +1,170 @@
-"""LoaderConfig: the loader's arguments, as its public attributes keep them."""
+"""LoaderConfig: the table of the loader's arguments, each with its check and when it may change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, default_collate, default_convert
 
 from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
+from stateful_gpu_loader.decoders import DECODER_NAMES
+from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
 from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_workers
 from stateful_gpu_loader.state.schema import as_int
 
-FIXED = frozenset(
-    {
-        "batch_transform",
-        "collate_fn",
-        "cpu_share",
-        "decoder",
-        "device",
-        "generator",
-        "max_worker_restarts",
-        "num_replicas",
-        "on_bad_sample",
-        "on_epoch_boundary",
-        "rank",
-        "seed",
-        "shuffle",
-        "threads_per_process",
-        "transform",
-        "worker_type",
-    }
-)
-"""Attributes that cannot be changed once the loader is built.
+Check: TypeAlias = Callable[[str, Any], None]
+"""Function of an argument's name and value; it raises a ValueError or TypeError if that is bad."""
 
-They decide its batches, or were checked then. torch's DataLoader protects its own attributes.
-"""
-FOLLOWED = frozenset({"dataset", "batch_size", "sampler", "batch_sampler", "drop_last"})
-"""Attributes that torch's DataLoader protects, and that only a program which unlocks it can set.
 
-Torch takes the dataset and the sampler from them at ``iter()``; see :meth:`Engine.follow`.
-"""
-OF_WORKERS = frozenset(
-    ("num_workers", "prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
-)
-"""Attributes that take effect when workers are started."""
+class Change(Enum):
+    """When the loader's attribute of an argument may change."""
+
+    NEVER = "never"
+    """The attribute decides the batches, or was checked when the loader was built."""
+    IF_UNLOCKED = "if unlocked"
+    """torch's DataLoader protects it; :meth:`Engine.follow` is for programs that set it anyway."""
+    WITH_WORKERS = "with workers"
+    """The attribute takes effect when workers are started."""
+    ANY_TIME = "any time"
+
+
+def _check_path(name: str, value: Any) -> None:
+    """Refuse a path as dataset: its text would be delivered letter by letter."""
+    if isinstance(value, (str, os.PathLike)):
+        raise TypeError(
+            f"{name} = {value!r} is a path, and no dataset. Remedy: FolderSource({str(value)!r}) "
+            "for a folder of images, a subfolder a class; docs/data.md has the sources for other "
+            "files"
+        )
+
+
+def _check_seed(name: str, value: Any) -> None:
+    if value is not None and not -(2**63) <= as_int(name, value) < 2**64:
+        raise ValueError(f"{name} = {value!r} must fit in 64 bits: -2**63 <= seed < 2**64")
+
+
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} = {value!r} must be a number from 0 to 1")
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} = {value!r} must be from 0 to 1")
+
+
+def _one_of(*choices: str, or_a: type | tuple[()] = ()) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, or_a) and value not in choices:
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+    return check
+
+
+def _int_from(lowest: int, in_words: str, *, or_none: bool = False) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not (or_none and value is None) and not is_int_from(lowest, value):
+            raise ValueError(f"{name} = {value!r} must be {in_words}")
+
+    return check
+
+
+def is_int_from(lowest: int, value: Any) -> bool:
+    """Whether a value is an int of any kind, and at least ``lowest``."""
+    try:
+        return as_int("", value) >= lowest
+    except TypeError:
+        return False
+
+
+def _argument(change: Change = Change.ANY_TIME, check: Check | None = None) -> Any:
+    return field(metadata={"change": change, "check": check})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """A loader's arguments, checked and normalised as torch's DataLoader does."""
+    """A loader's arguments, as given or, later, as torch's DataLoader normalises them.
 
-    dataset: Any
+    Each is a public attribute of the loader, too.
+    """
+
+    dataset: Any = _argument(Change.IF_UNLOCKED, _check_path)
     """Map-style, iterable or sharded dataset, or a CallableSource."""
-    batch_size: int | None
+    batch_size: int | None = _argument(Change.IF_UNLOCKED)
     """Number of samples of a batch; None if nothing is collated or a batch sampler decides."""
-    shuffle: bool | None
+    shuffle: bool | None = _argument(Change.NEVER)
     """Whether the loader's own order is shuffled."""
-    sampler: Any
+    sampler: Any = _argument(Change.IF_UNLOCKED)
     """The user's sampler, or one of this package that stands for the loader's own order."""
-    batch_sampler: Any
+    batch_sampler: Any = _argument(Change.IF_UNLOCKED)
     """The user's batch sampler, or torch's own around ``sampler``; None without batches."""
     has_batch_sampler: bool
     """Whether the user gave a batch sampler."""
-    collate_fn: Callable[[Any], Any]
+    collate_fn: Callable[[Any], Any] = _argument(Change.NEVER)
     """Makes a batch from a list of samples, or converts a single sample."""
-    drop_last: bool
+    drop_last: bool = _argument(Change.IF_UNLOCKED)
     """Whether an incomplete last batch is left out."""
-    num_workers: int
+    num_workers: int = _argument(Change.WITH_WORKERS)
     """Number of worker threads or processes; with 0 batches are made in the user's own thread."""
-    prefetch_factor: int | None
+    prefetch_factor: int | None = _argument(
+        Change.WITH_WORKERS, _int_from(1, "a positive int or None", or_none=True)
+    )
     """Number of batches that each worker may be ahead of the user; None means 2."""
-    persistent_workers: bool
+    persistent_workers: bool = _argument()
     """Whether workers are kept between passes."""
-    timeout: float
+    timeout: float = _argument(Change.WITH_WORKERS)
     """Seconds that a batch may take; 0 means no limit."""
-    worker_init_fn: Callable[[int], None] | None
+    worker_init_fn: Callable[[int], None] | None = _argument(Change.WITH_WORKERS)
     """Called in each worker process."""
-    multiprocessing_context: Any
+    multiprocessing_context: Any = _argument(Change.WITH_WORKERS)
     """Context that worker processes are started with; None lets the loader choose."""
-    threads_per_process: int
+    threads_per_process: int = _argument(Change.NEVER, _int_from(1, "a positive int"))
     """Number of workers that are threads of one process, where workers are processes."""
-    worker_type: Any
+    worker_type: Any = _argument(
+        Change.NEVER, _one_of("auto", "thread", "process", "ray", or_a=RemoteWorkers)
+    )
     """``"thread"``, ``"process"``, ``"auto"``, ``"ray"``, or options of workers elsewhere."""
-    in_order: bool
+    in_order: bool = _argument()
     """Whether batches come in the order of their requests."""
-    snapshot_every_n_steps: int | None
+    snapshot_every_n_steps: int | None = _argument(
+        check=_int_from(0, "an int from 0, or None", or_none=True)
+    )
     """Number of steps between two snapshots of workers that have state; 0 or None takes none."""
-    pin_memory: bool
+    pin_memory: bool = _argument()
     """Whether batches that stay on the CPU go into page-locked memory."""
-    rank: int | None
+    pin_memory_device: str = _argument()
+    """Taken because torch's DataLoader takes it; no batch depends on it."""
+    generator: torch.Generator | None = _argument(Change.NEVER)
+    """The caller's generator, which a seed is drawn from if none is given."""
+    seed: int | None = _argument(Change.NEVER, _check_seed)
+    """The seed as given; the engine has the one that was settled."""
+    rank: int | None = _argument(Change.NEVER)
     """Rank of this process; None if ``num_replicas`` is None or ``"auto"``."""
-    num_replicas: int | str | None
+    num_replicas: int | str | None = _argument(Change.NEVER)
     """Number of ranks that share the order; ``"auto"`` asks torch.distributed, None is one rank."""
-    device: torch.device | str | int | None
+    device: torch.device | str | int | None = _argument(Change.NEVER)
     """Device that batches are delivered on."""
-    decoder: str
+    decoder: str = _argument(Change.NEVER, _one_of(*DECODER_NAMES))
     """Name of a decoder, or ``"auto"``."""
-    cpu_share: float
+    cpu_share: float = _argument(Change.NEVER, _check_share)
     """Share of the images that the GPU could decode which the CPUs decode instead, from 0 to 1."""
-    transform: Any
+    transform: Any = _argument(Change.NEVER)
     """Recipes, or any callable on a sample."""
-    batch_transform: Any
+    batch_transform: Any = _argument(Change.NEVER)
     """Batch recipes or callables that are applied to finished batches."""
-    on_bad_sample: str
+    on_bad_sample: str = _argument(Change.NEVER, _one_of(*ON_BAD_SAMPLE))
     """``"raise"``, ``"replace"`` or ``"drop"``."""
-    max_worker_restarts: int
+    max_worker_restarts: int = _argument(Change.NEVER, _int_from(0, "an int from 0"))
     """Number of workers that one batch may lose."""
-    on_epoch_boundary: str
+    on_epoch_boundary: str = _argument(Change.NEVER, _one_of("empty", "next_epoch"))
     """``"empty"`` or ``"next_epoch"``."""
+    strict: bool = _argument()
+    """Whether ``load_state_dict`` refuses what cannot be verified."""
 
     @property
     def in_flight(self) -> int:
@@ -222,8 +274,11 @@ class LoaderConfig:
         return self.collate_fn, self.batch_sampler is not None
 
 
-ARGUMENTS = frozenset(each.name for each in fields(LoaderConfig)) - {"has_batch_sampler"}
-"""Names of the loader's public attributes that its configuration is made from."""
+ARGUMENTS: Mapping[str, Change] = {
+    each.name: each.metadata["change"] for each in fields(LoaderConfig) if each.metadata
+}
+"""When the attribute of each argument may change, by the argument's name."""
+OF_WORKERS = frozenset(name for name in ARGUMENTS if ARGUMENTS[name] is Change.WITH_WORKERS)
 
 
 def key_ranks(divided: Any) -> tuple[int, int]:

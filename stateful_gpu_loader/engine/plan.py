@@ -21,8 +21,7 @@ from stateful_gpu_loader.engine.arguments import (
     as_device,
     check_division,
     check_image_transform,
-    check_targets_move,
-    check_targets_stack,
+    check_targets,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
 from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
@@ -114,8 +113,7 @@ class Plan:
         collate_fn, batched = config.collation
         stacks = batched and collate_fn in STACKS_IMAGES
         if source is not None and source.has_spatial_targets:
-            check_targets_move(config.dataset, transform, recipes)
-            check_targets_stack(config.dataset, source, collate_fn, config.samples_a_batch)
+            check_targets(config, source, transform, recipes)
         given = config.batch_transform
         decodes_elsewhere = config.remote is not None and config.remote.decode_on == "workers"
         finishes_images = (

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import BadSample, StatefulGPULoader
-from stateful_gpu_loader.engine.arguments import check_bad_sample_mode
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
 from tests.conformance import assert_exact_resume, copy_of, same, through_json, uninterrupted
 from tests.user_objects import CountingIterator, PlainIterable
@@ -229,5 +228,5 @@ def test_a_replacement_is_refused() -> None:
     """An iterable has no other position to take one from."""
     with pytest.raises(ValueError, match="on_bad_sample = 'replace' takes another sample by its"):
         make(PlainIterable, on_bad_sample="replace")
-    check_bad_sample_mode("replace", is_iterable=False)
-    check_bad_sample_mode("drop", is_iterable=True)
+    make(PlainIterable, on_bad_sample="drop")
+    StatefulGPULoader(range(3), on_bad_sample="replace")

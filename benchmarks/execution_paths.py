@@ -17,8 +17,8 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.images import (
     ImageMaker,
     decode,
-    header_of,
-    read,
+    draw,
+    opened,
 )
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.transforms import Compose
@@ -46,17 +46,12 @@ def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:
 
     def execute(request: Request) -> list[Any]:
         keys = request.keys()
-        encoded = [read(source, key) for key in keys]
-        headers = [header_of(sample, key) for sample, key in zip(encoded, keys, strict=True)]
-        sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
-        drawn = recipes.draw(request.seed, request.epoch, request.positions, sizes)
-        images = [
-            decode(decoder, sample, header, key)
-            for sample, header, key in zip(encoded, headers, keys, strict=True)
-        ]
+        encoded = [opened(source, key) for key in keys]
+        drawn = draw(recipes, keys, encoded)
+        images = [decode(decoder, image, key) for image, key in zip(encoded, keys, strict=True)]
         with torch.inference_mode():
             batch = recipes.apply_batch(images, drawn)
-        return [batch, default_collate([sample.target for sample in encoded])]
+        return [batch, default_collate([image.target for image in encoded])]
 
     return execute
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -15,7 +17,6 @@ from torch.utils.data import Dataset
 
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.decoders import ImageHeader, probe
-from stateful_gpu_loader.decoders.probe import probe_bytes
 from stateful_gpu_loader.records import EncodedSample
 
 Size = tuple[int, int]
@@ -91,10 +92,21 @@ class Source(Dataset[tuple[torch.Tensor, Any]], ABC):
         Called from many threads at once: it has no side effects, and releases the GIL while it
         waits for storage.
 
+        A source may give it a second parameter, ``into: Memory | None = None``: memory that the
+        bytes may be read into, at the beginning of what it returns last.
+
         Raises:
             OSError: the storage failed; the loader retries. Its text names the sample and index.
             ValueError: the record itself is malformed, and will be at every retry.
         """
+
+    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
+        """The sample of :meth:`read`, or an image whose pixels the source makes when asked."""
+        return self.read(index)
+
+    def read_target_alone(self, index: int) -> Any:
+        """The target of :meth:`read`; a source that can do so leaves the image unread."""
+        return self.read(index).target
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -134,47 +146,33 @@ class OwnImage:
     as ``read`` and a decoder do."""
 
 
-def read_into(source: Source, index: int, memory: Memory) -> EncodedSample:
-    """As ``source.read(index)``; the image's bytes may lie in ``memory``.
+def read_into(source: Source, index: int, into: Memory | None) -> EncodedSample:
+    """Return ``source.read(index)``, into this memory if ``read`` has a parameter ``into``."""
+    read: Callable[..., EncodedSample] = source.read
+    if into is not None and _takes_into(getattr(read, "__func__", read)):
+        return read(index, into=into)
+    return read(index)
 
-    They do if that is asked for: at the beginning of what it gave last.
+
+@lru_cache(maxsize=64)
+def _takes_into(read: Callable[..., Any]) -> bool:
+    try:
+        return "into" in inspect.signature(read).parameters
+    except (TypeError, ValueError):
+        return False  # compiled code may have no signature
+
+
+def reads_as(source: Source, kind: type[Source]) -> bool:
+    """Whether a source of this class reads by the class's own ``read``.
+
+    If a subclass, a mixin or an attribute of the source replaces ``read``, what the class does
+    without calling ``read`` does not hold.
     """
-    way = _way_of(source, "_read_into")
-    sample: EncodedSample = source.read(index) if way is None else way(index, memory)
-    return sample
-
-
-def open_image(source: Source, index: int) -> EncodedSample | OwnImage:
-    """As ``source.read(index)``, or the image for its source to decode."""
-    way = _way_of(source, "_open_image")
-    opened: EncodedSample | OwnImage = source.read(index) if way is None else way(index)
-    return opened
-
-
-def target_of(source: Source, index: int) -> Any:
-    """The target of ``source.read(index)``, without the image where the source can do that."""
-    way = _way_of(source, "_target")
-    return source.read(index).target if way is None else way(index)
-
-
-def _way_of(source: Source, name: str) -> Callable[..., Any] | None:
-    """How a source of this package does a part of ``read``.
-
-    None where it has no such method, or a subclass, a mixin or the object itself reads in another
-    way: then ``read`` is asked alone.
-    """
-    if "read" not in vars(source):
-        for kind in type(source).__mro__:
-            if name in vars(kind):
-                way: Callable[..., Any] = getattr(source, name)
-                return way
-            if "read" in vars(kind):
-                break
-    return None
+    return getattr(source.read, "__func__", None) is kind.read
 
 
 def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = None) -> ImageHeader:
-    """Parse the header of an encoded image.
+    """Return the header of an image, parsed from its bytes.
 
     Args:
         view: shows the same bytes as ``sample.data``, if it is at hand.
@@ -184,18 +182,17 @@ def image_header(sample: EncodedSample | OwnImage, view: memoryview | None = Non
     """
     if isinstance(sample, OwnImage):
         return sample.header
-    header = probe(sample.data) if view is None else probe_bytes(view)
-    _check_size(sample, header)
+    header = probe(sample.data if view is None else view)
+    if sample.size is not None:
+        _check_size(sample.size, header)
     return header
 
 
-def _check_size(sample: EncodedSample, header: ImageHeader) -> None:
+def _check_size(size: Size, header: ImageHeader) -> None:
     """Refuse an image whose size differs from the one that its boxes and masks refer to."""
-    if sample.size is None:
-        return
-    if sample.size != (header.height, header.width):
+    if size != (header.height, header.width):
         raise ValueError(
-            f"the target is of an image of {sample.size[0]}x{sample.size[1]} pixels, and this one "
+            f"the target is of an image of {size[0]}x{size[1]} pixels, and this one "
             f"is {header.height}x{header.width} (height x width, EXIF orientation "
             f"{header.orientation} applied). Remedy: correct the annotations, or turn the file"
         )

@@ -12,14 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.datasets.source import (
-    OwnImage,
-    Size,
-    Source,
-    open_image,
-    read_into,
-    target_of,
-)
+from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, read_into
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.records import EncodedSample
 
@@ -63,17 +56,14 @@ class SubsetSource(Source):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def read(self, index: int) -> EncodedSample:
-        return self._source.read(int(self._indices[index]))
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        return read_into(self._source, int(self._indices[index]), into)
 
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
-        return read_into(self._source, int(self._indices[index]), memory)
+    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
+        return self._source.open_for_loader(int(self._indices[index]))
 
-    def _open_image(self, index: int) -> EncodedSample | OwnImage:
-        return open_image(self._source, int(self._indices[index]))
-
-    def _target(self, index: int) -> Any:
-        return target_of(self._source, int(self._indices[index]))
+    def read_target_alone(self, index: int) -> Any:
+        return self._source.read_target_alone(int(self._indices[index]))
 
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
         counts = self._source._object_counts()
@@ -108,21 +98,17 @@ class ConcatSource(Source):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, index: int) -> EncodedSample:
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         source, own = self._part(index)
-        return source.read(own)
+        return read_into(source, own, into)
 
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
         source, own = self._part(index)
-        return read_into(source, own, memory)
+        return source.open_for_loader(own)
 
-    def _open_image(self, index: int) -> EncodedSample | OwnImage:
+    def read_target_alone(self, index: int) -> Any:
         source, own = self._part(index)
-        return open_image(source, own)
-
-    def _target(self, index: int) -> Any:
-        source, own = self._part(index)
-        return target_of(source, own)
+        return source.read_target_alone(own)
 
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
         parts = [source._object_counts() for source in self._sources]

@@ -27,11 +27,11 @@ UNSUPPORTED = (
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF"}
 
 
-def probe(data: torch.Tensor) -> ImageHeader:
+def probe(data: torch.Tensor | memoryview) -> ImageHeader:
     """The header of an encoded image: a pure function of its bytes, in microseconds.
 
     Args:
-        data: uint8 [num_bytes] on the CPU.
+        data: uint8 [num_bytes] on the CPU, or a view of the bytes.
 
     Returns:
         A :class:`JpegHeader`, :class:`PngHeader`, :class:`WebpHeader` or :class:`PpmHeader`. Its
@@ -47,21 +47,15 @@ def probe(data: torch.Tensor) -> ImageHeader:
         ...
     ValueError: GIF is not supported. Remedy: convert it to JPEG, PNG or WebP
     """
-    return probe_bytes(bytes_of(data))
-
-
-def bytes_of(data: torch.Tensor) -> memoryview:
-    """An encoded image's bytes, as :func:`probe` takes and refuses them."""
-    if data.dtype != torch.uint8 or data.ndim != 1 or not data.is_cpu:
+    if isinstance(data, memoryview):
+        view = data
+    elif data.dtype != torch.uint8 or data.ndim != 1 or not data.is_cpu:
         raise TypeError(
             f"encoded bytes are uint8 [num_bytes] on the CPU, got {data.dtype} "
             f"{list(data.shape)} on {data.device}"
         )
-    return data.contiguous().numpy().data
-
-
-def probe_bytes(view: memoryview) -> ImageHeader:
-    """As :func:`probe`."""
+    else:
+        view = data.contiguous().numpy().data
     magic = bytes(view[:12])
     if magic[:3] == b"\xff\xd8\xff":
         return read_jpeg_header(view)

@@ -12,8 +12,7 @@ from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES
 from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.makers.choice import read_again
-from stateful_gpu_loader.engine.makers.draws import DrawnBatch
-from stateful_gpu_loader.engine.makers.images import decode
+from stateful_gpu_loader.engine.makers.images import DrawnBatch, decode
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.engine.readers.calls import MOST_IMAGES
 from stateful_gpu_loader.records import LaneTurn, Request, RestTurn
@@ -120,27 +119,27 @@ def _at(plan: Plan, index: Any, position: int) -> SamplePlace:
 
 
 def _origin(plan: Plan, batch: DrawnBatch, recipes: Compose | None, i: int) -> Origin:
-    key, sample = batch.keys[i], batch.samples[i]
+    key, opened = batch.keys[i], batch.images[i]
     decoder = (
         cast("BatchDecoder", plan.decoder).cpu
         if plan.finishes_images
         else cast("Decoder", plan.decoder)
     )
-    place, image = _place_of(plan, key), decode(decoder, sample, batch.headers[i], key)
+    place, image = _place_of(plan, key), decode(decoder, opened, key)
     if recipes is None:
-        return Origin(place, image, sample.target)
+        return Origin(place, image, opened.target)
     region, notes = _region(recipes, batch, i)
     parameters = []
     for recipe, drawn in zip(recipes.recipes, batch.drawn.draws, strict=True):
         named = dict(recipe.named(drawn))
         name = named.pop("recipe")
         parameters.append((name, {each: rows[i].tolist() for each, rows in named.items()}))
-    return Origin(place, image, sample.target, region, tuple(parameters), notes)
+    return Origin(place, image, opened.target, region, tuple(parameters), notes)
 
 
 def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None, tuple[str, ...]]:
     """Where sample i comes from; recipes that do not tell where they move points are named."""
-    header = batch.headers[i]
+    header = batch.images[i].header
     size = np.array([[header.height, header.width]], dtype=np.int64)
     moved, untold = at_rest(1), []
     for recipe, drawn in zip(recipes.recipes, batch.drawn.draws, strict=True):

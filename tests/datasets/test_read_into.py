@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader import FolderSource
-from stateful_gpu_loader.datasets.source import Source, open_image, read_into, target_of
+from stateful_gpu_loader.datasets.source import Source, read_into
 from stateful_gpu_loader.datasets.storage.memory import LARGEST_GUESS, Arena, Bytes, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import make_decoder
@@ -73,10 +73,10 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
         assert (into.target, into.name) == (sample.target, sample.name)
         arena.keep(start, into.data)
         assert into.data.tolist() == sample.data.tolist() == arena.filled()[start:].tolist()
-        opened = open_image(source, index)
+        opened = source.open_for_loader(index)
         assert isinstance(opened, EncodedSample)
         assert opened.data.tolist() == sample.data.tolist()
-        assert target_of(source, index) == sample.target
+        assert source.read_target_alone(index) == sample.target
     everything = torch.cat([sample.data for sample in alone])
     assert torch.equal(arena.filled(), everything)
 

@@ -13,8 +13,9 @@ import torch
 from stateful_gpu_loader.datasets.coco.annotations import Annotations, Segments, read_annotations
 from stateful_gpu_loader.datasets.coco.moving import BoxFormat, as_tensor, moved
 from stateful_gpu_loader.datasets.name_table import NameTable
-from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.source import Source, reads_as
 from stateful_gpu_loader.datasets.storage.failures import failed
+from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import read_whole
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url
 from stateful_gpu_loader.datasets.storage.read_file import read_file
@@ -168,7 +169,7 @@ class CocoSource(Source):
             return f"{self.root.rstrip('/')}/{self._names[index]}"
         return os.path.join(self.root, self._names[index])
 
-    def read(self, index: int) -> EncodedSample:
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         """The image's bytes, its target, and its path as name.
 
         Raises:
@@ -176,7 +177,7 @@ class CocoSource(Source):
         """
         path = self.path(index)
         try:
-            data = _read(path)
+            data = _read(path, into or new_memory)
         except OSError as error:
             raise failed(error, path, f"sample {index = }") from error
         height, width = self._sizes[index].tolist()
@@ -202,8 +203,8 @@ class CocoSource(Source):
                 self._segments.draw(number, mask)
         return target
 
-    def _target(self, index: int) -> dict[str, Any]:
-        return self.target(index)
+    def read_target_alone(self, index: int) -> Any:
+        return self.target(index) if reads_as(self, CocoSource) else self.read(index).target
 
     def _object_counts(self) -> npt.NDArray[np.int64]:
         return np.diff(self._firsts)
@@ -287,7 +288,7 @@ def _renumbered(labels: npt.NDArray[np.int64], numbers: dict[int, int]) -> npt.N
     return np.array([numbers[label] for label in labels.tolist()], dtype=np.int64)
 
 
-def _read(path: str) -> torch.Tensor:
+def _read(path: str, memory: Memory) -> torch.Tensor:
     if not is_url(path):
-        return read_file(path)
+        return read_file(path, memory)
     return torch.from_numpy(read_whole(path))

@@ -187,21 +187,15 @@ class FolderSource(Source):
         name = self._names[index]
         return name if name.startswith(os.sep) else self._parent + name
 
-    def read(self, index: int) -> EncodedSample:
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         """The file's bytes (none, if it is empty), its class and its path.
 
         Raises:
             OSError: of the kind that the system reports; it names the path and the index.
         """
-        return self._read_file(index, new_memory)
-
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
-        return self._read_file(index, memory)
-
-    def _read_file(self, index: int, memory: Memory) -> EncodedSample:
         path = self.path(index)
         try:
-            data = read_file(path, memory)
+            data = read_file(path, into or new_memory)
         except OSError as error:
             raise failed(error, path, f"sample {index = }") from error
         return EncodedSample(data, int(self.targets[index]), path)

@@ -19,7 +19,7 @@ from stateful_gpu_loader.datasets.prepared.description import (
 )
 from stateful_gpu_loader.datasets.prepared.record import Record, target_in
 from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, Entry, RecordStore
-from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, image_header, target_of
+from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, image_header, reads_as
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import ImageHeader, make_decoder, probe
@@ -155,7 +155,7 @@ class PreparedSource(Source):
         """Whether the image at ``0 <= index < len(self)`` is in the directory."""
         return self._store.entry(index) is not None
 
-    def read(self, index: int) -> EncodedSample:
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         """The image as a binary PPM, and its target.
 
         The target of a source with boxes or masks is as it is in the source, for
@@ -166,9 +166,7 @@ class PreparedSource(Source):
             ValueError: as of the source, or the image cannot be decoded.
             LoaderError: the recipes refuse an image of this size.
         """
-        return self._read_into(index, new_memory)
-
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
+        memory = into or new_memory
         kept = self._kept(index, memory)
         if kept is None:
             sample = self.source.read(index)
@@ -177,11 +175,13 @@ class PreparedSource(Source):
         ppm, target = kept
         return EncodedSample(torch.from_numpy(ppm), target, self._name(index))
 
-    def _open_image(self, index: int) -> OwnImage:
+    def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
         """The image for a loader, which asks for the pixels when it crops them.
 
         They are then read, or decoded, and cropped while they are in the processor's cache.
         """
+        if not reads_as(self, PreparedSource):
+            return self.read(index)
         store = self._store
         if (entry := store.entry(index)) and (json := store.json(index, entry)) is not None:
             header = self._header_after((entry.height, entry.width))
@@ -205,8 +205,10 @@ class PreparedSource(Source):
         height, width = _drawn(self.recipes, original).sizes[0].tolist()
         return ImageHeader("ppm", height=height, width=width, orientation=1)
 
-    def _target(self, index: int) -> Any:
-        return target_of(self.source, index)
+    def read_target_alone(self, index: int) -> Any:
+        if not reads_as(self, PreparedSource):
+            return self.read(index).target
+        return self.source.read_target_alone(index)
 
     def move_target(
         self, index: int, target: Any, motion: npt.NDArray[np.float64], size: Size
@@ -252,7 +254,7 @@ class PreparedSource(Source):
 
     def _target_of(self, index: int, json: bytes) -> Any:
         """The target of an image that is kept, which the source has if the record has none."""
-        return target_in(json) if json else target_of(self.source, index)
+        return target_in(json) if json else self.source.read_target_alone(index)
 
     def _kept_pixels(
         self, index: int, entry: Entry, header: ImageHeader, memory: Memory

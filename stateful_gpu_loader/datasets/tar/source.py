@@ -151,20 +151,17 @@ class TarSource(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def read(self, index: int) -> EncodedSample:
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
         """The image's bytes, the target, and the name of tar and member.
 
         Raises:
             OSError: the tar cannot be read, or was replaced since it was indexed.
             ValueError: a member of the target is malformed, or the tar was cut off.
         """
-        return self._read_into(index, new_memory)
-
-    def _read_into(self, index: int, memory: Memory) -> EncodedSample:
         members, key = self._chosen[index], self.key(index)
         image, *extensions = self._extensions(members)
         places = self._members.members[members].tolist()
-        data, *contents = self._contents(index, places, memory)
+        data, *contents = self._contents(index, places, into or new_memory)
         values = self._values(index, key, extensions, places[1:], contents)
         target = self._choice.target(values, key, index)
         name = f"{self.paths[self._tar(index)]}/{key}.{image}"

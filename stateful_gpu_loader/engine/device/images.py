@@ -16,25 +16,28 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import ImageHeader
 from stateful_gpu_loader.decoders.decoder import BatchDecoder
 from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    BadSamplePolicy,
+    BadSampleReplacer,
+    Slot,
+)
 from stateful_gpu_loader.engine.makers.collate import collate_targets
-from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, OpenedImage
+from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedImage
 from stateful_gpu_loader.engine.makers.images import (
     bad_image,
     check_one_size,
     draw,
-    header_of,
-    moved_targets,
-    read,
+    draw_and_move,
+    opened,
 )
-from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot
+from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.errors import BadSample
-from stateful_gpu_loader.records import SampleKey
 from stateful_gpu_loader.state.forks import fork_safe
 from stateful_gpu_loader.transforms import Compose
 from stateful_gpu_loader.transforms.compose import PipelineDraw
@@ -71,20 +74,17 @@ class _Decoded:
     header: ImageHeader
     target: Any
     pixels: _Pixels
-    has_moved: bool
-    """Whether boxes and masks of the target have moved with the pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedBatch:
     """The result of the first step for one request."""
 
-    keys: list[SampleKey]
-    images: list[_Decoded]
-    """The decoded images, in the order of ``keys``."""
+    slots: list[Slot]
+    """Places of the batch; their samples are decoded images whose targets have moved."""
     drawn: PipelineDraw
-    replacer: BadSampleReplacer | None
-    """Records the handling of bad samples; None if there were none."""
+    replacer: BadSampleReplacer
+    """Records the handling of bad samples."""
 
 
 class DeviceImages:
@@ -123,27 +123,30 @@ class DeviceImages:
         Raises:
             BadSample: an image, or all that were tried in its place, cannot be decoded.
         """
-        keys = batch.request.keys()
-        pixels = self._decoded(batch, keys)
-        images = [
-            _Decoded(image.header, image.target, found, batch.drawn is not None)
-            for image, found in zip(batch.images, pixels, strict=True)
-            if image is not None and isinstance(found, _Pixels)
-        ]
-        if batch.drawn is not None and len(images) == len(keys):
-            return DecodedBatch(keys, images, batch.drawn, None)
-        if self._policy.is_active:
-            return self._replaced(batch, pixels)
-        raise next(found for found in pixels if isinstance(found, BadSample))
+        replacer = BadSampleReplacer(self._policy, batch.request)
+        slots = list(replacer.kept)
+        for slot, found in zip(slots, self._decoded(batch, slots), strict=True):
+            slot.sample = found
+        kept = replacer.settle(self._make)
+        drawn = batch.drawn
+        unmoved = kept if drawn is None else [slot for slot in kept if slot.found]
+        if unmoved:
+            keys, images = [slot.key for slot in unmoved], [slot.sample for slot in unmoved]
+            _, targets = draw_and_move(self._source, self._recipes, keys, images)
+            for slot, image, target in zip(unmoved, images, targets, strict=True):
+                slot.sample = replace(image, target=target)
+        if drawn is None or unmoved or len(kept) < len(slots):
+            keys, images = [slot.key for slot in kept], [slot.sample for slot in kept]
+            drawn = draw(self._recipes, keys, images)
+        return DecodedBatch(kept, drawn, replacer)
 
     def augment(self, batch: DecodedBatch) -> Any:
         """Augment and collate a batch, as the second step."""
-        check_one_size(batch.drawn.sizes, batch.keys, self._source)
-        pixels = self._on_device([image.pixels for image in batch.images])
+        check_one_size(batch.drawn.sizes, [slot.key for slot in batch.slots], self._source)
+        pixels = self._on_device([slot.sample.pixels for slot in batch.slots])
         images = self._recipes.apply_batch(pixels, batch.drawn)
-        targets = collate_targets(self._collate_fn, [image.target for image in batch.images])
-        finished = [images, move_tensors(targets, self._place)]
-        return finished if batch.replacer is None else batch.replacer.answer(finished)
+        targets = collate_targets(self._collate_fn, [slot.sample.target for slot in batch.slots])
+        return batch.replacer.answer([images, move_tensors(targets, self._place)])
 
     def _on_device(self, pixels: Sequence[_Pixels]) -> list[Image]:
         """Copy the pixels that are on the host, with one copy for each piece of memory."""
@@ -165,27 +168,24 @@ class DeviceImages:
                 found[i] = StridedImage.interleaved(data, part.header.height, part.header.width)
         return found
 
-    def _decoded(
-        self, batch: EncodedBatch, keys: list[SampleKey]
-    ) -> list[_Pixels | BadSample | None]:
-        """Return the pixels of each image, or why there are none; None for images not opened."""
-        pixels: list[_Pixels | BadSample | None] = [None] * len(keys)
-        of_gpu: list[tuple[int, OpenedImage, torch.Tensor]] = []
-        opened = zip(batch.images, batch.parts(), batch.starts(), strict=True)
-        for i, (image, data, start) in enumerate(opened):
+    def _decoded(self, batch: EncodedBatch, slots: list[Slot]) -> list[_Decoded | BadSample | None]:
+        """Return each image, or why it cannot be decoded; None for images that were not opened."""
+        decoded: list[_Decoded | BadSample | None] = [None] * len(slots)
+        of_gpu: list[tuple[int, EncodedImage, torch.Tensor]] = []
+        read = zip(batch.images, batch.parts(), batch.starts(), strict=True)
+        for i, (image, data, start) in enumerate(read):
             if image is not None and image.is_decoded:
-                pixels[i] = _OnHost(batch.arena, start + image.pixels_start, image.header)
+                pixels = _OnHost(batch.arena, start + image.pixels_start, image.header)
+                decoded[i] = _Decoded(image.header, image.target, pixels)
             elif image is not None:
                 of_gpu.append((i, image, data))
-        decoded = self._decode(
-            [data for _, _, data in of_gpu], [image.header for _, image, _ in of_gpu]
-        )
-        for (i, image, _), found in zip(of_gpu, decoded, strict=True):
-            if isinstance(found, ValueError):
-                pixels[i] = bad_image(image.name, keys[i], found)
+        found = self._decode([data for _, _, data in of_gpu], [one.header for _, one, _ in of_gpu])
+        for (i, image, _), each in zip(of_gpu, found, strict=True):
+            if isinstance(each, ValueError):
+                decoded[i] = bad_image(image.name, slots[i].key, each)
             else:
-                pixels[i] = found
-        return pixels
+                decoded[i] = _Decoded(image.header, image.target, each)
+        return decoded
 
     def _decode(
         self, data: list[torch.Tensor], headers: list[ImageHeader]
@@ -215,53 +215,25 @@ class DeviceImages:
         # Decoders return interleaved colours, so this is a view and not a copy.
         return _OnHost(pixels.permute(1, 2, 0).reshape(-1), 0, header)
 
-    def _replaced(
-        self, batch: EncodedBatch, decoded: Sequence[_Pixels | BadSample | None]
-    ) -> DecodedBatch:
-        """Replace or leave out bad samples one by one, as the workers of a CPU loader do."""
-        replacer = BadSampleReplacer(
-            self._policy, batch.request, is_bad=is_bad_encoding, has_drawn=lambda slot: False
-        )
-        for slot, image, pixels in zip(replacer.kept, batch.images, decoded, strict=True):
-            if isinstance(pixels, _Pixels) and image is not None:
-                slot.sample = _Decoded(image.header, image.target, pixels, batch.drawn is not None)
-        kept = replacer.settle(self._make)
-        if unmoved := [slot for slot in kept if not slot.sample.has_moved]:
-            self._move(unmoved)
-        drawn = self._drawn(kept)
-        return DecodedBatch(
-            [slot.key for slot in kept], [slot.sample for slot in kept], drawn, replacer
-        )
-
-    def _drawn(self, slots: list[Slot]) -> PipelineDraw:
-        headers = [slot.sample.header for slot in slots]
-        return draw(self._recipes, [slot.key for slot in slots], headers)
-
-    def _move(self, slots: list[Slot]) -> None:
-        targets = moved_targets(
-            self._source,
-            self._recipes,
-            [slot.key for slot in slots],
-            [slot.sample.target for slot in slots],
-            [slot.sample.header for slot in slots],
-            self._drawn(slots),
-        )
-        for slot, target in zip(slots, targets, strict=True):
-            slot.sample = replace(slot.sample, target=target, has_moved=True)
-
     def _make(self, slot: Slot) -> None:
-        """Read and decode a single sample; the result is the same, to the bit, as in a batch."""
+        """Read and decode a sample that is not; the result is the same, to the bit, as in a batch.
+
+        Raises:
+            BadSample: it cannot be read or decoded, or was not in the batch.
+        """
+        if isinstance(slot.sample, BadSample):
+            raise slot.sample
         if slot.sample is not None:
             return
-        sample = read(self._source, slot.key)
-        header = header_of(sample, slot.key)
+        arena = Arena(lambda num_bytes: empty_host((num_bytes,), torch.uint8), 0)
+        sample, header, target = opened(self._source, slot.key, arena)
         if self._decoder.takes(header, sample.data):
             (pixels,) = self._decode([sample.data], [header])
         else:
             pixels = self._decode_on_cpu(sample.data, header)
         if isinstance(pixels, ValueError):
             raise bad_image(sample.name, slot.key, pixels) from pixels
-        slot.sample = _Decoded(header, sample.target, pixels, has_moved=False)
+        slot.sample = _Decoded(header, target, pixels)
 
 
 class ThreadDecoders:

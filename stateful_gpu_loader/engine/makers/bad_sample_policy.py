@@ -1,4 +1,4 @@
-"""BadSamplePolicy: which exceptions mean a bad sample, and what is done about it.
+"""Bad samples: which exceptions mean one, what is done about it, and how a batch replaces it.
 
 Only what the content of a sample causes makes it bad. A network that is down, a bug or a lack of
 memory would otherwise pass for bad samples, and training would silently continue on other data. In
@@ -7,23 +7,26 @@ doubt the exception is raised.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from stateful_gpu_loader.decoders.rule import NO_CAUSE, OUT_OF_MEMORY
-from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.pipeline import Answer, Stopped
 from stateful_gpu_loader.errors import BadSample, LoaderError
 from stateful_gpu_loader.randomness.philox import WORDS_PER_BLOCK, Stream, words
-from stateful_gpu_loader.records import Request
+from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.samplers.orders import PositionOrder, key_offset_of
 from stateful_gpu_loader.state.bad_samples import FoundBad, plain_index, shortened
+
+T = TypeVar("T")
 
 _NEVER_BAD = (
     TypeError,
@@ -116,6 +119,9 @@ def next_draws() -> tuple[int, bytes, int]:
 
 
 ON_BAD_SAMPLE = ("raise", "replace", "drop")
+
+MAX_READS = 3
+"""Number of times that a sample is read in all while the system reports an OSError."""
 
 MAX_TRIES = 8
 """Number of replacements that are tried for a bad sample."""
@@ -227,3 +233,152 @@ def _others(request: Request, position: int, own: int, n: int) -> Iterator[int]:
         other = moved.get(chosen, chosen)
         moved[chosen] = moved.get(step, step)
         yield other + (other >= own)
+
+
+class Slot:
+    """One place of a batch: its key, and the sample that is tried for it.
+
+    Args:
+        number: number of the place in its request, counted from 0.
+        key: key of the sample. Its position, and so its random numbers, never change. The index
+            becomes a replacement's once the sample was found bad.
+    """
+
+    sample: Any = None
+    """What was made of the sample so far; None again after a replacement."""
+    found: tuple[FoundBad, ...] = ()
+    """Samples that were tried for the place and found bad."""
+    candidates: Iterator[tuple[int, Any]] | None = None
+
+    def __init__(self, number: int, key: SampleKey) -> None:
+        self.number = number
+        self.key = key
+        self.origin = key.position
+        """Position of the tried index in the order."""
+
+
+class BadSampleReplacer:
+    """Makes the samples of one request, and replaces or leaves out the bad ones.
+
+    With "raise" a bad sample's exception is raised, and nothing is tried again.
+
+    The result depends on the request and the samples' content alone, not on what was known before,
+    nor on the stage at which a sample turns out to be bad: each place has its own sequence of
+    candidates and takes the first that passes every stage.
+
+    Args:
+        policy: what is done about bad samples.
+        request: the request.
+        is_bad: whether an exception means a bad sample.
+        has_drawn: whether random draws may have caused the exception that a place just met; None
+            if nothing draws while a sample is made.
+    """
+
+    def __init__(
+        self,
+        policy: BadSamplePolicy,
+        request: Request,
+        *,
+        is_bad: Callable[[BaseException], bool] = is_bad_encoding,
+        has_drawn: Callable[[Slot], bool] | None = None,
+    ) -> None:
+        self._policy = policy
+        self._request = request
+        self._is_bad = is_bad
+        self._has_drawn = has_drawn
+        self._slots = [Slot(number, key) for number, key in enumerate(request.keys())]
+        self._drops = policy.mode == "drop"
+        self.kept = list(self._slots)
+        """The places that are not left out, in order."""
+        self.replaces = policy.is_active
+        """Whether bad samples are replaced or left out rather than raised."""
+
+    def knows_any(self) -> bool:
+        """Whether a sample of the request is known to be bad."""
+        return self._policy.knows_any(self._request.index_list())
+
+    def settle(self, make: Callable[[Slot], object]) -> list[Slot]:
+        """Make the sample of every place, and return the places that are kept, at least one."""
+        for slot in list(self.kept):
+            self.fill(slot, make)
+        if not self.kept and self._slots:
+            # Code that iterates the loader does not expect empty batches, so one replacement is
+            # made.
+            self._drops = False
+            first = self._slots[0]
+            self.kept.append(first)
+            self._replace(first)
+            self.fill(first, make)
+        return list(self.kept)
+
+    def fill(self, slot: Slot, make: Callable[[Slot], T]) -> T | None:
+        """Make one place's sample, replaced if need be.
+
+        Returns:
+            What ``make`` returns; None if the place is left out instead.
+
+        Raises:
+            BadSample: none of its replacements could be used.
+        """
+        while self.replaces:
+            always, reason = True, self._policy.known_reason(slot.key.index)
+            if reason is None:
+                try:
+                    return retried(lambda: make(slot), is_bad=self._is_bad)
+                except Exception as error:
+                    if not self._is_bad(error):
+                        raise
+                    reason = reason_of(error)
+                    has_drawn = self._has_drawn
+                    always = isinstance(error, BadSample) or not (has_drawn and has_drawn(slot))
+            bad = FoundBad(slot.key.index, slot.origin, slot.key.epoch, reason, always)
+            slot.found += (bad,)
+            self._policy.remember(bad)
+            if self._drops:
+                self.kept.remove(slot)
+                return None
+            self._replace(slot)
+        return make(slot)
+
+    def answer(self, payload: Any) -> Any:
+        """Return the batch, with a record of the bad samples that were met for it."""
+        found = tuple(bad for slot in self._slots for bad in slot.found) if self.replaces else ()
+        if not found:
+            return payload
+        return Answer(payload, bad=found, num_samples=len(self.kept))
+
+    def _replace(self, slot: Slot) -> None:
+        if slot.candidates is None:
+            slot.candidates = self._policy.candidates(self._request, slot.number)
+        tried = {bad.index for bad in slot.found}
+        for origin, index in slot.candidates:
+            if plain_index(index) not in tried:  # the same sample may have several positions
+                slot.key = dataclasses.replace(slot.key, index=index)
+                slot.origin = origin
+                slot.sample = None
+                return
+        first = slot.found[0]
+        where = "the batch" if self._policy.order is None else "the order"
+        raise BadSample(
+            f"dataset[{first.index!r}]",
+            index=self._request.index_list()[slot.number],
+            position=slot.key.position,
+            epoch=slot.key.epoch,
+            reason=f"{first.reason}; and {len(tried) - 1} other samples of {where}, tried in its "
+            "place, could not be used either (on_bad_sample='raise' shows where it fails)",
+        )
+
+
+def retried(make: Callable[[], T], *, is_bad: Callable[[BaseException], bool]) -> T:
+    """Call a function, up to 3 times in all while it raises an OSError that is not the sample's.
+
+    If ``make`` draws random numbers it must seed them itself, so that another attempt draws the
+    same.
+    """
+    for _ in range(MAX_READS - 1):
+        try:
+            return make()
+        except OSError as error:
+            if is_bad(error):
+                raise
+    return make()

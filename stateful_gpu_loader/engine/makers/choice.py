@@ -16,9 +16,14 @@ from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.stage import Stage
 from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
-from stateful_gpu_loader.engine.makers.draws import DrawnBatch, DrawsMaker
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker, ExpectedBytes
-from stateful_gpu_loader.engine.makers.images import Allocate, CallableMaker, ImageMaker
+from stateful_gpu_loader.engine.makers.images import (
+    Allocate,
+    CallableMaker,
+    DrawnBatch,
+    DrawsMaker,
+    ImageMaker,
+)
 from stateful_gpu_loader.engine.makers.iterables import IterableMaker
 from stateful_gpu_loader.engine.makers.read_ahead import ReadsAhead
 from stateful_gpu_loader.engine.makers.ready_batches import DeviceSteps, ReadyBatches, ReadySteps

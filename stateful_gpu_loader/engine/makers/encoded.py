@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -19,14 +18,7 @@ from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
-from stateful_gpu_loader.engine.makers.images import (
-    Allocate,
-    decode,
-    draw,
-    header_of,
-    moved_targets,
-    read,
-)
+from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw_and_move, opened
 from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -34,8 +26,8 @@ from stateful_gpu_loader.transforms.compose import PipelineDraw
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedImage:
-    """An image that was read, and whose header was parsed."""
+class EncodedImage:
+    """An image of an :class:`EncodedBatch`, which holds its bytes."""
 
     name: str
     """Where the image is stored, for error messages."""
@@ -55,7 +47,7 @@ class EncodedBatch:
     """The images of one request, encoded or decoded, their bytes in one tensor."""
 
     request: Request
-    images: tuple[OpenedImage | None, ...]
+    images: tuple[EncodedImage | None, ...]
     """One for each sample; None for one that is bad or could not be read.
 
     The device stage replaces or leaves out those that are missing.
@@ -156,7 +148,7 @@ class EncodedMaker:
     def __call__(self, request: Request, check: Callable[[], None]) -> EncodedBatch:
         keys = request.keys()
         arena = Arena(self._allocate_bytes, self._expected.num_bytes, len(keys))
-        opened: list[OpenedImage | None] = []
+        images: list[EncodedImage | None] = []
         lengths: list[int] = []
         gaps: list[int] = []
         with stage("read"):
@@ -166,12 +158,12 @@ class EncodedMaker:
                 image, start = self._open(key, arena) or (None, end)
                 if image is None:
                     arena.cut(end)
-                opened.append(image)
+                images.append(image)
                 gaps.append(start - end)
                 lengths.append(arena.end - start)
         self._expected.note(arena.end)
         with stage("augment"):
-            images, drawn = self._draw_and_move(keys, opened)
+            drawn = self._draw_and_move(keys, images)
         return EncodedBatch(
             request,
             tuple(images),
@@ -185,46 +177,41 @@ class EncodedMaker:
         return self._allocate((num_bytes,), torch.uint8)
 
     def _draw_and_move(
-        self, keys: list[SampleKey], opened: list[OpenedImage | None]
-    ) -> tuple[Sequence[OpenedImage | None], PipelineDraw | None]:
-        """Draw for the images, and move their targets with the pixels.
+        self, keys: list[SampleKey], images: list[EncodedImage | None]
+    ) -> PipelineDraw | None:
+        """Draw for the images, and replace them by images whose targets have moved.
 
         Returns:
-            the images, with moved targets, and the drawn numbers; or the images as they are and
-            None.
+            the drawn numbers; None if nothing was done, as an image is missing or refused.
         """
-        images = [image for image in opened if image is not None]
-        if len(images) < len(keys):
-            return opened, None
-        headers, targets = [one.header for one in images], [one.target for one in images]
+        present = [image for image in images if image is not None]
+        if len(present) < len(keys):
+            return None
         try:
-            drawn = draw(self._recipes, keys, headers)
-            if not self._source.has_spatial_targets:
-                return opened, drawn
-            moved = moved_targets(self._source, self._recipes, keys, targets, headers, drawn)
+            drawn, moved = draw_and_move(self._source, self._recipes, keys, present)
         except ValueError:
             if not self._policy.is_active:
                 raise
             # The refused size may come from a damaged header; the device stage finds out first.
-            return opened, None
-        pairs = zip(images, moved, strict=True)
-        return [replace(image, target=target) for image, target in pairs], drawn
+            return None
+        if self._source.has_spatial_targets:
+            pairs = zip(present, moved, strict=True)
+            images[:] = [replace(image, target=target) for image, target in pairs]
+        return drawn
 
-    def _open(self, key: SampleKey, arena: Arena) -> tuple[OpenedImage, int] | None:
+    def _open(self, key: SampleKey, arena: Arena) -> tuple[EncodedImage, int] | None:
         """Return the image, and where its bytes or its pixels start in the arena."""
         if self._policy.known_reason(key.index) is not None:
             return None
+        start = arena.end
         try:
-            start = arena.end
-            sample = read(self._source, key, partial(arena.take_from, start))
+            image = opened(self._source, key, arena)
+            sample, header = image.sample, image.header
             data = sample.data
-            # Reading the header from the arena saves 1 us over reading it from a tensor.
-            view = arena.view(start, data.numel()) if arena.end > start else None
-            header = header_of(sample, key, view)
             is_decoded = not self._takes(header, data)
             if is_decoded and not isinstance(header, PpmHeader):
                 with stage("decode"):
-                    pixels = decode(self._decoder, sample, header, key)
+                    pixels = decode(self._decoder, image, key)
                 arena.cut(start)
                 # Decoders return interleaved colours, so this is a view and not a copy.
                 data = pixels.permute(1, 2, 0).reshape(-1)
@@ -237,7 +224,7 @@ class EncodedMaker:
             ):
                 start = arena.leave_out(start, header.exif_spans)
                 header = header.without_exif()
-            return OpenedImage(sample.name, sample.target, header, is_decoded), start
+            return EncodedImage(sample.name, image.target, header, is_decoded), start
         except Exception as error:
             is_for_later = is_bad_encoding(error) or isinstance(error, OSError)
             if not self._policy.is_active or not is_for_later:

@@ -9,7 +9,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import StackDataset, Subset
 
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad, next_draws
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    BadSamplePolicy,
+    BadSampleReplacer,
+    Slot,
+    is_bad,
+    next_draws,
+    retried,
+)
 from stateful_gpu_loader.engine.makers.collate import (
     DRAWS_NOTHING,
     FIXED_SIZE,
@@ -17,7 +24,6 @@ from stateful_gpu_loader.engine.makers.collate import (
     name_of,
 )
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators, inner_datasets
-from stateful_gpu_loader.engine.makers.replace_bad import BadSampleReplacer, Slot, retried
 from stateful_gpu_loader.engine.pipeline import Maker, Stopped, never_stopped, noting_sample
 from stateful_gpu_loader.engine.readers.reading import ReadySamples
 from stateful_gpu_loader.engine.stats import stage

@@ -9,9 +9,13 @@ import numpy as np
 
 from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.datasets.callable_outputs import check_alike
-from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    BadSamplePolicy,
+    is_bad,
+    reason_of,
+    retried,
+)
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
-from stateful_gpu_loader.engine.makers.replace_bad import retried
 from stateful_gpu_loader.engine.pipeline import add_note
 from stateful_gpu_loader.engine.readers.reading import Reading, ReadySample
 from stateful_gpu_loader.errors import LoaderError

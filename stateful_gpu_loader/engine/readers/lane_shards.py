@@ -12,9 +12,8 @@ from typing import Any
 
 from stateful_gpu_loader.datasets.lanes import key_of_lane
 from stateful_gpu_loader.datasets.sharded import EncodedShards, ShardedDataset
-from stateful_gpu_loader.engine.makers.bad_sample_policy import is_bad, reason_of
+from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_READS, is_bad, reason_of
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
-from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, add_note, never_stopped
 from stateful_gpu_loader.engine.readers.reading import ReadySample, place_in_shard
 from stateful_gpu_loader.errors import BadSample, LoaderError

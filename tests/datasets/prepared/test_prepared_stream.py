@@ -25,7 +25,7 @@ from stateful_gpu_loader import (
 )
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets import Source
-from stateful_gpu_loader.datasets.source import OwnImage, open_image
+from stateful_gpu_loader.datasets.source import OwnImage
 from stateful_gpu_loader.datasets.storage.memory import new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.wrapped import as_source
@@ -389,13 +389,13 @@ def test_pixels_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
     write_photo_folder(tmp_path / "photos", num_classes=1, per_class=1)
     prepared = PreparedSource(FolderSource(tmp_path / "photos"), tmp_path / "kept", HEAD)
     for dataset in (Subset(prepared, [0]), ConcatDataset([prepared])):
-        image = open_image(as_source(dataset), 0)  # type: ignore[arg-type]
+        image = as_source(dataset).open_for_loader(0)  # type: ignore[union-attr]
         assert isinstance(image, OwnImage)
         assert (image.header.height, image.header.width, image.target) == (60, 72, 0)
         assert not prepared.is_kept(0)
     made = image.make(new_memory)
     assert prepared.is_kept(0)
-    again = open_image(prepared, 0)
+    again = prepared.open_for_loader(0)
     assert isinstance(again, OwnImage)
     assert torch.equal(again.make(new_memory), made)
     data = prepared.read(0).data

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader.datasets.source import read_into
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.tar import index as tar_index
@@ -146,7 +145,7 @@ def test_an_image_is_read_into_the_memory_of_a_batch(
     arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 3000)
     for index, key in enumerate("kl"):
         start = arena.end
-        sample = read_into(source, index, arena.take)
+        sample = source.read(index, into=arena.take)
         assert sample.target == ("a cat", 3, bodies["jpg"], key)
         assert sample.data.data_ptr() == arena.filled()[start:].data_ptr()
         assert sample.data.numpy().tobytes() == bodies["jpg"]

@@ -22,10 +22,13 @@ from torch.utils.data import Dataset, Subset, default_collate, default_convert
 from stateful_gpu_loader import BadSample, FolderSource
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import make_decoder, probe
-from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_TRIES, BadSamplePolicy
+from stateful_gpu_loader.engine.makers.bad_sample_policy import (
+    MAX_READS,
+    MAX_TRIES,
+    BadSamplePolicy,
+)
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
-from stateful_gpu_loader.engine.makers.replace_bad import MAX_READS
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
 from stateful_gpu_loader.state.bad_samples import BadSamples

@@ -47,7 +47,7 @@ def batch_by_batch(source: Source, decoder: Decoder, recipes: Compose) -> Path:
     def execute(request: Request) -> list[Any]:
         keys = request.keys()
         encoded = [opened(source, key) for key in keys]
-        drawn = draw(recipes, keys, encoded)
+        drawn, _ = draw(recipes, keys, encoded)
         images = [decode(decoder, image, key) for image, key in zip(encoded, keys, strict=True)]
         with torch.inference_mode():
             batch = recipes.apply_batch(images, drawn)

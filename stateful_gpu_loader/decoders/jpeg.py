@@ -69,7 +69,8 @@ def read_jpeg_header(view: memoryview) -> JpegHeader:
         raise ValueError(f"JPEG scan header of {end - start} bytes, at least 4 are needed")
     most_pixels = None if process in ARITHMETIC else PIXELS_A_BYTE * len(view)
     check_size("JPEG", height, width, most_pixels=most_pixels)
-    _check_end(view, end)
+    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[end:]).rfind(b"\xff\xd9") < 0:
+        raise ValueError(f"truncated JPEG: {len(view)} bytes without an end-of-image marker")
     orientation = orientation or 1
     if orientation >= 5:
         height, width = width, height
@@ -137,11 +138,6 @@ def _read_frame(
     if components not in (1, 3, 4):
         raise ValueError(f"JPEG with {components} components; 1, 3 and 4 can be made RGB")
     return process, precision, height, width, bytes(view[start + 6 : end])
-
-
-def _check_end(view: memoryview, scan: int) -> None:
-    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[scan:]).rfind(b"\xff\xd9") < 0:
-        raise ValueError(f"truncated JPEG: {len(view)} bytes without an end-of-image marker")
 
 
 @lru_cache(maxsize=256)

@@ -91,7 +91,8 @@ def decode_by_rule(
         image = to_8_bits(image)
     if isinstance(header, WebpHeader):
         image = on_canvas(image, header)
-    image = as_tensor(turned(image, header.orientation))
+    if header.orientation != 1:
+        image = as_tensor(turned(image, header.orientation))
     if image.shape != (3, header.height, header.width):
         raise ValueError(
             f"{header.format.upper()} decoded to {list(image.shape)}, its header says "

@@ -35,10 +35,11 @@ class PipelineDraw:
 
     def sample(self, i: int) -> Rows:
         """The numbers of sample i, one row for each recipe, as plain Python numbers."""
-        return self._rows[i]
+        return self.rows[i]
 
     @cached_property
-    def _rows(self) -> list[tuple[list[float], ...]]:
+    def rows(self) -> list[tuple[list[float], ...]]:
+        """The numbers of all samples, as of :meth:`sample`."""
         if not self.draws:
             return [()] * len(self.sizes)
         return list(zip(*(draw.numbers.tolist() for draw in self.draws), strict=True))

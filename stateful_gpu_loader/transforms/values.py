@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -202,5 +203,7 @@ def _as_numbers(name: str, values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
+@cache
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return constant(values, dtype, device).view(-1, 1, 1)
+    with torch.inference_mode(False):  # as of the constant, which the view shares its memory with
+        return constant(values, dtype, device).view(-1, 1, 1)

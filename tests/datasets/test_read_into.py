@@ -12,9 +12,15 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from stateful_gpu_loader import FolderSource
+from stateful_gpu_loader import FolderSource, PreparedSource
 from stateful_gpu_loader.datasets.source import Source, read_into
-from stateful_gpu_loader.datasets.storage.memory import LARGEST_GUESS, Arena, Bytes, new_memory
+from stateful_gpu_loader.datasets.storage.memory import (
+    LARGEST_GUESS,
+    Arena,
+    Bytes,
+    Memory,
+    new_memory,
+)
 from stateful_gpu_loader.datasets.wrapped import as_source
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
@@ -46,7 +52,17 @@ class Renamed(FolderSource):
     """Reads as a folder does."""
 
 
-@pytest.fixture(params=[FolderSource, Renamed, Reversed, DoubledFolder, "subset", "concatenation"])
+class Passing(FolderSource):
+    """A user's ``read`` that takes memory as the folder's does."""
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        sample = super().read(index, into)
+        return dataclasses.replace(sample, target=-index)
+
+
+@pytest.fixture(
+    params=[FolderSource, Renamed, Reversed, DoubledFolder, Passing, "subset", "concatenation"]
+)
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     for number, content in enumerate(CONTENTS):
         (tmp_path / f"{number}.jpg").write_bytes(content)
@@ -108,10 +124,11 @@ def test_one_unusual_read_does_not_decide_for_all() -> None:
     assert asked == [0, LARGEST_GUESS, 0, LARGEST_GUESS]
 
 
-def test_a_folder_is_read_without_a_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FolderSource, Renamed, Passing])
+def test_a_folder_is_read_without_a_copy(tmp_path: Path, kind: type[FolderSource]) -> None:
     """Unless somebody reads otherwise, however late that was said."""
     (tmp_path / "a.jpg").write_bytes(b"abc")
-    source = FolderSource.from_paths([str(tmp_path / "a.jpg")])
+    source = kind.from_paths([str(tmp_path / "a.jpg")])
     asked: list[int] = []
 
     def memory(num_bytes: int) -> Bytes:
@@ -124,6 +141,29 @@ def test_a_folder_is_read_without_a_copy(tmp_path: Path) -> None:
     source.read = lambda index: sample  # type: ignore[method-assign]
     assert read_into(source, 0, memory) is sample
     assert asked == [3]
+
+
+class Dark(PreparedSource):
+    """Its pixels are not those that a PreparedSource makes."""
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        sample = super().read(index, into)
+        return dataclasses.replace(sample, data=sample.data // 2, target="dark")
+
+
+def test_a_source_that_reads_otherwise_makes_no_pixels_past_its_read(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path / "photos", 1)
+    folder = FolderSource(tmp_path / "photos")
+    dark = Dark(folder, tmp_path / "kept")
+    assigned = PreparedSource(folder, tmp_path / "kept")
+    assigned.read = dark.read  # type: ignore[method-assign]
+    for source in (dark, assigned, as_source(Subset(dark, [0])), as_source(ConcatDataset([dark]))):
+        assert source is not None
+        for _ in range(2):
+            opened = source.open_for_loader(0)
+            assert isinstance(opened, EncodedSample)
+            assert torch.equal(opened.data, dark.read(0).data)
+            assert source.read_target_alone(0) == "dark"
 
 
 def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(

@@ -29,13 +29,7 @@ from stateful_gpu_loader.engine.makers.bad_sample_policy import (
 )
 from stateful_gpu_loader.engine.makers.collate import collate_targets
 from stateful_gpu_loader.engine.makers.encoded import EncodedBatch, EncodedImage
-from stateful_gpu_loader.engine.makers.images import (
-    bad_image,
-    check_one_size,
-    draw,
-    draw_and_move,
-    opened,
-)
+from stateful_gpu_loader.engine.makers.images import bad_image, check_one_size, draw, opened
 from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.errors import BadSample
 from stateful_gpu_loader.state.forks import fork_safe
@@ -132,12 +126,12 @@ class DeviceImages:
         unmoved = kept if drawn is None else [slot for slot in kept if slot.found]
         if unmoved:
             keys, images = [slot.key for slot in unmoved], [slot.sample for slot in unmoved]
-            _, targets = draw_and_move(self._source, self._recipes, keys, images)
+            _, targets = draw(self._recipes, keys, images, self._source)
             for slot, image, target in zip(unmoved, images, targets, strict=True):
                 slot.sample = replace(image, target=target)
         if drawn is None or unmoved or len(kept) < len(slots):
             keys, images = [slot.key for slot in kept], [slot.sample for slot in kept]
-            drawn = draw(self._recipes, keys, images)
+            drawn, _ = draw(self._recipes, keys, images)
         return DecodedBatch(kept, drawn, replacer)
 
     def augment(self, batch: DecodedBatch) -> Any:

@@ -18,7 +18,7 @@ from stateful_gpu_loader.datasets.storage.memory import Arena, with_margin
 from stateful_gpu_loader.decoders import Decoder, ImageHeader
 from stateful_gpu_loader.decoders.header import JpegHeader, PpmHeader
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy, is_bad_encoding
-from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw_and_move, opened
+from stateful_gpu_loader.engine.makers.images import Allocate, decode, draw, opened
 from stateful_gpu_loader.engine.stats import stage
 from stateful_gpu_loader.records import Request, SampleKey
 from stateful_gpu_loader.transforms import Compose
@@ -188,7 +188,7 @@ class EncodedMaker:
         if len(present) < len(keys):
             return None
         try:
-            drawn, moved = draw_and_move(self._source, self._recipes, keys, present)
+            drawn, moved = draw(self._recipes, keys, present, self._source)
         except ValueError:
             if not self._policy.is_active:
                 raise

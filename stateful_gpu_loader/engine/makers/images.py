@@ -108,7 +108,7 @@ class ImageMaker:
         images: list[torch.Tensor] = []
         targets: list[Any] = []
         with stage("augment"):
-            drawn, moved = self._draw(kept)
+            drawn, moved = draw(self._recipes, keys, [slot.sample for slot in kept], self._source)
             if self._stacked:
                 check_one_size(drawn.sizes, keys, self._source)
                 size = (len(keys), *drawn.sizes[0].tolist())
@@ -122,12 +122,14 @@ class ImageMaker:
                     image = replacer.fill(slot, decode_one)
                     if image is None:
                         continue
-                    numbers = drawn.sample(i)
+                    numbers = drawn.rows[i]
                     if slot.key is not key:
                         # Only this sample's numbers change, as they depend on its position and size
                         # alone. If the recipes give it another size, apply_into refuses.
-                        own, moved[i : i + 1] = self._draw([slot])
-                        numbers = own.sample(0)
+                        own, (moved[i],) = draw(
+                            self._recipes, [slot.key], [slot.sample], self._source
+                        )
+                        numbers = own.rows[0]
                     if rows is None:
                         images.append(self._recipes.apply(image, numbers).contiguous())
                     else:
@@ -148,10 +150,6 @@ class ImageMaker:
         check()
         with stage("decode"):
             return decode(self._decoder, slot.sample, slot.key, memory)
-
-    def _draw(self, slots: list[Slot]) -> tuple[PipelineDraw, list[Any]]:
-        keys = [slot.key for slot in slots]
-        return draw_and_move(self._source, self._recipes, keys, [slot.sample for slot in slots])
 
 
 def empty_rows(
@@ -219,37 +217,33 @@ class HasHeader(Protocol):
     def target(self) -> Any: ...
 
 
-def draw(recipes: Compose, keys: list[SampleKey], images: Sequence[HasHeader]) -> PipelineDraw:
-    """Draw the recipes' numbers for images of one request.
+def draw(
+    recipes: Compose,
+    keys: list[SampleKey],
+    images: Sequence[HasHeader],
+    source: Source | None = None,
+) -> tuple[PipelineDraw, list[Any]]:
+    """Draw the recipes' numbers for images of one request, and move their targets.
 
     Args:
-        keys: keys of the images, at least one.
+        keys: keys of the images that were read, at least one.
         images: the same n images.
+        source: source of the images; boxes and masks of its targets move as the recipes move the
+            pixels. With None all targets stay as they are.
+
+    Returns:
+        the numbers, and the n targets.
 
     Raises:
         ValueError: an image is too small for a recipe.
     """
     positions = np.array([key.position for key in keys], dtype=np.int64)
-    return recipes.draw(keys[0].seed, keys[0].epoch, positions, _sizes_of(images))
-
-
-def draw_and_move(
-    source: Source, recipes: Compose, keys: list[SampleKey], images: Sequence[HasHeader]
-) -> tuple[PipelineDraw, list[Any]]:
-    """Draw as :func:`draw`, and move boxes and masks as the recipes move the pixels.
-
-    Args:
-        source: source of the images.
-        keys: keys of the images that were read.
-        images: the same n images, with headers and targets as they are in the source.
-
-    Returns:
-        the numbers, and the n moved targets.
-    """
-    drawn = draw(recipes, keys, images)
+    headers = [image.header for image in images]
+    sizes = np.array([(header.height, header.width) for header in headers], dtype=np.int64)
+    drawn = recipes.draw(keys[0].seed, keys[0].epoch, positions, sizes)
     targets = [image.target for image in images]
-    if source.has_spatial_targets:
-        motions = recipes.motion(drawn, _sizes_of(images))
+    if source is not None and source.has_spatial_targets:
+        motions = recipes.motion(drawn, sizes)
         targets = [
             source.move_target(key.index, target, motion, (height, width))
             for key, target, motion, (height, width) in zip(
@@ -257,11 +251,6 @@ def draw_and_move(
             )
         ]
     return drawn, targets
-
-
-def _sizes_of(images: Sequence[HasHeader]) -> IndexArray:
-    headers = [image.header for image in images]
-    return np.array([(header.height, header.width) for header in headers], dtype=np.int64)
 
 
 def decode(
@@ -371,7 +360,8 @@ class DrawsMaker:
         replacer = BadSampleReplacer(self._policy, request, is_bad=lambda error: False)
         kept = replacer.settle(self._open)
         keys, images = [slot.key for slot in kept], [slot.sample for slot in kept]
-        return replacer.answer(DrawnBatch(keys, images, draw(self._recipes, keys, images)))
+        drawn, _ = draw(self._recipes, keys, images)
+        return replacer.answer(DrawnBatch(keys, images, drawn))
 
     def _open(self, slot: Slot) -> None:
         slot.sample = opened(self._source, slot.key)

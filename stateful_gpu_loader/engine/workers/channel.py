@@ -73,8 +73,9 @@ def pickled(content: Any) -> tuple[memoryview, list[int]]:
 @contextmanager
 def received(files: list[int]) -> Iterator[None]:
     """Let what is unpickled here take the files of its message; close those that are left."""
-    before, _PRESENT.files = getattr(_PRESENT, "files", None), files
+    before = getattr(_PRESENT, "files", None)
     try:
+        _PRESENT.files = files
         yield
     finally:
         _PRESENT.files = before

@@ -79,8 +79,9 @@ def unpack(
         lend: returns the memory of a segment; None gives memory of the same size and other content.
     """
     storages = [(lend or _any_storage)(segment) for segment in packed.segments]
-    before, _PRESENT.beside = getattr(_PRESENT, "beside", None), (packed.large, storages)
+    before = getattr(_PRESENT, "beside", None)
     try:
+        _PRESENT.beside = packed.large, storages
         answer = pickle.loads(packed.content)
     finally:
         _PRESENT.beside = before

@@ -16,7 +16,6 @@ from stateful_gpu_loader.datasets import CallableSource
 from stateful_gpu_loader.datasets.sharded import ShardedDataset
 from stateful_gpu_loader.decoders import DECODER_NAMES
 from stateful_gpu_loader.engine.makers.bad_sample_policy import ON_BAD_SAMPLE
-from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.engine.workers.cluster import RemoteWorkers, remote_workers
 from stateful_gpu_loader.state.schema import as_int
 
@@ -279,20 +278,3 @@ ARGUMENTS: Mapping[str, Change] = {
 }
 """When the attribute of each argument may change, by the argument's name."""
 OF_WORKERS = frozenset(name for name in ARGUMENTS if ARGUMENTS[name] is Change.WITH_WORKERS)
-
-
-def key_ranks(divided: Any) -> tuple[int, int]:
-    """Return the number of ranks and this rank, by which random augmentations are made to differ.
-
-    A user's sampler or iterable dataset divides itself. If it has attributes ``num_replicas`` and
-    ``rank``, as DistributedSampler has, they are used: ranks that work on one batch together
-    (tensor or pipeline parallel) must see the same pixels. Otherwise each process of
-    torch.distributed is a rank.
-    """
-    try:
-        num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
-        rank = as_int("rank", getattr(divided, "rank", None))
-    except (TypeError, RuntimeError):
-        # The attributes are missing, or they are properties that cannot ask torch.distributed yet.
-        return size_and_rank()
-    return (num_replicas, rank) if 0 <= rank < num_replicas else size_and_rank()

@@ -24,12 +24,12 @@ from stateful_gpu_loader.engine.arguments import (
     check_targets,
 )
 from stateful_gpu_loader.engine.batch_transform import BatchTransform
-from stateful_gpu_loader.engine.config import LoaderConfig, key_ranks
+from stateful_gpu_loader.engine.config import LoaderConfig
 from stateful_gpu_loader.engine.fingerprint import Identity, identity_of
 from stateful_gpu_loader.engine.makers.collate import STACKS_IMAGES
 from stateful_gpu_loader.engine.makers.own_generators import unsearched
 from stateful_gpu_loader.engine.readers.reading import ReadyImages
-from stateful_gpu_loader.engine.sampler_link import division_of, follow_pass
+from stateful_gpu_loader.engine.sampler_link import follow_pass, key_ranks, ranks_of
 from stateful_gpu_loader.engine.schedules.lane_schedule import LaneSchedule
 from stateful_gpu_loader.engine.schedules.map_schedule import Feed, MapSchedule
 from stateful_gpu_loader.engine.schedules.positions import Division, OrderSchedule, PositionFeed
@@ -37,7 +37,6 @@ from stateful_gpu_loader.engine.schedules.sampler_feed import SamplerFeed, Sampl
 from stateful_gpu_loader.engine.schedules.sampler_snapshot import SamplerSnapshot
 from stateful_gpu_loader.engine.schedules.schedule import Schedule
 from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
-from stateful_gpu_loader.engine.torch_names import size_and_rank
 from stateful_gpu_loader.randomness.generator_state import generator_from_text
 from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import (
@@ -92,8 +91,6 @@ class Plan:
         lanes = None
         if isinstance(config.dataset, ShardedDataset):
             lanes = LanePlan(config.dataset, shuffle=bool(config.shuffle))
-            if isinstance(config.num_replicas, int):
-                lanes.check_ranks(config.num_replicas)
         is_mapped = is_map(config.dataset)
         order = order_of(config.sampler) if is_mapped and not config.has_batch_sampler else None
         calls = config.calls
@@ -136,8 +133,8 @@ class Plan:
             lanes=lanes,
             calls=calls,
         )
-        if isinstance(config.num_replicas, int):
-            _ = plan.division
+        if config.num_replicas not in (None, "auto"):
+            _ = plan.division if lanes is None else plan.lane_division
         return plan
 
     @cached_property
@@ -187,13 +184,19 @@ class Plan:
         """
         if self.order is None:
             return None
-        division = division_of(self.config)
-        if division.num_replicas > 1 and self.is_endless:
+        config = self.config
+        num_replicas, rank = ranks_of(config)
+        if num_replicas > 1 and self.is_endless:
             raise ValueError(
-                f"{division.num_replicas} ranks need to know where an epoch ends, so that all end "
+                f"{num_replicas} ranks need to know where an epoch ends, so that all end "
                 "at the same step. Remedy: CallableSource(..., length=)"
             )
-        return division
+        return Division(
+            batch_size=config.batch_size or 1,
+            drop_last=config.drop_last,
+            rank=rank,
+            num_replicas=num_replicas,
+        )
 
     @property
     def lane_division(self) -> LaneDivision:
@@ -202,11 +205,8 @@ class Plan:
         Raises:
             ValueError: the lanes cannot be divided among so many ranks.
         """
-        config, given = self.config, self.config.num_replicas
-        if given == "auto":
-            num_replicas, rank = size_and_rank()
-        else:
-            num_replicas, rank = int(given or 1), config.rank or 0
+        config = self.config
+        num_replicas, rank = ranks_of(config)
         if self.lanes is not None:
             self.lanes.check_ranks(num_replicas)
         return LaneDivision(

@@ -1,4 +1,4 @@
-"""Connects a loader with a sampler of this package."""
+"""What a loader and its sampler share: ranks, the seed and the epoch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,40 @@ from stateful_gpu_loader.samplers import OWN_SAMPLERS, DistributedShuffledSample
 from stateful_gpu_loader.state.schema import as_int
 
 
-def division_of(config: LoaderConfig) -> Division:
-    """Return batch size and ranks; ``"auto"`` takes the ranks from torch.distributed."""
+def ranks_of(config: LoaderConfig) -> tuple[int, int]:
+    """Return the number of ranks that share the loader's order or lanes, and this rank.
+
+    ``num_replicas="auto"`` takes both from torch.distributed.
+    """
     sampler, given = config.sampler, config.num_replicas
     ranks = 1, 0
     if isinstance(sampler, DistributedShuffledSampler):
-        ranks = sampler.num_replicas, sampler.rank
-    elif isinstance(given, int):
-        ranks = given, config.rank or 0
-    replicas, own_rank = size_and_rank(ranks) if given == "auto" else ranks
-    return Division(
-        batch_size=config.batch_size or 1,
-        drop_last=config.drop_last,
-        rank=int(own_rank),
-        num_replicas=int(replicas),
-    )
+        ranks = int(sampler.num_replicas), int(sampler.rank)
+    elif given is not None and given != "auto":
+        ranks = int(given), int(config.rank or 0)
+    return size_and_rank(ranks) if given == "auto" else ranks
+
+
+def key_ranks(divided: Any) -> tuple[int, int]:
+    """Return the number of ranks and this rank, by which random augmentations are made to differ.
+
+    A user's sampler or iterable dataset divides itself. If it has attributes ``num_replicas`` and
+    ``rank``, as DistributedSampler has, they are used: ranks that work on one batch together
+    (tensor or pipeline parallel) must see the same pixels. Otherwise each process of
+    torch.distributed is a rank.
+    """
+    return _own_ranks(divided) or size_and_rank()
+
+
+def _own_ranks(divided: Any) -> tuple[int, int] | None:
+    """Return the ``num_replicas`` and ``rank`` of a sampler or dataset; None if it has none."""
+    try:
+        num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
+        rank = as_int("rank", getattr(divided, "rank", None))
+    except (TypeError, RuntimeError):
+        # The attributes are missing, or they are properties that cannot ask torch.distributed yet.
+        return None
+    return (num_replicas, rank) if 0 <= rank < num_replicas else None
 
 
 def seed_of(sampler: Any) -> int | None:
@@ -53,7 +72,8 @@ def divides_data(config: LoaderConfig) -> bool:
         return True
     samplers = (config.own_sampler, config.sampler)
     within = [inner for sampler in samplers for inner in samplers_in(sampler)]
-    return any(_is_one_of_several(each) for each in (config.dataset, *samplers, *within))
+    found = map(_own_ranks, (config.dataset, *samplers, *within))
+    return any(ranks is not None and ranks[0] > 1 for ranks in found)
 
 
 def rank_in_words() -> str | None:
@@ -64,16 +84,6 @@ def rank_in_words() -> str | None:
     """
     num_replicas, rank = size_and_rank()
     return f"rank {rank} of {num_replicas}" if num_replicas > 1 else None
-
-
-def _is_one_of_several(divided: Any) -> bool:
-    try:
-        num_replicas = as_int("num_replicas", getattr(divided, "num_replicas", None))
-        rank = as_int("rank", getattr(divided, "rank", None))
-    except (TypeError, RuntimeError):
-        # RuntimeError: a property that asks torch.distributed before it is initialised.
-        return False
-    return 0 <= rank < num_replicas > 1
 
 
 def pass_on_requested_epoch(sampler: Any, request: Callable[[int], None]) -> None:

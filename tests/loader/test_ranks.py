@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -22,6 +23,7 @@ from torch.utils.data import (
 
 from stateful_gpu_loader import (
     DistributedShuffledSampler,
+    ShuffledSampler,
     StatefulGPULoader,
     StateMismatch,
     merge_state_dicts,
@@ -189,6 +191,21 @@ class Whole(Divided):
 
     def __len__(self) -> int:
         return N
+
+
+def test_ranks_of_numpy_ints_divide_the_order_of_a_given_sampler() -> None:
+    """They were taken for no ranks, so that each rank delivered the whole dataset."""
+    shares = [
+        StatefulGPULoader(
+            Indices(8),
+            sampler=ShuffledSampler(Indices(8), seed=4),
+            num_replicas=np.int64(2),  # type: ignore[arg-type]
+            rank=np.int64(rank),  # type: ignore[arg-type]
+        )
+        for rank in range(2)
+    ]
+    assert sorted(int(batch) for share in shares for batch in share) == list(range(8))
+    assert json.loads(json.dumps(shares[1].state_dict())) == shares[0].state_dict()
 
 
 @pytest.mark.parametrize("ranks", [(1, 3), (2.5, 0), (None, None), (True, False), ("2", "0")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -128,14 +128,14 @@ class Plan:
             transform=transform,
             device=device,
             finishes_images=finishes_images,
-            decoder=decoder_of(config, source, device if finishes_images else None),
+            decoder=None,
             batch_transform=None if given is None else BatchTransform(given),
             lanes=lanes,
             calls=calls,
         )
         if config.num_replicas not in (None, "auto"):
             _ = plan.division if lanes is None else plan.lane_division
-        return plan
+        return replace(plan, decoder=plan.new_decoder())
 
     @cached_property
     def recipes(self) -> Compose | None:
@@ -303,15 +303,24 @@ class Plan:
             return self.decoder
         return self.new_decoder(prefer=saved)
 
-    def new_decoder(self, prefer: str) -> AnyDecoder:
-        """Return another decoder of the source's images.
+    def new_decoder(self, prefer: str | None = None) -> AnyDecoder:
+        """Return another decoder of the source's images; None without a source.
 
         Args:
             prefer: a family that ``decoder="auto"`` takes where it is available.
         """
-        return decoder_of(
-            self.config, self.source, self.device if self.finishes_images else None, prefer
-        )
+        name, share = self.config.decoder, self.config.cpu_share
+        if self.finishes_images and self.device is not None:
+            decoder = make_batch_decoder(name, self.device, prefer)
+            return SharedOut(decoder, share) if share else decoder
+        if share:
+            raise ValueError(
+                f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
+                "device is None, or the dataset is no source of images, or transform is a "
+                "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
+                "leave cpu_share at 0"
+            )
+        return None if self.source is None else make_decoder(name, prefer)
 
     def is_over(self, place: Address) -> bool:
         """Whether nothing is left of an epoch of the loader's own order.
@@ -432,32 +441,6 @@ def recipes_of(transform: Any) -> Compose | None:
     if transform is None:
         return Compose([])
     return transform if isinstance(transform, Compose) else None
-
-
-def decoder_of(
-    config: LoaderConfig,
-    source: Source | None,
-    device: torch.device | None,
-    prefer: str | None = None,
-) -> AnyDecoder:
-    """Return the decoder of a source's images; None without a source.
-
-    Args:
-        device: GPU that decodes the images; None leaves them to the workers.
-        prefer: a family that ``decoder="auto"`` takes where it is available.
-    """
-    share = config.cpu_share
-    if device is not None:
-        decoder = make_batch_decoder(config.decoder, device, prefer)
-        return SharedOut(decoder, share) if share else decoder
-    if share:
-        raise ValueError(
-            f"cpu_share={share} is of the images that a GPU would decode, and here none does: "
-            "device is None, or the dataset is no source of images, or transform is a "
-            "callable, or there is a collate_fn, or batch_size=None. Remedy: change that, or "
-            "leave cpu_share at 0"
-        )
-    return None if source is None else make_decoder(config.decoder, prefer)
 
 
 def _indices(order: PositionOrder, place: Address, seed: int) -> EpochOrder:

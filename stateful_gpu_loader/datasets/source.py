@@ -157,7 +157,8 @@ def read_into(source: Source, index: int, into: Memory | None) -> EncodedSample:
 @lru_cache(maxsize=64)
 def _takes_into(read: Callable[..., Any]) -> bool:
     try:
-        return "into" in inspect.signature(read).parameters
+        # The parameters of a decorator's own function, and not of the one that it wraps.
+        return "into" in inspect.signature(read, follow_wrapped=False).parameters
     except (TypeError, ValueError):
         return False  # compiled code may have no signature
 

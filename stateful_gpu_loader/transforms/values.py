@@ -153,7 +153,8 @@ class Normalize(Recipe):
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
         if image.dtype is torch.uint8:
-            mean, scale = self._for_bytes(image.device)
+            mean = _per_channel(self._byte_mean, torch.float32, image.device)
+            scale = _per_channel(self._byte_scale, torch.float32, image.device)
             return image.to(torch.float32).sub(mean).mul_(scale)
         if not image.is_floating_point():
             raise TypeError(
@@ -174,17 +175,12 @@ class Normalize(Recipe):
             and out.dtype is torch.float32
             and out.shape == image.shape
         ):
-            mean, scale = self._for_bytes(image.device)
+            mean = _per_channel(self._byte_mean, torch.float32, image.device)
+            scale = _per_channel(self._byte_scale, torch.float32, image.device)
             # Measured: 10 us less than torch.sub(image, mean, out=out), and the same bits.
             out.copy_(image).sub_(mean).mul_(scale)
         else:
             super().apply_into(image, numbers, out)
-
-    def _for_bytes(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return (
-            _per_channel(self._byte_mean, torch.float32, device),
-            _per_channel(self._byte_scale, torch.float32, device),
-        )
 
     def dtype_after(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32 if dtype is torch.uint8 else dtype

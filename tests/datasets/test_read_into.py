@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +51,21 @@ class DoubledFolder(Doubled, FolderSource):
     """A mixin's ``read`` comes before the folder's."""
 
 
+def noted(read: Callable[..., EncodedSample]) -> Callable[..., EncodedSample]:
+    @functools.wraps(read)
+    def noting(self: Any, index: int) -> EncodedSample:
+        sample = read(self, index)
+        return dataclasses.replace(sample, name=f"noted {sample.name}")
+
+    return noting
+
+
+class Decorated(FolderSource):
+    """Has a decorator's ``read``, which looks like the folder's and takes an index alone."""
+
+    read = noted(FolderSource.read)
+
+
 class Renamed(FolderSource):
     """Reads as a folder does."""
 
@@ -61,7 +79,16 @@ class Passing(FolderSource):
 
 
 @pytest.fixture(
-    params=[FolderSource, Renamed, Reversed, DoubledFolder, Passing, "subset", "concatenation"]
+    params=[
+        FolderSource,
+        Renamed,
+        Reversed,
+        DoubledFolder,
+        Decorated,
+        Passing,
+        "subset",
+        "concatenation",
+    ]
 )
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     for number, content in enumerate(CONTENTS):

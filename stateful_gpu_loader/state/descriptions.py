@@ -43,10 +43,33 @@ NOTHING_KNOWN = "?"
 """The text of an object of which nothing is known, its class included."""
 
 _MOVED = {
-    "stateful_gpu_loader.engine.makers.collate.ragged_collate": (
-        "stateful_gpu_loader.collating.ragged_collate"
-    ),
-    "stateful_gpu_loader.engine.plan.Chain": "stateful_gpu_loader.engine.choice.Chain",
+    f"stateful_gpu_loader.{now}": f"stateful_gpu_loader.{before}"
+    for now, before in {
+        "engine.makers.collate.ragged_collate": "collating.ragged_collate",
+        "engine.plan.Chain": "engine.choice.Chain",
+        "datasets.caffe2_lmdb.Caffe2LMDBSource": "datasets.lmdb.caffe2_source.Caffe2LMDBSource",
+        "datasets.caffe_lmdb.CaffeLMDBSource": "datasets.lmdb.caffe.CaffeLMDBSource",
+        "datasets.coco.CocoSource": "datasets.coco.source.CocoSource",
+        "datasets.folder.FolderSource": "datasets.folder.source.FolderSource",
+        "datasets.parquet.source.ParquetShards": "datasets.parquet.shards.ParquetShards",
+        "datasets.prepared.PreparedSource": "datasets.prepared.source.PreparedSource",
+        "datasets.recordio.RecordIOShards": "datasets.recordio.source.RecordIOShards",
+        "datasets.recordio.RecordIOSource": "datasets.recordio.source.RecordIOSource",
+        "datasets.tfrecord.TFRecordShards": "datasets.tfrecord.source.TFRecordShards",
+        "datasets.tfrecord.TFRecordSource": "datasets.tfrecord.source.TFRecordSource",
+        "integrations.dali_dynamic.StatefulReader": (
+            "integrations.dali_dynamic.reader.StatefulReader"
+        ),
+        "samplers.shuffled.DistributedShuffledSampler": (
+            "samplers.distributed.DistributedShuffledSampler"
+        ),
+        "transforms.geometry.crops.RandomResizedCrop": (
+            "transforms.geometry.random_resized_crop.RandomResizedCrop"
+        ),
+        "transforms.policies.RandAugment": "transforms.policies.recipes.RandAugment",
+        "transforms.policies.TrivialAugmentWide": "transforms.policies.recipes.TrivialAugmentWide",
+        "transforms.recipe.BatchRecipe": "transforms.batch_recipe.BatchRecipe",
+    }.items()
 }
 """What has moved in this package keeps the name by which saved states know it."""
 
@@ -589,8 +612,9 @@ def _name(thing: Any, attribute: str = "") -> str:
     if _is_named(thing):
         module = ".".join(part for part in module.split(".") if not part.startswith("_"))
     name = getattr(thing, "__qualname__", None) or thing.__name__
-    full = ".".join(part for part in (module, name, attribute) if part)
-    return _MOVED.get(full, full)
+    first, *inner = name.split(".")
+    outermost = f"{module}.{first}" if module else first
+    return ".".join(part for part in (_MOVED.get(outermost, outermost), *inner, attribute) if part)
 
 
 def _package(thing: Any) -> str:

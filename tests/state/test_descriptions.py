@@ -14,6 +14,8 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+import stateful_gpu_loader
+from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.state.descriptions import Describer, describe, describe_dataset
 from stateful_gpu_loader.transforms import CenterCrop
 from tests.map_datasets import Indices, mix_batch
@@ -256,3 +258,35 @@ class Held:
 
     def __init__(self, data: Any) -> None:
         self.data = data
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        "datasets.lmdb.caffe2_source.Caffe2LMDBSource",
+        "datasets.lmdb.caffe.CaffeLMDBSource",
+        "datasets.coco.source.CocoSource",
+        "datasets.folder.source.FolderSource",
+        "datasets.parquet.shards.ParquetShards",
+        "datasets.prepared.source.PreparedSource",
+        "datasets.recordio.source.RecordIOShards",
+        "datasets.recordio.source.RecordIOSource",
+        "datasets.tfrecord.source.TFRecordShards",
+        "datasets.tfrecord.source.TFRecordSource",
+        "samplers.distributed.DistributedShuffledSampler",
+        "transforms.geometry.random_resized_crop.RandomResizedCrop",
+        "transforms.policies.recipes.RandAugment",
+        "transforms.policies.recipes.TrivialAugmentWide",
+        "transforms.batch_recipe.BatchRecipe",
+    ],
+)
+def test_what_has_moved_keeps_the_name_in_saved_states(saved: str) -> None:
+    name = saved.rpartition(".")[2]
+    thing = getattr(stateful_gpu_loader, name, None) or getattr(T, name)
+    assert describe(thing) == f"stateful_gpu_loader.{saved}"
+
+
+def test_a_method_of_what_has_moved_keeps_the_name_in_saved_states() -> None:
+    saved = "stateful_gpu_loader.transforms.geometry.random_resized_crop.RandomResizedCrop.apply"
+    assert describe(T.RandomResizedCrop(8).apply) == saved
+    assert describe(T.RandomResizedCrop.apply) == saved

@@ -41,8 +41,8 @@ from benchmarks.progress import progress_bar
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio
 from stateful_gpu_loader import FolderSource
-from stateful_gpu_loader.datasets.folder.listing import KEPT_FROM
-from stateful_gpu_loader.datasets.storage.folder_times import YOUNG
+from stateful_gpu_loader.datasets.folder import KEPT_FROM
+from stateful_gpu_loader.datasets.storage.index_files import YOUNG
 
 KEPT, FIRST, IMAGE_FOLDER = "kept", "first", "image-folder"
 OUR_IMPORTS, TORCH_IMPORTS = "imports-ours", "imports-torch"

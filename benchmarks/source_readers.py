@@ -20,14 +20,14 @@ import numpy as np
 from benchmarks import dali_readers
 from benchmarks.format_writers import CAFFE, FOLDER, PARQUET, RECORDIO, TAR, TFRECORD
 from benchmarks.source_files import SourceFiles
-from stateful_gpu_loader.datasets.folder.source import FolderSource
-from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
-from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
+from stateful_gpu_loader.datasets.folder import FolderSource
 from stateful_gpu_loader.datasets.parquet.source import ParquetSource
-from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
+from stateful_gpu_loader.datasets.recordio import RecordIOSource
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.tar.source import TarSource
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
+from stateful_gpu_loader.datasets.tfrecord import TFRecordSource
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
 

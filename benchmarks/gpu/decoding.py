@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.loaders import DEVICE
 from stateful_gpu_loader.decoders import ImageHeader, probe
+from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.decoders.registry import BATCH_DECODERS, make_batch_decoder
-from stateful_gpu_loader.decoders.strided_image import Image
 
 BACKENDS = tuple(BATCH_DECODERS)
 """In the order in which "auto" tries them."""

@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
-from stateful_gpu_loader.cli.states import WhereOption
-from stateful_gpu_loader.samplers.described import order_in_words
+from stateful_gpu_loader.cli.target import WhereOption
+from stateful_gpu_loader.samplers.choice import order_in_words
 from stateful_gpu_loader.tools.compare_states import (
     PLACE,
     Comparison,

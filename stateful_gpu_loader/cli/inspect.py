@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stateful_gpu_loader.cli.output import JsonOption, complain, console, print_json, visible
-from stateful_gpu_loader.cli.states import StatesArgument
+from stateful_gpu_loader.cli.target import StatesArgument
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.samplers.described import order_in_words
+from stateful_gpu_loader.samplers.choice import order_in_words
 from stateful_gpu_loader.tools.inspect_state import BATCHES, SAMPLES, Description, describe
 from stateful_gpu_loader.tools.state_files import FoundState, Search, Unreadable, search
 

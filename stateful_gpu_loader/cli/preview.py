@@ -11,9 +11,8 @@ from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visi
 from stateful_gpu_loader.cli.target import ArgOption, FactoryArgument, factory_of
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
-from stateful_gpu_loader.tools.preview import NoPreview
+from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample
 from stateful_gpu_loader.tools.preview import preview as samples_of
-from stateful_gpu_loader.tools.previewed import PreviewedSample
 from stateful_gpu_loader.tools.state_files import find_states
 
 
@@ -46,8 +45,7 @@ def preview(
     """
     try:
         # Pillow is needed here alone.
-        from stateful_gpu_loader.tools.contact_sheet import write_png
-        from stateful_gpu_loader.tools.preview_page import write_html
+        from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
     except ModuleNotFoundError as error:
         raise NoPreview(
             f"preview needs the package {error.name!r}, which is not installed. "

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, print_json, visible
-from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
+from stateful_gpu_loader.cli.target import StatesArgument, WhereOption
 from stateful_gpu_loader.tools.seek import seek_file
 
 

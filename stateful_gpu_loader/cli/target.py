@@ -1,4 +1,4 @@
-"""MODULE:FACTORY: the function of the user's that a command calls to get a loader."""
+"""The arguments that commands share: MODULE:FACTORY for a loader, PATH and --where for states."""
 
 from __future__ import annotations
 
@@ -142,3 +142,22 @@ def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"
+
+
+StatesArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A file or folder: of torch.save, Lightning, Accelerate, transformers, torchtitan or "
+        "another that saves with torch.distributed.checkpoint, of this package, or JSON.",
+    ),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="KEYS",
+        help="Only the state at this place, where there are several: the keys that lead to it, "
+        "joined by dots, as inspect shows them behind the file's name. Example: loaders.train",
+    ),
+]

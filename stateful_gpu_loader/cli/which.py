@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from stateful_gpu_loader.cli.output import JsonOption, console, note, print_json, visible
-from stateful_gpu_loader.cli.states import StatesArgument, WhereOption
-from stateful_gpu_loader.cli.target import ArgOption, factory_of
+from stateful_gpu_loader.cli.target import ArgOption, StatesArgument, WhereOption, factory_of
 from stateful_gpu_loader.tools.which import Placed, epoch_of, state_in
 
 

@@ -1,15 +1,21 @@
-"""ShardedDataset: named shards, and one generator that reads a shard from a cursor on."""
+"""ShardedDataset: named shards, each read from a cursor on; FileShards: shards that are files."""
 
 from __future__ import annotations
 
+import json
+import operator
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex, TypeAlias
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, names_of
+from stateful_gpu_loader.datasets.storage.streams import open_stream
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.state.content_id import ContentDigest
+from stateful_gpu_loader.state.contents import ContentDigest
 
 DEFAULT_LANES = 64
 
@@ -117,3 +123,124 @@ def sample_or_error(make: Callable[..., Any], *arguments: Any) -> Any:
         return make(*arguments)
     except ValueError as error:
         return error
+
+
+Counts: TypeAlias = (
+    Mapping[str, SupportsIndex] | Sequence[SupportsIndex] | str | os.PathLike[str] | None
+)
+"""By name, in the order of the shards, or a JSON file of either kind that webdataset's tools write:
+``{"000.tar": 1000, ...}`` (sizes.json) or ``{"shardlist": [{"url": ..., "nsamples": ...}]}``."""
+
+
+class FileShards(ShardedDataset):
+    """The base of datasets whose shards are files.
+
+    A shard's name is its path without the folder that all shards have in common.
+
+    Args:
+        paths: one or several, as ``as_paths`` takes them.
+        counts: the samples of each shard; None is unknown.
+        num_lanes, shuffle_buffer: as of :class:`ShardedDataset`.
+
+    Attributes:
+        paths: absolute, or URLs.
+
+    Raises:
+        OSError: the file of the counts cannot be read, or a wildcard matches nothing.
+        ValueError: no path, one twice, or counts that do not fit the shards.
+        TypeError: a count is no integer.
+    """
+
+    paths: list[str]
+
+    def __init__(
+        self,
+        paths: AnyPath | Iterable[AnyPath],
+        counts: Counts,
+        num_lanes: int | None,
+        shuffle_buffer: int,
+    ) -> None:
+        self.num_lanes, self.shuffle_buffer = num_lanes, shuffle_buffer
+        self.paths = as_paths(paths)
+        self._names = names_of(self.paths)
+        self._path_of = dict(zip(self._names, self.paths, strict=True))
+        self._counts = {} if counts is None else _counts_by_name(counts, self._path_of)
+
+    def shards(self) -> Sequence[str]:
+        return self._names
+
+    def num_samples(self, shard: str) -> int | None:
+        return self._counts.get(shard)
+
+    def path_of(self, shard: str) -> str:
+        """The path or URL of a shard.
+
+        Raises:
+            ValueError: there is no such shard.
+        """
+        path = self._path_of.get(shard)
+        if path is None:
+            raise ValueError(
+                f"there is no shard {shard!r}. Remedy: take one of shards(): "
+                f"{', '.join(self._names[:5])}{', ...' * (len(self._names) > 5)}"
+            )
+        return path
+
+
+def _counts_by_name(counts: Any, path_of: Mapping[str, str]) -> dict[str, int]:
+    """The samples of each shard by its name.
+
+    A mapping or file may name each shard as ``shards()`` does, by its path, or, where that is
+    enough to tell the shards apart, by the last part of its path.
+    """
+    given = _from_file(os.fspath(counts)) if isinstance(counts, (str, os.PathLike)) else counts
+    if not isinstance(given, Mapping):
+        if len(given) != len(path_of):
+            raise ValueError(
+                f"{len(path_of)} shards and {len(given)} counts. Remedy: give one for each shard"
+            )
+        given = dict(zip(path_of, given, strict=True))
+    last = Counter(path.rpartition("/")[2] for path in path_of.values())
+    keys: dict[str, str] = {}
+    for name, path in path_of.items():
+        end = path.rpartition("/")[2]
+        ways = (name, path, end) if last[end] == 1 else (name, path)
+        if named := [way for way in ways if way in given]:
+            keys[name] = named[0]
+    if missing := [name for name in path_of if name not in keys]:
+        raise ValueError(
+            f"counts has no {missing[0]!r}, one of {len(missing)} shards that it lacks. Remedy: "
+            "name each shard as shards() does"
+        )
+    found = {name: _count(name, given[key]) for name, key in keys.items()}
+    if bad := [name for name, count in found.items() if not 0 <= count < 1 << 63]:
+        raise ValueError(f"counts[{bad[0]!r}] is {found[bad[0]]}. Remedy: count from 0")
+    return found
+
+
+def _count(name: str, count: Any) -> int:
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise TypeError(
+            f"counts[{name!r}] is a {type(count).__name__}, and no integer. Remedy: count from 0"
+        ) from None
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    with open_stream(path) as stream:
+        text = stream.read()
+    try:
+        content = json.loads(text)
+        if isinstance(content.get("shardlist", content), dict):
+            return dict(content)
+        return {
+            name: entry["nsamples"]
+            for entry in content["shardlist"]
+            for name in (entry["url"], entry["url"].rpartition("/")[2])
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path!r} is no list of shards and samples ({type(error).__name__}: {error}). Remedy: "
+            'pass a JSON file such as {"000.tar": 1000}'
+        ) from error

@@ -17,7 +17,7 @@ The rule, for JPEG, PNG, WebP and binary PPM:
 
 On the CPU, backends agree to the pixel where their libjpeg-turbo does. A GPU's decoder differs by
 a few levels, most at edges of colour. It decodes common JPEGs, and the CPU all else
-(``routing.py``); docs/decoders.md compares them. The promise of exact resume is per
+(``batch_rule.py``); docs/decoders.md compares them. The promise of exact resume is per
 decoder family.
 """
 

@@ -1,4 +1,4 @@
-"""The rule of this room, around operators that decode whole batches of JPEGs.
+"""The rule of this room, around operators that decode whole batches: what they take, and how.
 
 The same bytes always get the same answer, whatever batch they are in. So an image
 that does not come out of a batch is tried again by itself, on the same backend, and only that
@@ -7,12 +7,17 @@ verdict counts.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from stateful_gpu_loader.decoders.header import ImageHeader
+from stateful_gpu_loader.decoders.decoder import Image
+from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.orientation import turned
 from stateful_gpu_loader.decoders.rule import (
     NO_CAUSE,
@@ -20,8 +25,6 @@ from stateful_gpu_loader.decoders.rule import (
     SOURCE_LOCATION,
     without_cause,
 )
-from stateful_gpu_loader.decoders.strided_image import Image
-from stateful_gpu_loader.decoders.unfilled_memory import unfilled_memory
 from stateful_gpu_loader.errors import LoaderError
 
 RawBatch = Callable[[list[torch.Tensor]], Sequence[Image | None]]
@@ -165,3 +168,112 @@ def _check_memory(header: ImageHeader) -> None:
         )
     # torch's own limit, torch.cuda.set_per_process_memory_fraction, shows in nothing else.
     torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(needed, device))
+
+
+_SETTING: Any = torch.utils.deterministic
+
+
+class _Unfilled:
+    """Threads that must not be given filled memory, and the setting before the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: list[int] = []
+        """Identifier of each thread that is inside, once for each time it entered."""
+        self._filled_before = False
+        """Whether the setting has to become True again."""
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._filled_before = _SETTING.fill_uninitialized_memory
+            self._threads.append(threading.get_ident())
+            _SETTING.fill_uninitialized_memory = False
+
+    def leave(self) -> None:
+        with self._lock:
+            if threading.get_ident() in self._threads:  # an interrupt may come before it entered
+                self._threads.remove(threading.get_ident())
+                self._restore()
+
+    def forget_other_threads(self) -> None:
+        """Leave on behalf of the parent's threads, which do not exist in a forked child."""
+        self._lock = threading.Lock()
+        here = threading.get_ident()
+        self._threads = [thread for thread in self._threads if thread == here]
+        self._restore()
+
+    def _restore(self) -> None:
+        # A True that the user set meanwhile stays.
+        if not self._threads and self._filled_before:
+            _SETTING.fill_uninitialized_memory = True
+            self._filled_before = False
+
+
+_unfilled = _Unfilled()
+os.register_at_fork(after_in_child=_unfilled.forget_other_threads)
+
+
+@contextmanager
+def unfilled_memory() -> Iterator[None]:
+    """Keep torch from filling new memory, whatever torch.use_deterministic_algorithms says.
+
+    The stream would fill it, perhaps after nvJPEG's engines have written their pixels there, as the
+    engines do not wait for the stream. The setting belongs to the process: meanwhile no thread's
+    ``torch.empty`` is filled. The first thread that enters saves the setting, and the last one that
+    leaves restores it.
+
+    >>> import torch
+    >>> with unfilled_memory():
+    ...     torch.utils.deterministic.fill_uninitialized_memory
+    False
+    >>> torch.utils.deterministic.fill_uninitialized_memory
+    True
+    """
+    try:
+        _unfilled.enter()
+        yield
+    finally:
+        _unfilled.leave()
+
+
+BASELINE, PROGRESSIVE = 0xC0, 0xC2
+"""The frames (ITU-T T.81, table B.1) that nvJPEG decodes: 8 bits, Huffman-coded."""
+
+SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
+"""What the JPEG engines of a GPU take; nvJPEG's CUDA kernels take a few rare ones more."""
+
+
+def is_common_jpeg(header: ImageHeader) -> bool:
+    """Whether this is a JPEG as cameras, phones and libraries write them.
+
+    True of 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False of what some
+    part of nvJPEG cannot decode, or decodes to other colours than libjpeg: CMYK, YCCK and RGB
+    inside, 12 bits, arithmetic coding, extended or lossless frames, baseline in several scans,
+    4:1:1 and rarer subsamplings; and of PNG, WebP and PPM. Those are decoded on the CPU.
+
+    >>> from stateful_gpu_loader.decoders import PngHeader
+    >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))
+    False
+    """
+    return (
+        isinstance(header, JpegHeader)
+        and header.precision == 8
+        and header.color in ("grey", "ycbcr")
+        and header.subsampling in SUBSAMPLINGS
+        and (header.process == PROGRESSIVE or (header.process == BASELINE and header.single_scan))
+    )
+
+
+def takes_common(header: ImageHeader, data: torch.Tensor) -> bool:
+    """As a decoder's ``takes``: :func:`is_common_jpeg`."""
+    return is_common_jpeg(header)
+
+
+def takes_baseline(header: ImageHeader, data: torch.Tensor) -> bool:
+    """As a decoder's ``takes``: :func:`is_common_jpeg`, and not progressive.
+
+    For backends that decode progressive JPEGs one after the other in the calling thread, where
+    the workers decode them side by side.
+    """
+    return is_common_jpeg(header) and isinstance(header, JpegHeader) and not header.progressive

@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 
-from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder
+from stateful_gpu_loader.decoders.decoder import BatchDecoder, Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader
-from stateful_gpu_loader.decoders.strided_image import Image
 
 _BYTES = 64
 """How much of an image is hashed: bytes from its middle, where its pixels are encoded."""

@@ -14,10 +14,12 @@ from stateful_gpu_loader.decoders.batch_rule import (
     NO_FAULT_OF_THE_BYTES,
     NO_MEMORY,
     decode_batch_by_rule,
+    is_common_jpeg,
+    takes_common,
     wait_for_the_stream,
     with_index,
 )
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.decoder import Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import (
     DALI,
@@ -26,9 +28,7 @@ from stateful_gpu_loader.decoders.machine import (
     host_threads,
     load_package,
 )
-from stateful_gpu_loader.decoders.routing import is_common_jpeg, takes_common
 from stateful_gpu_loader.decoders.rule import decode_by_rule
-from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 INPUT = "encoded"

@@ -14,11 +14,12 @@ from torch.utils.dlpack import from_dlpack
 from stateful_gpu_loader.decoders.batch_rule import (
     SPARE_BYTES,
     decode_batch_by_rule,
+    takes_common,
     wait_for_the_stream,
     with_index,
 )
 from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.decoder import Decoder, Image, StridedImage
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import (
     NVIMGCODEC,
@@ -26,8 +27,6 @@ from stateful_gpu_loader.decoders.machine import (
     host_threads,
     load_package,
 )
-from stateful_gpu_loader.decoders.routing import takes_common
-from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
 from stateful_gpu_loader.decoders.torchvision import TorchvisionDecoder
 
 OPTIONS = ":fancy_upsampling=1"

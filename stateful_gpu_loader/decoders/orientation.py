@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import unpack_from
 
-from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
+from stateful_gpu_loader.decoders.decoder import Image, StridedImage
 
 ORIENTATION_TAG = 0x0112
 SHORT, LONG = 3, 4

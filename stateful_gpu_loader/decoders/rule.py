@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from stateful_gpu_loader.decoders.decoder import as_tensor
 from stateful_gpu_loader.decoders.header import (
     ImageHeader,
     JpegHeader,
@@ -18,7 +19,6 @@ from stateful_gpu_loader.decoders.header import (
 from stateful_gpu_loader.decoders.orientation import turned
 from stateful_gpu_loader.decoders.png import plain_png
 from stateful_gpu_loader.decoders.ppm import ppm_pixels
-from stateful_gpu_loader.decoders.strided_image import as_tensor
 from stateful_gpu_loader.decoders.webp import on_canvas, plain_webp
 from stateful_gpu_loader.errors import LoaderError
 

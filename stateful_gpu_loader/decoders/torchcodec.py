@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, wait_for_the_stream
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.batch_rule import (
+    decode_batch_by_rule,
+    takes_baseline,
+    wait_for_the_stream,
+)
+from stateful_gpu_loader.decoders.decoder import Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.machine import describe_versions, load_package
-from stateful_gpu_loader.decoders.routing import takes_baseline
 from stateful_gpu_loader.decoders.rule import (
     RGB,
     RawOperator,
@@ -19,7 +22,6 @@ from stateful_gpu_loader.decoders.rule import (
     raw_operators,
     without_exif,
 )
-from stateful_gpu_loader.decoders.strided_image import Image
 from stateful_gpu_loader.errors import LoaderError
 
 

@@ -10,15 +10,14 @@ import torch
 
 from stateful_gpu_loader.decoders.batch_rule import (
     decode_batch_by_rule,
+    takes_baseline,
     wait_for_the_stream,
     with_index,
 )
-from stateful_gpu_loader.decoders.decoder import Decoder
+from stateful_gpu_loader.decoders.decoder import Decoder, Image
 from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import describe_versions
-from stateful_gpu_loader.decoders.routing import takes_baseline
 from stateful_gpu_loader.decoders.rule import RGB, RawOperator, decode_by_rule, raw_operators
-from stateful_gpu_loader.decoders.strided_image import Image
 
 
 class TorchvisionDecoder:

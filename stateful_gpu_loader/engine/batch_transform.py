@@ -12,7 +12,7 @@ from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.randomness.global_generators import seed_global_generators
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, uniforms
 from stateful_gpu_loader.state.descriptions import describe
-from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
+from stateful_gpu_loader.transforms.recipe import BatchRecipe
 
 
 class BatchTransform:

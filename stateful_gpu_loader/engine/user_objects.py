@@ -11,8 +11,7 @@ from typing import Any
 from stateful_gpu_loader.datasets.callable import CallableSource
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.schema import Stateful
-from stateful_gpu_loader.state.snapshot import freeze
-from stateful_gpu_loader.state.user_states import worker_state
+from stateful_gpu_loader.state.user_states import freeze, worker_state
 
 _MOST_EXAMPLES_ITERABLES = 1_000
 """Number of nested parts of a Hugging Face dataset that are looked at."""

@@ -15,8 +15,12 @@ from stateful_gpu_loader.integrations.shared.dividing import (
     divided,
     was_loaded,
 )
-from stateful_gpu_loader.integrations.shared.every_rank import load_all, state_for_all_ranks
-from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    load_all,
+    read_states,
+    state_for_all_ranks,
+    write_states,
+)
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 try:

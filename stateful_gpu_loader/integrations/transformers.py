@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from stateful_gpu_loader.checkpoint.regular_file import read_regular
+from stateful_gpu_loader.checkpoint.files import read_regular
 from stateful_gpu_loader.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -20,8 +20,12 @@ from stateful_gpu_loader.errors import (
 )
 from stateful_gpu_loader.integrations.shared.batch_feed import BatchFeed
 from stateful_gpu_loader.integrations.shared.dividing import check_divides_itself, divided
-from stateful_gpu_loader.integrations.shared.every_rank import load_own_state, state_of_all_ranks
-from stateful_gpu_loader.integrations.shared.loader_file import read_states, write_states
+from stateful_gpu_loader.integrations.shared.every_rank import (
+    load_own_state,
+    read_states,
+    state_of_all_ranks,
+    write_states,
+)
 from stateful_gpu_loader.loader import StatefulGPULoader
 
 try:

@@ -6,7 +6,6 @@ They are subclasses of torch's samplers because trainers check for these with is
 from stateful_gpu_loader.samplers.balanced import BalancedSampler
 from stateful_gpu_loader.samplers.blocks import Blocks
 from stateful_gpu_loader.samplers.choice import OWN_SAMPLERS, default_sampler, is_map, order_of
-from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
 from stateful_gpu_loader.samplers.orders import (
     ENDLESS,
@@ -21,7 +20,7 @@ from stateful_gpu_loader.samplers.orders import (
 from stateful_gpu_loader.samplers.repeated import RepeatedSampler
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
-from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
+from stateful_gpu_loader.samplers.shuffled import DistributedShuffledSampler, ShuffledSampler
 from stateful_gpu_loader.samplers.subset import SubsetSampler
 from stateful_gpu_loader.samplers.weighted import WeightedSampler
 

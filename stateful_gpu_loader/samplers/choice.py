@@ -1,22 +1,33 @@
-"""The default sampler of a loader, and the order of a given sampler."""
+"""A loader's order: the default, that of a given sampler, that which a fingerprint describes."""
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import re
+from collections.abc import Callable, Sized
 from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.balanced import BalancedSampler
-from stateful_gpu_loader.samplers.distributed import DistributedShuffledSampler
+from stateful_gpu_loader.samplers.blocks import BlockOrder, Blocks
 from stateful_gpu_loader.samplers.mixture import MixtureSampler
-from stateful_gpu_loader.samplers.orders import PositionOrder, SequentialOrder
-from stateful_gpu_loader.samplers.repeated import RepeatedSampler
+from stateful_gpu_loader.samplers.orders import (
+    CallOrder,
+    PositionOrder,
+    SequentialOrder,
+    ShuffledOrder,
+)
+from stateful_gpu_loader.samplers.repeated import RepeatedOrder, RepeatedSampler
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.samplers.sharded import ShardSampler
-from stateful_gpu_loader.samplers.shuffled import ShuffledSampler
-from stateful_gpu_loader.samplers.subset import SubsetSampler
+from stateful_gpu_loader.samplers.shuffled import (
+    DistributedShuffledSampler,
+    ReplacementOrder,
+    RoundsOrder,
+    ShuffledSampler,
+)
+from stateful_gpu_loader.samplers.subset import SubsetOrder, SubsetSampler
 from stateful_gpu_loader.samplers.weighted import WeightedSampler
 
 
@@ -87,3 +98,108 @@ def order_of(sampler: Any) -> PositionOrder | None:
     if type(sampler) is SequentialSampler:
         return SequentialOrder(sampler.data_source)
     return None
+
+
+_LARGEST = 10**18
+
+_Build = Callable[[int, "re.Match[str]"], PositionOrder]
+
+_DESCRIBED: tuple[tuple[str, _Build], ...] = (
+    (r"sequential", lambda n, found: SequentialOrder(range(n))),
+    (r"feistel-\d+", lambda n, found: ShuffledOrder(range(n))),
+    (r"called", lambda n, found: CallOrder(n)),
+    (r"rounds-1 over .*, \d+ of (\d+)", lambda n, found: RoundsOrder(_range(found[1]), n)),
+    (
+        r"uniform-1 with replacement, of (\d+)",
+        lambda n, found: ReplacementOrder(_range(found[1]), n),
+    ),
+    (
+        r"repeated-1 over (.*), (\d+) times (\d+), (adjacent|anywhere)",
+        lambda n, found: RepeatedOrder(
+            _range(found[3]),
+            int(found[2]),
+            num_samples=n,
+            shuffle=found[1] != "sequential",
+            adjacent=found[4] == "adjacent",
+        ),
+    ),
+    (
+        r"blocks-1 over .*, (\d+) each, window (\d+)",
+        lambda n, found: BlockOrder(range(n), Blocks(int(found[1]), window=int(found[2]))),
+    ),
+    (
+        r"subset-1 over (.*), range\((-?\d+), (-?\d+)(?:, (-?\d+))?\)",
+        lambda n, found: SubsetOrder(
+            range(int(found[2]), int(found[3]), int(found[4] or 1)),
+            shuffle=found[1] != "sequential",
+        ),
+    ),
+)
+
+_IN_WORDS = (
+    (r"sequential", "the dataset's own"),
+    (r"feistel-\d+", "shuffled"),
+    (r"called", "calls of your function, counted up"),
+    (r"rounds-\d+ .*", "shuffled anew in each round over the dataset"),
+    (r"uniform-\d+ .*", "drawn with replacement"),
+    (r"repeated-\d+ over sequential.*", "each sample several times"),
+    (r"repeated-\d+ .*", "shuffled, each sample several times"),
+    (r"blocks-\d+ .*", "shuffled in blocks"),
+    (r"subset-\d+ over sequential.*", "some of the samples, in a fixed order"),
+    (r"subset-\d+ .*", "some of the samples, shuffled"),
+    (r"alias-\d+ .*", "drawn by weights, with replacement"),
+    (r"race-\d+ .*", "drawn by weights, without replacement"),
+    (r"balanced-\d+ .*", "every class equally often"),
+    (r"mixture-\d+.*", "a mixture of datasets"),
+    (r"shards-\d+.*", "a shard of the dataset in each epoch"),
+    (r"lanes-\d+, \d+ lanes, windows .*", "shards, shuffled"),
+    (r"lanes-\d+.*", "shards, one after another"),
+    (r"sampler .*", "your sampler's"),
+    (r"iterable", "as the iterable dataset yields"),
+)
+
+
+def order_in_words(algorithm: str) -> str:
+    """Say for a person what kind of order the text in a fingerprint names, and repeat the text.
+
+    >>> order_in_words("feistel-1"), order_in_words("another-1")
+    ('shuffled (feistel-1)', 'another-1')
+    """
+    words = next((words for name, words in _IN_WORDS if re.fullmatch(name, algorithm)), None)
+    return algorithm if words is None else f"{words} ({algorithm})"
+
+
+def order_described(algorithm: str, num_positions: int) -> PositionOrder | None:
+    """Return the order that a fingerprint describes, or None if its text does not say all of it.
+
+    Weights, classes, lists of indices, blocks of different lengths and the parts of a mixture are
+    in a fingerprint as a digest only, which tells two of them apart and does not hold them. What is
+    returned describes itself by the same text.
+
+    Args:
+        algorithm: :attr:`PositionOrder.algorithm`.
+        num_positions: number of samples in an epoch, all ranks together.
+
+    >>> import numpy as np
+    >>> order = order_described("repeated-1 over sequential, 2 times 5, adjacent", 10)
+    >>> order.of_epoch(0, 0)(np.arange(4)).tolist()
+    [0, 0, 1, 1]
+    >>> order_described("alias-1 over 40:b7d9, 50 draws", 50) is None
+    True
+    """
+    if not 0 <= num_positions < _LARGEST:
+        return None
+    for pattern, build in _DESCRIBED:
+        found = re.fullmatch(pattern, algorithm)
+        if found is not None:
+            try:
+                order = build(num_positions, found)
+                is_same = (order.algorithm, order.num_positions) == (algorithm, num_positions)
+            except (ValueError, OverflowError):  # numbers that no sampler takes
+                return None
+            return order if is_same else None
+    return None
+
+
+def _range(length: str) -> range:
+    return range(int(length))

@@ -35,7 +35,7 @@ class MixtureOrder:
     """The orders of all epochs of a mixture.
 
     An epoch is divided into blocks.
-    :class:`~stateful_gpu_loader.datasets.apportionment.Apportionment` counts the samples of each
+    :class:`~stateful_gpu_loader.datasets.mixture.Apportionment` counts the samples of each
     part up to both ends of a block, and so within it; their order in the block is shuffled at
     random. The k-th sample of a part, over all epochs, is the k-th of the part's own order, in
     epochs of its own. Every epoch of the mixture draws the same number of samples from a part, so

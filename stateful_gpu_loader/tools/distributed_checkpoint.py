@@ -18,10 +18,15 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
-from stateful_gpu_loader.checkpoint.regular_file import open_regular, read_regular, size_of
+from stateful_gpu_loader.checkpoint.files import open_regular, read_regular, size_of
 from stateful_gpu_loader.tools import torch_file
-from stateful_gpu_loader.tools.bounds import MAX_DEPTH
-from stateful_gpu_loader.tools.pickle_machine import MAX_BYTES, Function, Instance, read_pickle
+from stateful_gpu_loader.tools.pickle_machine import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Function,
+    Instance,
+    read_pickle,
+)
 
 Key = tuple[str | int, ...]
 """Keys that lead to a value in nested ones."""

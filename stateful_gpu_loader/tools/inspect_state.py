@@ -25,9 +25,8 @@ from stateful_gpu_loader.state.schema import (
     lane_of,
     sampled,
 )
-from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.torchdata import TorchdataState, is_torchdata_state
-from stateful_gpu_loader.state.user_states import UserStates
+from stateful_gpu_loader.state.user_states import UserStates, freeze
 
 SAMPLES, BATCHES = "samples", "batches"
 _OWN_NAME = re.compile(

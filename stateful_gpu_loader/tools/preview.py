@@ -3,26 +3,167 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
+from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES
+from stateful_gpu_loader.decoders import BatchDecoder, Decoder
 from stateful_gpu_loader.engine.engine import Engine
+from stateful_gpu_loader.engine.makers.choice import read_again
+from stateful_gpu_loader.engine.makers.images import DrawnBatch, decode
 from stateful_gpu_loader.engine.peek import twin_of
+from stateful_gpu_loader.engine.plan import Plan
+from stateful_gpu_loader.engine.readers.calls import MOST_IMAGES
 from stateful_gpu_loader.engine.run import Run
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.records import LaneTurn, Request, RestTurn
+from stateful_gpu_loader.state.lane_cursor import LaneCursor
 from stateful_gpu_loader.tools.batch_images import (
+    Objects,
     label_of,
     named_classes,
     objects_of,
     setting_of,
     split_batch,
 )
-from stateful_gpu_loader.tools.origins import origins_of
-from stateful_gpu_loader.tools.pixels import Pixels
-from stateful_gpu_loader.tools.previewed import PreviewedSample
+from stateful_gpu_loader.transforms import Compose
+from stateful_gpu_loader.transforms.motion import at_rest, inverse, one_after_the_other
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The part of the original that became the delivered image, in pixels of the original.
+
+    It may reach beyond the original, where pixels were padded.
+    """
+
+    corners: tuple[Point, Point, Point, Point]
+    """(x, y) of what became the delivered image's upper left, upper right, lower right and lower
+    left corner; a whole original reaches from (0, 0) to (width, height)."""
+
+    @property
+    def rectangle(self) -> tuple[float, float, float, float] | None:
+        """Left, top, right and bottom; None if the part is no upright rectangle."""
+        (x0, y0), (x1, y1), (x2, y2), (x3, y3) = self.corners
+        if not (y0 == y1 and x1 == x2 and y2 == y3 and x3 == x0):
+            return None
+        return min(x0, x1), min(y0, y2), max(x0, x1), max(y0, y2)
+
+    @property
+    def flips(self) -> tuple[str, ...]:
+        """ "horizontal" and "vertical" where an upright rectangle was mirrored."""
+        (x0, y0), _, (x2, y2), _ = self.corners
+        if self.rectangle is None:
+            return ()
+        return ("horizontal",) * (x2 < x0) + ("vertical",) * (y2 < y0)
+
+
+@dataclass(frozen=True)
+class SamplePlace:
+    """Where a sample is in its dataset and its epoch; None stands for what is not known."""
+
+    name: str = "index unknown"
+    """What a person calls the sample by, such as "index 5" or "lane 1, sample 0"."""
+    index: Any = None
+    """Index in the dataset; of a CallableSource the number of its call in the epoch."""
+    position: int | None = None
+    """Position in the epoch's order, all ranks together; a sharded dataset has none."""
+    lane: int | None = None
+    """Lane of a sharded dataset."""
+    lane_sample: int | None = None
+    """Number of the sample among those that its lane gives in the epoch, from 0."""
+    stored: str | None = None
+    """Shard of a sharded dataset, and cursor in it, at which the sample is stored."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreviewedSample:
+    """One sample of a coming batch."""
+
+    batch: int
+    """Number of the batch, 0 for the one that comes next."""
+    place: SamplePlace
+    label: str
+    """Class or value of the target; empty if there is none that can be shown in a line."""
+    image: Tensor
+    """The delivered image to be looked at, uint8 [3, H, W]."""
+    objects: Objects | None
+    """Boxes and masks in the delivered image."""
+    original: Tensor | None
+    """The decoded image before the recipes, uint8 [3, H, W]; None if it is not known."""
+    original_objects: Objects | None
+    """Boxes and masks in the original."""
+    region: Region | None
+    """Part of the original that was delivered; None if it is not known."""
+    parameters: tuple[tuple[str, dict[str, Any]], ...]
+    """Name of each recipe, in order, and the numbers that it drew for this sample."""
+    notes: tuple[str, ...]
+    """What a person must know to read the images right, a sentence each."""
+
+    @property
+    def title(self) -> str:
+        """Name, position, size and flips, in a line."""
+        parts = [self.place.name]
+        if self.place.position is not None:
+            parts.append(f"position {self.place.position}")
+        height, width = self.image.shape[1:]
+        parts.append(f"{width}x{height}")
+        if self.region is not None:
+            parts += [f"flipped {direction}ly" for direction in self.region.flips]
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the pixels, of plain values, as ``stateful-gpu-loader preview --json`` has it."""
+        place, region, objects = self.place, self.region, self.objects
+        rectangle = None if region is None else region.rectangle
+        boxes = None
+        if objects is not None:
+            labels = objects.labels or (None,) * len(objects.boxes)
+            pairs = zip(labels, objects.boxes.tolist(), strict=True)
+            boxes = [{"label": label, "box": box} for label, box in pairs]
+        return {
+            "batch": self.batch,
+            **vars(place),
+            "index": place.index if isinstance(place.index, int | None) else str(place.index),
+            "label": self.label,
+            "size": _size(self.image),
+            "original_size": None if self.original is None else _size(self.original),
+            "crop": None if rectangle is None else list(rectangle),
+            "corners": None if region is None else [list(corner) for corner in region.corners],
+            "flips": None if region is None else list(region.flips),
+            "drawn": [{"recipe": name, **numbers} for name, numbers in self.parameters],
+            "boxes": boxes,
+            "notes": list(self.notes),
+        }
+
+
+def legend(samples: Sequence[PreviewedSample]) -> list[str]:
+    """What is to be said once: how to read the pictures, and the notes of all samples."""
+    lines = []
+    if any(sample.region is not None for sample in samples):
+        lines.append(
+            "Left the original, right the delivered image. The outline is what was taken; its dot "
+            "became the upper left corner."
+        )
+    for note in dict.fromkeys(note for sample in samples for note in sample.notes):
+        number = sum(note in sample.notes for sample in samples)
+        lines.append(note if number == len(samples) else f"{note} ({number} of {len(samples)})")
+    return lines
+
+
+def _size(image: Tensor) -> list[int]:
+    """Width and height."""
+    return [image.shape[2], image.shape[1]]
 
 
 class NoPreview(LoaderError):
@@ -110,3 +251,215 @@ def _samples(engine: Engine, batch: Any, number: int) -> list[PreviewedSample]:
             )
         )
     return samples
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What one image was made from; the fields are those of PreviewedSample."""
+
+    place: SamplePlace
+    image: Tensor | None = None
+    target: Any = None
+    region: Region | None = None
+    parameters: tuple[tuple[str, dict[str, Any]], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def origins_of(engine: Engine, n: int) -> tuple[list[Origin], str]:
+    """Return the origins of the n images of the last batch, and what is to be said about them all.
+
+    Raises:
+        LoaderError: the batch does not come out again as it was.
+    """
+    plan = engine.plan
+    name = type(plan.config.dataset).__name__
+    places = _places(engine, n)
+    known = [Origin(place) for place in places]
+    if plan.source is None:
+        if plan.transform is None:
+            return known, f"{name} returns finished images: no original and no drawn numbers known."
+        return known, "Own transform: no original and no drawn numbers known."
+    if plan.has_worker_states:
+        return known, f"{name} has a state, which reading the originals again would move."
+    last = engine.passes.last
+    if last is None:
+        return known, ""
+    recipes = plan.recipes
+    batch = read_again(plan, last.request, last.bad, recipes or Compose([]))
+    if len(batch.keys) != n:
+        return known, (
+            f"The batch has {n} images and was made from {len(batch.keys)}: no originals shown."
+        )
+    origins = [_origin(plan, batch, recipes, i) for i in range(n)]
+    return origins, "Own transform: no drawn numbers known." if recipes is None else ""
+
+
+def _places(engine: Engine, n: int) -> list[SamplePlace]:
+    """What the request of the last batch tells of its n samples."""
+    unknown = [SamplePlace()] * n
+    last = engine.passes.last
+    if last is None:
+        return unknown
+    request, bad = last.request, last.bad
+    if isinstance(request, LaneTurn) and request.cursor is not None:
+        first = LaneCursor.from_text(request.cursor).count
+        places = [_in_lane(request.lane, first + i) for i in range(request.num_samples)]
+    elif isinstance(request, RestTurn):
+        places = [
+            _in_lane(part.lane, LaneCursor.from_text(part.cursor).count + part.skip + i)
+            for part in request.parts
+            for i in range(part.num_samples)
+        ]
+    elif isinstance(request, Request) and _makes_batches(engine.plan):
+        (call,) = request.index_list()
+        return [_in_call(call, i) for i in range(n)]
+    elif isinstance(request, Request) and not bad:
+        keys = request.keys()
+        places = [_at(engine.plan, key.index, key.position) for key in keys]
+    else:
+        return unknown
+    return places if len(places) == n else unknown
+
+
+def _place_of(plan: Plan, key: Any) -> SamplePlace:
+    """The place that a sample's key tells; keys of lanes and calls hold two numbers in one."""
+    if plan.lanes is not None:
+        lane, number = divmod(key.position, MOST_SAMPLES)
+        return _in_lane(lane, number, str(key.index))
+    if _makes_batches(plan):
+        return _in_call(*divmod(key.position, MOST_IMAGES))
+    return _at(plan, key.position if plan.calls is not None else key.index, key.position)
+
+
+def _makes_batches(plan: Plan) -> bool:
+    return plan.calls is not None and plan.calls.batch
+
+
+def _in_lane(lane: int, number: int, stored: str | None = None) -> SamplePlace:
+    name = f"lane {lane}, sample {number}"
+    return SamplePlace(name, lane=lane, lane_sample=number, stored=stored)
+
+
+def _in_call(call: int, image: int) -> SamplePlace:
+    return SamplePlace(f"batch {call}, image {image}", index=call, position=call)
+
+
+def _at(plan: Plan, index: Any, position: int) -> SamplePlace:
+    name = f"index {index}" if plan.calls is None else f"sample {index}"
+    return SamplePlace(name, index=index, position=position)
+
+
+def _origin(plan: Plan, batch: DrawnBatch, recipes: Compose | None, i: int) -> Origin:
+    key, opened = batch.keys[i], batch.images[i]
+    decoder = (
+        cast("BatchDecoder", plan.decoder).cpu
+        if plan.finishes_images
+        else cast("Decoder", plan.decoder)
+    )
+    place, image = _place_of(plan, key), decode(decoder, opened, key)
+    if recipes is None:
+        return Origin(place, image, opened.target)
+    region, notes = _region(recipes, batch, i)
+    parameters = []
+    for recipe, drawn in zip(recipes.recipes, batch.drawn.draws, strict=True):
+        named = dict(recipe.named(drawn))
+        name = named.pop("recipe")
+        parameters.append((name, {each: rows[i].tolist() for each, rows in named.items()}))
+    return Origin(place, image, opened.target, region, tuple(parameters), notes)
+
+
+def _region(recipes: Compose, batch: DrawnBatch, i: int) -> tuple[Region | None, tuple[str, ...]]:
+    """Where sample i comes from; recipes that do not tell where they move points are named."""
+    header = batch.images[i].header
+    size = np.array([[header.height, header.width]], dtype=np.int64)
+    moved, untold = at_rest(1), []
+    for recipe, drawn in zip(recipes.recipes, batch.drawn.draws, strict=True):
+        motion = recipe.motion(drawn.numbers[i : i + 1], size)
+        after = drawn.sizes[i : i + 1]
+        if motion is not None:
+            moved = one_after_the_other(moved, motion)
+        elif (after != size).any():
+            name = type(recipe).__name__
+            return None, (f"{name} does not tell which part it took: no outline drawn.",)
+        else:
+            untold.append(type(recipe).__name__)
+        size = after
+    height, width = size[0].tolist()
+    back = inverse(moved)[0]
+    corners = [back @ (x, y, 1.0) for x, y in [(0, 0), (width, 0), (width, height), (0, height)]]
+    points = [(_whole(x), _whole(y)) for x, y in corners]
+    notes = (f"Pixels that {', '.join(untold)} moves are not in the outline.",) if untold else ()
+    return Region((points[0], points[1], points[2], points[3])), notes
+
+
+def _whole(value: float) -> float:
+    """Without what floating-point arithmetic added to a multiple of a 65536th of a pixel."""
+    return round(float(value) * 65536) / 65536 + 0.0
+
+
+_HOLDERS = ("recipes", "transforms", "transform", "steps", "dataset", "datasets")
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How the values of a batch's images become bytes: ``value * scale + shift``."""
+
+    scale: tuple[float, ...]
+    """One number for each channel, or one for all."""
+    shift: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    """What was assumed, for a person."""
+
+    @classmethod
+    def of(cls, images: Sequence[Tensor], holders: Sequence[Any]) -> Pixels:
+        """Find out from the transforms, or from the values where no Normalize is found.
+
+        Args:
+            images: images of one batch, each [C, H, W].
+            holders: transforms and datasets in which a Normalize may be.
+
+        >>> Pixels.of([torch.ones(1, 2, 2)], []).scale
+        (255.0,)
+        """
+        if all(image.dtype is torch.uint8 for image in images):
+            return cls((1.0,), (0.0,))
+        found = [step for holder in holders for step in _normalizers(holder, depth=6)]
+        if len(found) == 1:
+            mean, std = ([float(each) for each in values] for values in found[0])
+            return cls(tuple(255 * each for each in std), tuple(255 * each for each in mean))
+        lowest = min(float(image.min()) for image in images)
+        highest = max(float(image.max()) for image in images)
+        several = "Several Normalize were found" if found else "No Normalize was found"
+        span = f"{lowest:.3g} to {highest:.3g}"
+        if lowest >= 0 and highest <= 1:
+            return cls((255.0,), (0.0,), (f"{several}: values {span} are shown as 0 to 1.",))
+        if lowest >= 0 and highest <= 255:
+            return cls((1.0,), (0.0,), (f"{several}: values {span} are shown as 0 to 255.",))
+        scale = 255 / (highest - lowest) if highest > lowest else 1.0
+        note = f"{several}: the values {span} are stretched from black to white."
+        return cls((scale,), (-lowest * scale,), (note,))
+
+    def shown(self, image: Tensor) -> Tensor:
+        """Return an image to be looked at, uint8 [3, H, W] on the CPU."""
+        plain = image.detach().as_subclass(Tensor).cpu()
+        if plain.dtype is not torch.uint8:
+            channels = plain.to(torch.float32)
+            scale = torch.tensor(self.scale).view(-1, 1, 1)
+            shift = torch.tensor(self.shift).view(-1, 1, 1)
+            plain = (channels * scale + shift).nan_to_num(0.0).round().clamp(0, 255)
+        return plain.to(torch.uint8).expand(3, -1, -1).contiguous()
+
+
+def _normalizers(holder: Any, depth: int) -> Iterator[tuple[Any, Any]]:
+    """Mean and std of each Normalize in nested transforms: this package's and torchvision's."""
+    if isinstance(holder, list | tuple):
+        if len(holder) <= 64:
+            for each in holder:
+                yield from _normalizers(each, depth)
+    elif (
+        type(holder).__name__ == "Normalize" and hasattr(holder, "mean") and hasattr(holder, "std")
+    ):
+        yield holder.mean, holder.std
+    elif depth and hasattr(holder, "__dict__"):
+        for name in _HOLDERS:
+            yield from _normalizers(vars(holder).get(name), depth - 1)

@@ -14,31 +14,30 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from stateful_gpu_loader.checkpoint import document
-from stateful_gpu_loader.checkpoint.files import read as read_checkpoint
-from stateful_gpu_loader.checkpoint.regular_file import (
+from stateful_gpu_loader.checkpoint.files import (
     kind_of,
     open_regular,
     read_regular,
     size_of,
 )
+from stateful_gpu_loader.checkpoint.files import read as read_checkpoint
 from stateful_gpu_loader.engine.resume.rank_states import comparable
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import FORMAT, says_own_format
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 from stateful_gpu_loader.state.typed_json import check_text, decode, encode, parse, write
 from stateful_gpu_loader.tools import distributed_checkpoint, torch_file
-from stateful_gpu_loader.tools.bounds import MAX_DEPTH, Expansion
 from stateful_gpu_loader.tools.distributed_checkpoint import Key, Unread, with_tensors
-from stateful_gpu_loader.tools.folders import files_in
-from stateful_gpu_loader.tools.plain_pickle import load_plain
+from stateful_gpu_loader.tools.pickle_machine import MAX_DEPTH, Expansion
+from stateful_gpu_loader.tools.torch_file import load_plain
 
 TORCH, LIGHTNING = "torch.save file", "Lightning checkpoint"
 CHECKPOINT, JSON = "Checkpoint file", "JSON file"
@@ -460,3 +459,84 @@ def _write(file: Path, container: str, tree: Any, copied: Path) -> None:
         saved = document.from_text(read_checkpoint(str(file)))
         states = {name: document.SavedState.of(saved[name].type_name, tree[name]) for name in saved}
         copied.write_bytes(document.to_bytes(states))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One file, or a folder that counts as one."""
+
+    path: Path
+    refusal: str = ""
+    """Why it is not read; empty if it may be read."""
+
+
+def files_in(top: Path, is_one: Callable[[Path], bool]) -> Iterator[Listed]:
+    """Yield the regular files below a folder, in the order of their names, or the file itself.
+
+    Hidden entries are left out, and so are named pipes, sockets and devices. A link is taken after
+    all that is no link, and only if what it leads to was not listed yet. A link to a folder outside
+    is not followed, because it may lead to a whole file system.
+
+    Args:
+        top: a folder or file.
+        is_one: whether a folder counts as one file.
+    """
+    if not top.is_dir() or is_one(top):
+        yield Listed(top)
+    else:
+        yield from _Walk(os.path.realpath(top), is_one).of(top)
+
+
+@dataclass
+class _Walk:
+    real_top: str
+    is_one: Callable[[Path], bool]
+    seen: set[str] = field(default_factory=set)
+    """Real paths that were listed."""
+    links: list[Path] = field(default_factory=list)
+    """Links that were met and not followed yet."""
+
+    def of(self, top: Path) -> Iterator[Listed]:
+        yield from self._below(top)
+        while self.links:
+            links, self.links = self.links, []
+            for link in links:
+                yield from self._led_to_by(link)
+
+    def _below(self, top: Path) -> Iterator[Listed]:
+        waiting = [top]
+        while waiting:
+            path = waiting.pop()
+            if path.is_symlink() and path is not top:
+                self.links.append(path)
+                continue
+            real = os.path.realpath(path)
+            if real in self.seen:
+                continue
+            self.seen.add(real)
+            try:
+                mode = os.stat(path).st_mode
+                if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and self.is_one(path)):
+                    yield Listed(path)
+                elif stat.S_ISDIR(mode):
+                    names = [name for name in os.listdir(path) if not name.startswith(".")]
+                    waiting += [path / name for name in sorted(names, reverse=True)]
+            except OSError as error:
+                yield Listed(path, _os_reason(error))
+
+    def _led_to_by(self, link: Path) -> Iterator[Listed]:
+        try:
+            is_folder = stat.S_ISDIR(os.stat(link).st_mode)
+        except OSError as error:
+            yield Listed(link, _os_reason(error))
+            return
+        real = os.path.realpath(link)
+        is_inside = os.path.commonpath([real, self.real_top]) == self.real_top
+        if is_folder and not is_inside:
+            yield Listed(link, f"is a link to the folder {real!r} outside, and is not followed")
+        else:
+            yield from self._below(link)
+
+
+def _os_reason(error: OSError) -> str:
+    return f"cannot be read: {error.strerror}"

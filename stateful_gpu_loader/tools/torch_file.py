@@ -1,8 +1,11 @@
-"""Reads files of ``torch.save`` whose sizes, calls and keys were checked before.
+"""Reads files of ``torch.save``, and plain pickles: sizes, calls and keys are checked before.
 
 ``torch.load(weights_only=True)`` executes no code of a file. But it reserves as much memory as the
 file asks for, unpacks what is compressed, and hashes nested keys in exponential time. So the file's
 pickle is gone through first, with stand-ins for tensors, and nothing but a sound one is loaded.
+
+Of pickles by themselves it reads those of protocol 2 alone; ``pickle.dumps`` writes later ones. So
+they are read here without it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import pickle
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -405,3 +409,59 @@ def _in_64_bits(extra: bytes, *numbers: int) -> tuple[int, ...]:
             long = long[8:]
         found.append(number)
     return tuple(found)
+
+
+def load_plain(content: bytes) -> Any:
+    """Return the value in a pickle of any protocol.
+
+    Raises:
+        pickle.UnpicklingError: it names something that would have to be executed.
+        Exception: of other types, if it is damaged or too large.
+
+    >>> load_plain(pickle.dumps({"next": 3, "seen": [1, 2], "drawn": torch.zeros(2)}))
+    {'next': 3, 'seen': [1, 2], 'drawn': tensor([0., 0.])}
+    >>> load_plain(pickle.dumps(print))
+    Traceback (most recent call last):
+        ...
+    _pickle.UnpicklingError: it names builtins.print, which is not executed
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"its pickle has {len(content)} bytes, and {MAX_BYTES} are read")
+    return read_pickle(content, _plain_admitted)
+
+
+def _plain_admitted(module: str, name: str) -> Function:
+    if (module, name) not in _ADMITTED:
+        raise pickle.UnpicklingError(f"it names {module}.{name}"[:200] + ", which is not executed")
+    return Function(_ADMITTED[module, name])
+
+
+def _plain_tensor(storage: Any, offset: Any, size: Any, stride: Any, *more: Any) -> torch.Tensor:
+    """Return a tensor that lies within its storage."""
+    if not isinstance(storage, torch.TypedStorage):
+        raise ValueError("a tensor has no numbers")
+    num_bytes = storage._untyped_storage.nbytes()
+    check_view(num_bytes, storage._element_size(), offset, size, stride)
+    tensor: torch.Tensor = torch._utils._rebuild_tensor_v2(storage, offset, size, stride, *more)
+    return tensor
+
+
+def _dict(items: Any = ()) -> OrderedDict[Any, Any]:
+    pairs = list(items)
+    keys = checked_keys(key for key, _ in pairs)
+    return OrderedDict(zip(keys, (value for _, value in pairs), strict=True))
+
+
+def _no_bytes() -> bytes:
+    """Return bytes of length 0, as protocols 0 to 2 write them."""
+    return b""
+
+
+_ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "bytes"): _no_bytes,
+    ("_codecs", "encode"): encoded,
+    ("collections", "OrderedDict"): _dict,
+    ("torch._utils", "_rebuild_tensor_v2"): _plain_tensor,
+    ("torch.storage", "_load_from_bytes"): load,
+}
+"""What a pickle of plain values and tensors names; the last two make a tensor of its numbers."""

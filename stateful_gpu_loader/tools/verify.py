@@ -16,8 +16,8 @@ from stateful_gpu_loader.engine.torch_names import is_being_started
 from stateful_gpu_loader.engine.workers.worker_start import BEING_STARTED, GUARD
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.state.schema import as_int
+from stateful_gpu_loader.tools.causes import Mismatch, cause_of, sample_of_mismatch
 from stateful_gpu_loader.tools.differences import differences
-from stateful_gpu_loader.tools.verify_cause import Mismatch, cause_of, sample_of_mismatch
 from stateful_gpu_loader.tools.verify_plan import (
     Planned,
     Skipped,

@@ -21,7 +21,7 @@ from stateful_gpu_loader.errors import NoSuchPlace
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers import EpochOrder, PositionOrder
-from stateful_gpu_loader.samplers.described import order_described
+from stateful_gpu_loader.samplers.choice import order_described
 from stateful_gpu_loader.samplers.orders import has_inverse, positions_of
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState

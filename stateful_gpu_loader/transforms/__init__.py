@@ -7,19 +7,17 @@ The modules import torchvision within functions: it takes longer to import than 
 of other samples than images import this package, too.
 """
 
-from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
 from stateful_gpu_loader.transforms.color.erasing import RandomErasing
 from stateful_gpu_loader.transforms.color.jitter import ColorJitter, RandomGrayscale
 from stateful_gpu_loader.transforms.compose import Compose, PipelineDraw
 from stateful_gpu_loader.transforms.geometry.affine import RandomAffine, RandomRotation
-from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop
+from stateful_gpu_loader.transforms.geometry.crops import CenterCrop, RandomCrop, RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.flips import RandomHorizontalFlip, RandomVerticalFlip
-from stateful_gpu_loader.transforms.geometry.random_resized_crop import RandomResizedCrop
 from stateful_gpu_loader.transforms.geometry.resize import Resize
 from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
-from stateful_gpu_loader.transforms.policies.recipes import RandAugment, TrivialAugmentWide
-from stateful_gpu_loader.transforms.recipe import Draw, Recipe
+from stateful_gpu_loader.transforms.policies import RandAugment, TrivialAugmentWide
+from stateful_gpu_loader.transforms.recipe import BatchRecipe, Draw, Recipe
 from stateful_gpu_loader.transforms.values import Normalize, ToDtype, ToMemoryFormat
 
 __all__ = [

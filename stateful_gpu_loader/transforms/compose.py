@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.decoders.strided_image import Image
+from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.batching import Batching

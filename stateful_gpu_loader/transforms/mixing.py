@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe, Numbers
-from stateful_gpu_loader.transforms.recipe import FloatArray
+from stateful_gpu_loader.transforms.recipe import BatchRecipe, FloatArray, Numbers
 
 LOWEST_ALPHA, HIGHEST_ALPHA = 1e-3, 1e4
 

@@ -58,7 +58,7 @@ def inverted(
 
     Args:
         matrices: [n, 6], in pixels from the centers, as
-            :func:`~stateful_gpu_loader.transforms.geometry.warp.inverse_affine_matrices` gives.
+            :func:`~stateful_gpu_loader.transforms.geometry.affine.inverse_affine_matrices` gives.
         sizes: [n, 2], height and width of the images.
         sizes_after: [n, 2], of the results.
     """

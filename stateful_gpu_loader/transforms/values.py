@@ -10,8 +10,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import constant
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import FLOATS, Pointwise
+from stateful_gpu_loader.transforms.batches.placement import FLOATS, Placement, Pointwise
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, in_place, nothing_drawn
 
 

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from stateful_gpu_loader.checkpoint.regular_file import NotRegular, TooLarge, read_regular
+from stateful_gpu_loader.checkpoint.files import NotRegular, TooLarge, read_regular
 from stateful_gpu_loader.errors import CheckpointError
 from stateful_gpu_loader.integrations.dali_pipeline.own_checkpoint import read as read_dalis
 
@@ -68,7 +68,7 @@ def test_a_file_that_grows_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"abc")
-    monkeypatch.setattr("stateful_gpu_loader.checkpoint.regular_file.size_of", lambda file: 2)
+    monkeypatch.setattr("stateful_gpu_loader.checkpoint.files.size_of", lambda file: 2)
     with pytest.raises(TooLarge):
         read_regular(tmp_path / "file", 2)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateful_gpu_loader.datasets.recordio.source import RecordIOShards, RecordIOSource
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordShards, TFRecordSource
+from stateful_gpu_loader.datasets.recordio import RecordIOShards, RecordIOSource
+from stateful_gpu_loader.datasets.tfrecord import TFRecordShards, TFRecordSource
 from tests.datasets.record_files import (
     example,
     image_record,

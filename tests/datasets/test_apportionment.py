@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.apportionment import Apportionment, as_integers
+from stateful_gpu_loader.datasets.mixture import Apportionment, as_integers
 
 WEIGHTS = st.lists(
     st.floats(min_value=1e-6, max_value=1e6, allow_nan=False), min_size=1, max_size=12

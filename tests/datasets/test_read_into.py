@@ -213,7 +213,7 @@ def test_a_file_that_is_cut_off_while_it_is_read_leaves_no_gap(
     def longer(descriptor: int) -> SimpleNamespace:
         return SimpleNamespace(st_size=actual(descriptor).st_size + 5)
 
-    monkeypatch.setattr("stateful_gpu_loader.datasets.storage.read_file.os.fstat", longer)
+    monkeypatch.setattr("stateful_gpu_loader.datasets.storage.open_files.os.fstat", longer)
     batch = execute(request, lambda: None)
     found = batch.arena.split(batch.lengths)
     monkeypatch.undo()

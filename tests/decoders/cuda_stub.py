@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision  # noqa: F401  (registers torch.ops.image)
 
-from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
+from stateful_gpu_loader.decoders.decoder import Image, as_tensor
 
 DEVICE = torch.device("cuda", 0)
 

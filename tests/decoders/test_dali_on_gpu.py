@@ -11,8 +11,8 @@ import torch
 
 from stateful_gpu_loader.decoders import dali as module
 from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.decoders.dali import DaliBatchDecoder
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same, tensors
 from tests.decoders.variants import pillow_variants
 

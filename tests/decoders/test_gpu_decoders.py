@@ -14,7 +14,7 @@ from stateful_gpu_loader.decoders import (
     make_decoder,
     probe,
 )
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import tensors
 from tests.decoders.variants import pillow_variants

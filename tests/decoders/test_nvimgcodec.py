@@ -14,8 +14,8 @@ from PIL import Image
 
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders import nvimgcodec as module
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.decoders.nvimgcodec import NvimgcodecBatchDecoder, bytes_to_keep
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
 from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, same, tensors
 from tests.decoders.fake_nvimgcodec import BackendKind, FakeDecoder, FakeNvimgcodec
 from tests.decoders.variants import pillow_variants

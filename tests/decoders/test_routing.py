@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import BATCH_DECODERS, JpegHeader, make_batch_decoder, probe
-from stateful_gpu_loader.decoders.routing import is_common_jpeg, takes_baseline, takes_common
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg, takes_baseline, takes_common
 from tests.decoders.variants import variants
 
 FILES = dict(variants())

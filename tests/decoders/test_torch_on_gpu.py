@@ -17,7 +17,7 @@ from stateful_gpu_loader.decoders import (
     probe,
     torchvision,
 )
-from stateful_gpu_loader.decoders.routing import is_common_jpeg
+from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import (
     DEVICE,

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader.decoders import probe
-from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
-from stateful_gpu_loader.decoders.unfilled_memory import unfilled_memory
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, unfilled_memory
 from tests.decoders.cuda_stub import decode_as_stored
 from tests.decoders.variants import photo
 from tests.images import encode

@@ -11,7 +11,7 @@ import torch
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import probe
-from stateful_gpu_loader.decoders.strided_image import Image
+from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.randomness.permutation import Permutation
 from tests.images import encode, photograph, write_photo_folder
 

@@ -10,8 +10,7 @@ import pytest
 
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.integrations.dali import DALILoader
-from stateful_gpu_loader.integrations.dali_pipeline.content import SMALL, contents_of
-from stateful_gpu_loader.integrations.dali_pipeline.graph import Operator
+from stateful_gpu_loader.integrations.dali_pipeline.description import SMALL, Operator, contents_of
 from tests.conformance import copy_of, same
 from tests.integrations.dali_readers import (
     READERS,

@@ -23,8 +23,7 @@ from stateful_gpu_loader.engine.isolation import isolated
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.state.forks import fork_safe
-from stateful_gpu_loader.state.lane_cursor import LaneCursor
-from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors
 from tests.conformance import copy_of, same
 from tests.datasets.shards import NoisyShards
 from tests.datasets.storage.processes import in_a_fork, in_a_fork_while_held

@@ -26,8 +26,8 @@ from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.cpu_share import fraction_of
-from stateful_gpu_loader.decoders.strided_image import Image as Pixels
-from stateful_gpu_loader.decoders.strided_image import as_tensor
+from stateful_gpu_loader.decoders.decoder import Image as Pixels
+from stateful_gpu_loader.decoders.decoder import as_tensor
 from stateful_gpu_loader.engine import plan
 from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.records import EncodedSample

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader.randomness import generator_memory, global_generators
-from stateful_gpu_loader.randomness.generator_memory import GlobalGenerator
+from stateful_gpu_loader.randomness import global_generators
 from stateful_gpu_loader.randomness.global_generators import (
     DrawWatch,
+    GlobalGenerator,
     caller_generators_restored,
     seed_global_generators,
 )
@@ -80,9 +80,9 @@ def _leave_no_trace():
 
 def _all_three() -> tuple[GlobalGenerator, ...]:
     return (
-        generator_memory.python_generator(),
-        generator_memory.numpy_generator(),
-        generator_memory.torch_generator(),
+        global_generators.python_generator(),
+        global_generators.numpy_generator(),
+        global_generators.torch_generator(),
     )
 
 
@@ -90,12 +90,12 @@ def _all_three() -> tuple[GlobalGenerator, ...]:
 def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the states are read."""
     if request.param == "by functions":
-        monkeypatch.setattr(generator_memory, "_IS_CPYTHON", False)
+        monkeypatch.setattr(global_generators, "_IS_CPYTHON", False)
         generators = _all_three()
         assert [type(each) for each in generators] == [
-            generator_memory.ByFunctions,
-            generator_memory.NumpyGenerator,
-            generator_memory.ByFunctions,
+            global_generators.ByFunctions,
+            global_generators.NumpyGenerator,
+            global_generators.ByFunctions,
         ]
         for name, generator in zip(("_PYTHON", "_NUMPY", "_TORCH"), generators, strict=True):
             monkeypatch.setattr(global_generators, name, generator)
@@ -105,8 +105,8 @@ def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_all_three_states_are_found_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil_global_generators()
     of_python, of_numpy, of_torch = _all_three()
-    assert isinstance(of_python, generator_memory.PythonMemory)
-    assert isinstance(of_torch, generator_memory.TorchMemory)
+    assert isinstance(of_python, global_generators.PythonMemory)
+    assert isinstance(of_torch, global_generators.TorchMemory)
     monkeypatch.setattr(of_numpy, "_get_state", None)
     words, normal = of_numpy.read()[1]
     assert len(words) > len(normal) > 0
@@ -135,9 +135,9 @@ def test_memory_that_holds_other_words_than_numpy_tells_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As in a version of NumPy that keeps them otherwise."""
-    of_numpy = generator_memory.numpy_generator()
+    of_numpy = global_generators.numpy_generator()
     monkeypatch.setattr(
-        generator_memory, "_memory_at", lambda address, size: (ctypes.c_char * size)()
+        global_generators, "_memory_at", lambda address, size: (ctypes.c_char * size)()
     )
     state = of_numpy.read()
     drawn = np.random.random()

@@ -287,6 +287,6 @@ def test_what_has_moved_keeps_the_name_in_saved_states(saved: str) -> None:
 
 
 def test_a_method_of_what_has_moved_keeps_the_name_in_saved_states() -> None:
-    saved = "stateful_gpu_loader.transforms.geometry.random_resized_crop.RandomResizedCrop.apply"
+    saved = "stateful_gpu_loader.transforms.geometry.crops.RandomResizedCrop.apply"
     assert describe(T.RandomResizedCrop(8).apply) == saved
     assert describe(T.RandomResizedCrop.apply) == saved

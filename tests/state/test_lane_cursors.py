@@ -8,8 +8,7 @@ import random
 
 import pytest
 
-from stateful_gpu_loader.state.lane_cursor import LaneCursor, lane_text
-from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors, lane_text
 from stateful_gpu_loader.state.schema import lane_key
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import LoaderError
-from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import freeze, thaw
 from tests.conformance import same
 
 

@@ -14,7 +14,7 @@ from stateful_gpu_loader import (
     StateMismatch,
     merge_state_dicts,
 )
-from stateful_gpu_loader.samplers.described import order_in_words
+from stateful_gpu_loader.samplers.choice import order_in_words
 from stateful_gpu_loader.state import contents
 from stateful_gpu_loader.tools.inspect_state import describe
 from tests.datasets.shards import Numbers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.tools.plain_pickle import load_plain
+from stateful_gpu_loader.tools.torch_file import load_plain
 
 PLAIN = {
     "text": "å",

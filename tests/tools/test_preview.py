@@ -18,12 +18,10 @@ from torchvision.transforms import v2
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
-from stateful_gpu_loader.tools.contact_sheet import write_png
-from stateful_gpu_loader.tools.preview import NoPreview, preview
-from stateful_gpu_loader.tools.preview_page import write_html
-from stateful_gpu_loader.tools.previewed import PreviewedSample
+from stateful_gpu_loader.tools.preview import NoPreview, PreviewedSample, preview
+from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
 from stateful_gpu_loader.transforms.geometry.resize import resize
 from tests.datasets.coco.coco_files import write_coco
 from tests.images import write_photo_folder

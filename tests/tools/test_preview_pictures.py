@@ -13,11 +13,8 @@ from torch.utils.data import Dataset
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.tools.contact_sheet import write_png
-from stateful_gpu_loader.tools.preview import preview
-from stateful_gpu_loader.tools.preview_page import write_html
-from stateful_gpu_loader.tools.previewed import PreviewedSample
-from stateful_gpu_loader.tools.sample_picture import picture_of
+from stateful_gpu_loader.tools.preview import PreviewedSample, preview
+from stateful_gpu_loader.tools.preview_pictures import picture_of, write_html, write_png
 from tests.images import write_photo_folder
 
 SIDE = 231

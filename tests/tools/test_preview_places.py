@@ -12,10 +12,8 @@ from torch import Tensor
 
 from stateful_gpu_loader import BatchInfo, CallableSource, SampleInfo, StatefulGPULoader, TarShards
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.tools.contact_sheet import write_png
-from stateful_gpu_loader.tools.preview import preview
-from stateful_gpu_loader.tools.preview_page import write_html
-from stateful_gpu_loader.tools.previewed import PreviewedSample
+from stateful_gpu_loader.tools.preview import PreviewedSample, preview
+from stateful_gpu_loader.tools.preview_pictures import write_html, write_png
 from tests.datasets.shards import Numbers
 from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import encode, photograph

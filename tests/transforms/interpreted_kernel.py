@@ -9,8 +9,8 @@ import json
 
 import torch
 
+from stateful_gpu_loader.decoders.decoder import as_tensor
 from stateful_gpu_loader.decoders.orientation import turned
-from stateful_gpu_loader.decoders.strided_image import as_tensor
 from stateful_gpu_loader.transforms.batches import kernels
 from stateful_gpu_loader.transforms.batches.ragged import launch, resample
 from tests.transforms.guarded import guarded

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
 from tests.transforms.pictures import sizes_of
 from tests.transforms.ragged_pictures import ragged
 

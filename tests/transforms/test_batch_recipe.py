@@ -16,8 +16,8 @@ from torch.utils.data import default_collate
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from stateful_gpu_loader.transforms.batch_recipe import BatchRecipe
 from stateful_gpu_loader.transforms.mixing import CutMix, MixUp
+from stateful_gpu_loader.transforms.recipe import BatchRecipe
 from tests.transforms.augmented_batches import batch
 
 RECIPES = [MixUp(num_classes=5), CutMix(num_classes=5)]

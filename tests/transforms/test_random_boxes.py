@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from stateful_gpu_loader.transforms.random_boxes import portable_exp
+from stateful_gpu_loader.transforms.geometry.crops import portable_exp
 
 
 def test_powers_are_those_of_the_library() -> None:

@@ -1,19 +1,24 @@
-"""Footers of Parquet files, through pyarrow: the one file that imports it."""
+"""Parquet files through pyarrow: their footers and row groups. The one file that imports it.
+
+Bytes are fetched by :class:`OpenFiles`, and pyarrow only decodes them. So a
+failure of the storage (OSError) and damaged bytes (ValueError) can be told apart, although pyarrow
+reports either with several types of exceptions.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stateful_gpu_loader.datasets.damage import INDEX_REMEDY, REMEDY, damaged
-from stateful_gpu_loader.datasets.storage.index_files import identity_of
+from stateful_gpu_loader.datasets.storage.failures import INDEX_REMEDY, REMEDY, damaged
+from stateful_gpu_loader.datasets.storage.index_files import identity_of, progress_bar
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import is_url
-from stateful_gpu_loader.datasets.storage.progress import progress_bar
 from stateful_gpu_loader.errors import MissingDependency
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
@@ -187,3 +192,210 @@ def decoding(
             offset=offset,
             remedy=INDEX_REMEDY if record is None else REMEDY,
         ) from error
+
+
+_STREAM_BUFFER = 1 << 20
+"""Bytes of a column that a stream holds encoded."""
+_STREAM_ROWS = 8 << 20
+"""Bytes of rows that a stream decodes at a time, where a row has not more."""
+_GAP = 1 << 16
+"""Bytes between two columns that are cheaper to read than to skip."""
+
+
+def read_row_group(footer: Footer, number: int, columns: Sequence[str] | None) -> Any:
+    """The decoded row group, as a ``pyarrow.Table`` of the columns asked for.
+
+    It is decoded in this thread alone, and columns that are neighbours are fetched in one read.
+
+    Args:
+        columns: names such as ``label`` or ``image.bytes``; None is all.
+
+    Raises:
+        OSError: the storage failed.
+        ValueError: the row group is damaged.
+    """
+    leaves = footer.leaves(columns)
+    file = _RangeFile(footer, number)
+    with file.decoding("a column"):
+        file.hold(_spans(footer, number, leaves))
+        reader = _open(footer, file)
+        table = reader.reader.read_row_group(number, column_indices=leaves, use_threads=False)
+    if table.num_rows != footer.row_groups[number]:
+        raise damaged(
+            footer.path,
+            f"it has {table.num_rows} rows, and its footer counts {footer.row_groups[number]}",
+            record=f"row group {number}",
+        )
+    return table
+
+
+def iterate_rows(
+    footer: Footer, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, int, Any]]:
+    """Rows from ``start`` on: (number of the first, row group, ``pyarrow.RecordBatch``).
+
+    Row groups before the row's own are not read; of that one, the rows before are decoded and
+    left out. Some 8 MiB of rows are decoded at a time, or one row, and 1 MiB of each column is
+    held encoded, however large the row groups are.
+
+    Raises:
+        OSError: the storage failed.
+        ValueError: the file is damaged from here on.
+    """
+    first = 0
+    for number, count in enumerate(footer.row_groups):
+        if start < first + count:
+            yield from _iterate_group(footer, number, first, start, columns)
+        first += count
+
+
+def _iterate_group(
+    footer: Footer, number: int, first: int, start: int, columns: Sequence[str]
+) -> Iterator[tuple[int, int, Any]]:
+    file, at = _RangeFile(footer, number), first
+    end = first + footer.row_groups[number]
+    try:
+        with file.decoding("a column"):
+            batches = _open(footer, file, buffer_size=_STREAM_BUFFER).iter_batches(
+                batch_size=_rows_at_a_time(footer, number, columns),
+                row_groups=[number],
+                columns=list(columns),
+                use_threads=False,
+            )
+        while True:
+            with file.decoding(f"row {at} or behind"):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            if at + batch.num_rows > start:
+                skipped = max(0, start - at)
+                yield at + skipped, number, batch.slice(skipped)
+            at += batch.num_rows
+    finally:
+        file.close()
+    if at != end:
+        raise damaged(
+            footer.path,
+            f"its rows end with {at - 1}, and its footer counts up to {end - 1}",
+            record=f"row group {number}",
+        )
+
+
+def _rows_at_a_time(footer: Footer, number: int, columns: Sequence[str]) -> int:
+    chunks = _chunks(footer, number, footer.leaves(columns))
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    fitting: int = footer.row_groups[number] * _STREAM_ROWS // max(1, size)
+    return max(1, min(1024, fitting))
+
+
+def _open(footer: Footer, file: _RangeFile, *, buffer_size: int = 0) -> Any:
+    pyarrow = arrow()
+    return pyarrow.parquet.ParquetFile(
+        pyarrow.PythonFile(file, mode="r"),
+        metadata=footer.metadata,
+        # Reading ahead would use pyarrow's threads, which do not exist in a forked child.
+        pre_buffer=False,
+        buffer_size=buffer_size,
+        page_checksum_verification=True,
+    )
+
+
+def _spans(footer: Footer, number: int, leaves: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, end) of the bytes of columns, in order, near ones joined."""
+    spans: list[tuple[int, int]] = []
+    for column in sorted(_chunks(footer, number, leaves), key=_start_of):
+        start = _start_of(column)
+        end = start + column.total_compressed_size
+        if start < 0 or end < start or end > footer.identity[0]:
+            raise ValueError(f"its column {column.path_in_schema!r} lies at {start} to {end}")
+        if spans and start - spans[-1][1] <= _GAP:
+            start, end = spans[-1][0], max(end, spans.pop()[1])
+        spans.append((start, end))
+    return spans
+
+
+def _chunks(footer: Footer, number: int, leaves: Sequence[int]) -> list[Any]:
+    """What the footer says of columns of a row group: ``pyarrow.parquet.ColumnChunkMetaData``.
+
+    Where a footer is damaged, ``RowGroupMetaData.column`` ends the process. So a reader, which
+    raises an error then, looks at the same columns first, up to the first byte that it asks for.
+    """
+    with suppress(_NotRead):
+        reader = _open(footer, _UnreadFile(footer, number), buffer_size=1).reader
+        reader.read_row_group(number, column_indices=leaves, use_threads=False)
+    group = footer.metadata.row_group(number)
+    return [group.column(i) for i in leaves]
+
+
+def _start_of(column: Any) -> int:
+    dictionary, data = column.dictionary_page_offset, column.data_page_offset
+    return int(data if not dictionary else min(dictionary, data))
+
+
+class _RangeFile(io.RawIOBase):
+    """The file object that pyarrow reads from; some ranges of it were fetched before."""
+
+    def __init__(self, footer: Footer, group: int) -> None:
+        self._path, self._size = footer.path, footer.identity[0]
+        self._group = group
+        self._files = OpenFiles(limit=1)
+        self._held: list[tuple[int, Any]] = []
+        self._position = 0
+        self._failure: Exception | None = None
+
+    def hold(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Fetch ranges now."""
+        for start, end in spans:
+            self._held.append((start, self._fetch(start, end - start)))
+
+    def decoding(self, what: str) -> AbstractContextManager[None]:
+        """As :func:`decoding`, of the row group; a failure of the storage is raised as it is."""
+        record = f"row group {self._group}"
+        return decoding(self._path, record, what, failure=lambda: self._failure)
+
+    def _fetch(self, start: int, size: int) -> Any:
+        try:
+            return self._files.read(self._path, start, size)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def read(self, size: int = -1) -> Any:
+        start = self._position
+        count = max(0, min(size if size >= 0 else self._size, self._size - start))
+        self._position += count
+        for begin, data in self._held:
+            if begin <= start and start + count <= begin + len(data):
+                return memoryview(data)[start - begin : start - begin + count]
+        return memoryview(self._fetch(start, count))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = origin + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._held.clear()
+        self._files = OpenFiles(limit=1)
+        with suppress(ValueError):
+            super().close()
+
+
+class _NotRead(Exception):
+    """pyarrow has asked for bytes that are not to be read."""
+
+
+class _UnreadFile(_RangeFile):
+    """A file that has its length and nothing else."""
+
+    def read(self, size: int = -1) -> Any:
+        raise _NotRead

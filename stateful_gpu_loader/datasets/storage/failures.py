@@ -1,6 +1,8 @@
-"""The error of a failed read: what failed, in which file, and what was being read."""
+"""The errors of reading: a file that cannot be read, and a record that is damaged."""
 
 from __future__ import annotations
+
+from typing import Any
 
 
 def failed(error: OSError, path: str, what: str) -> OSError:
@@ -20,3 +22,34 @@ def failed(error: OSError, path: str, what: str) -> OSError:
     text = str(error) if path in str(error) else f"{path!r}: {error}"
     kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
     return kind(f"{text}, {what}")
+
+
+REMEDY = "fetch the file again, or leave the record out with on_bad_sample="
+"""Remedy for a record that a loader reads."""
+
+INDEX_REMEDY = "fetch or write the file again, or leave it out of paths="
+"""Remedy for a file whose records are looked for before a loader reads any."""
+
+
+def damaged(
+    path: str, what: str, *, record: Any = None, offset: int | None = None, remedy: str = REMEDY
+) -> ValueError:
+    """The ValueError of a record that will be malformed at every retry.
+
+    Args:
+        path: the file.
+        what: what is wrong.
+        record: its number or key in the file.
+        offset: of the damage, in bytes from the file's beginning.
+        remedy: what the user can do.
+
+    >>> damaged("a.tar", "its checksum differs", record=3, offset=1536)
+    ValueError("'a.tar', record 3, byte 1536: its checksum differs. Remedy: fetch the file again, \
+or leave the record out with on_bad_sample=")
+    """
+    where = repr(path)
+    if record is not None:
+        where += f", record {record!r}"
+    if offset is not None:
+        where += f", byte {offset}"
+    return ValueError(f"{where}: {what}. Remedy: {remedy}")

@@ -1,4 +1,9 @@
-"""Indices of files, built once and kept: beside the file, or in a cache directory."""
+"""Indices of files, built once and kept: beside the file, or in a cache directory.
+
+An index of folders is good while their times are the same. A folder's times change when an entry is
+added, removed or renamed, and not when the content of a file does. The time of modification can be
+set back, as tar does when it unpacks more into a folder; the time of change cannot.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +21,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.datasets.storage.folder_times import devices_in_user_space
 from stateful_gpu_loader.datasets.storage.kept_files import (
     KeptFile,
     Owners,
@@ -259,3 +265,94 @@ def _say_unkept(folder: str, reason: str) -> None:
         folder,
         reason,
     )
+
+
+Times = npt.NDArray[np.int64]
+"""int64 [num_folders, 2]: of each, when it was modified and when it was changed, in nanoseconds."""
+
+YOUNG = 2_000_000_000
+"""Nanoseconds within which a folder may change twice and show one time, on the coarsest clocks."""
+UNKNOWN = (-1, -1)
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def times_before_listing(folder: str) -> tuple[int, int]:
+    """The times of a folder that is about to be listed; :data:`UNKNOWN` if they are too young.
+
+    Raises:
+        OSError: it cannot be asked.
+    """
+    now = time.time_ns()
+    status = os.stat(folder)
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return times if max(times) < now - YOUNG else UNKNOWN
+
+
+def are_unchanged(folders: Iterable[str], times: Times) -> bool:
+    """Whether no folder has changed since :func:`times_before_listing` gave its times.
+
+    It is said to have where that cannot be known: on file systems in user space (FUSE), since
+    those of object stores leave a folder's times as they are when objects come or go.
+    """
+    devices: set[int] = set()
+    try:
+        for folder, before in zip(folders, times.tolist(), strict=True):
+            status = os.stat(folder)
+            if [status.st_mtime_ns, status.st_ctime_ns] != before:
+                return False
+            devices.add(status.st_dev)
+    except OSError:
+        return False
+    return devices.isdisjoint(devices_in_user_space())
+
+
+def devices_in_user_space() -> set[int]:
+    """Return the devices of mounted FUSE file systems; none where the system lists no mounts."""
+    devices = set()
+    try:
+        lines = _MOUNTS.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return set()
+    for line in lines:
+        mount, _, kind = line.partition(" - ")
+        if kind.startswith("fuse"):
+            major, minor = mount.split()[2].split(":")
+            devices.add(os.makedev(int(major), int(minor)))
+    return devices
+
+
+DELAY = 1.0
+"""Seconds before a bar appears."""
+
+
+@contextmanager
+def progress_bar(description: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how much has been done of a work that may take long.
+
+    A bar is drawn on stderr if that is a terminal, tqdm is installed, and the work takes more than
+    :data:`DELAY`.
+
+    Args:
+        description: what is done, as ``"indexing train.tar"``.
+        total: how much there is to do.
+        unit: what it is counted in; ``"B"`` is bytes.
+
+    >>> with progress_bar("indexing train.tar", 1 << 20, "B") as note:
+    ...     note(1 << 19)
+    """
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        yield lambda done: None
+        return
+    with tqdm(
+        desc=description,
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        delay=DELAY,
+        leave=False,
+        disable=None,
+    ) as bar:
+        yield lambda done: None if bar.disable else bar.update(done - bar.n)

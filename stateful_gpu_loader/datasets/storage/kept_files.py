@@ -12,11 +12,31 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO
 
-from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
+
+class Descriptor:
+    """An open file, closed with the last reference to it.
+
+    Args:
+        path: of the file.
+        flags: as of ``os.open``; the file is closed in programs that this process executes.
+
+    Attributes:
+        number: the file's number in this process.
+    """
+
+    def __init__(self, path: str, flags: int) -> None:
+        self.number = -1
+        self.number = os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    # A default argument, because at the interpreter's exit ``os`` may be gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.number >= 0:
+            close(self.number)
+
 
 Owners = frozenset[int]
 """Numbers of trusted users."""

@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stateful_gpu_loader.datasets.storage.descriptor import Descriptor
+import torch
+
 from stateful_gpu_loader.datasets.storage.index_files import identity_of
-from stateful_gpu_loader.datasets.storage.kept_files import KeptFile, Owners
-from stateful_gpu_loader.datasets.storage.memory import Bytes, new_memory
+from stateful_gpu_loader.datasets.storage.kept_files import Descriptor, KeptFile, Owners
+from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.paths import is_url
-from stateful_gpu_loader.datasets.storage.read_ahead import Range, ReadAhead
-from stateful_gpu_loader.datasets.storage.remote import read_remote
+from stateful_gpu_loader.datasets.storage.remote import Range, ReadAhead, read_remote
 
 FileNumber = tuple[int, int]
 """Device and inode."""
@@ -194,3 +194,31 @@ class _Opened(Descriptor):
                 "another file took its place since it was indexed. Remedy: make the source anew",
                 path,
             )
+
+
+def read_file(path: str, memory: Memory = new_memory) -> torch.Tensor:
+    """The file's bytes: uint8 [num_bytes] on the CPU; the GIL is released while it is read.
+
+    Args:
+        path: of the file.
+        memory: where its bytes go.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"abc")
+    ...     file.flush()
+    ...     read_file(file.name)
+    tensor([97, 98, 99], dtype=torch.uint8)
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        rest = data = memory(os.fstat(descriptor).st_size)
+        # One read gives at most 2 GiB, and less on some network file systems.
+        while len(rest) and (got := os.readv(descriptor, [rest.data])):
+            rest = rest[got:]
+    finally:
+        os.close(descriptor)
+    return torch.from_numpy(data[: len(data) - len(rest)])

@@ -22,26 +22,27 @@ from stateful_gpu_loader.datasets.storage.index_files import remove_index
 from stateful_gpu_loader.datasets.storage.memory import Bytes, Memory, new_memory
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url
-from stateful_gpu_loader.datasets.tar.choice import (
-    IMAGES,
-    MemberChoice,
-    Missing,
-    Names,
-)
-from stateful_gpu_loader.datasets.tar.dali_index import samples_of
-from stateful_gpu_loader.datasets.tar.header import BLOCK
 from stateful_gpu_loader.datasets.tar.index import (
     KIND,
     Numbers,
     TarIndex,
     joined,
+    samples_of,
     select,
     tar_index,
 )
-from stateful_gpu_loader.datasets.tar.samples import KEY, member_value
+from stateful_gpu_loader.datasets.tar.members import BLOCK
+from stateful_gpu_loader.datasets.tar.samples import (
+    IMAGES,
+    KEY,
+    MemberChoice,
+    Missing,
+    Names,
+    member_value,
+)
 from stateful_gpu_loader.datasets.target_choice import Target
 from stateful_gpu_loader.records import EncodedSample
-from stateful_gpu_loader.state.content_id import ContentDigest
+from stateful_gpu_loader.state.contents import ContentDigest
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ import torch
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.decoders import ImageHeader
-from stateful_gpu_loader.decoders.decoder import BatchDecoder
-from stateful_gpu_loader.decoders.strided_image import Image, StridedImage
+from stateful_gpu_loader.decoders.decoder import BatchDecoder, Image, StridedImage
 from stateful_gpu_loader.engine.device.moving import move_tensors
 from stateful_gpu_loader.engine.device.place import Place
 from stateful_gpu_loader.engine.makers.bad_sample_policy import (

@@ -41,8 +41,7 @@ from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seed
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.schema import Stateful
-from stateful_gpu_loader.state.snapshot import freeze, thaw
-from stateful_gpu_loader.state.user_states import worker_state
+from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 
 
 class IterableMaker:

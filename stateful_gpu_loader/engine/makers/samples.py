@@ -36,8 +36,7 @@ from stateful_gpu_loader.randomness.global_generators import (
 from stateful_gpu_loader.randomness.philox import SeedBlock, Stream, sample_seeds
 from stateful_gpu_loader.records import Request, SampleKey, WorkerStart
 from stateful_gpu_loader.state.schema import Stateful
-from stateful_gpu_loader.state.snapshot import freeze, thaw
-from stateful_gpu_loader.state.user_states import worker_state
+from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 
 
 class SampleMaker:

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.callable import CallableSource
-from stateful_gpu_loader.datasets.callable_outputs import check_alike
+from stateful_gpu_loader.datasets.callable import CallableSource, check_alike
 from stateful_gpu_loader.engine.makers.bad_sample_policy import (
     BadSamplePolicy,
     is_bad,

@@ -9,8 +9,7 @@ from stateful_gpu_loader.datasets.lanes import MOST_SAMPLES, LaneDivision, LaneP
 from stateful_gpu_loader.engine.plan import Plan
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, epoch_and_cursor
-from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, LaneCursors, epoch_and_cursor
 from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, lane_key, lane_of
 
 

@@ -18,8 +18,7 @@ from stateful_gpu_loader.randomness.seed import SettledSeed
 from stateful_gpu_loader.samplers import is_map
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.schema import REMEDY_FOREIGN, LoaderState, Stateful
-from stateful_gpu_loader.state.snapshot import freeze, thaw
-from stateful_gpu_loader.state.user_states import UserStates
+from stateful_gpu_loader.state.user_states import UserStates, freeze, thaw
 
 _REMEDY_SAME = "build the loader with the sampler, dataset and arguments of the saved one"
 _REMEDY_WORKERS = (

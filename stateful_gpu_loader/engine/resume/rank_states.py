@@ -14,8 +14,8 @@ from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.state.bad_samples import BadSamples
 from stateful_gpu_loader.state.lane_cursor import ENDED, LaneCursor, lane_text
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, lane_of
-from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.typed_json import encode
+from stateful_gpu_loader.state.user_states import freeze
 
 _EQUAL = ("seed", "fingerprint", "global_batch_size", "index_digest", "ahead", "user")
 

@@ -24,9 +24,8 @@ from stateful_gpu_loader.randomness.generator_state import generator_to_text
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.samplers import SequentialOrder, ShuffledOrder
 from stateful_gpu_loader.state.schema import Fingerprint, LoaderState, Stateful
-from stateful_gpu_loader.state.snapshot import freeze
 from stateful_gpu_loader.state.torchdata import TorchdataState, TorchdataWorker
-from stateful_gpu_loader.state.user_states import UserStates, worker_state
+from stateful_gpu_loader.state.user_states import UserStates, freeze, worker_state
 
 _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

@@ -11,8 +11,7 @@ from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, Lan
 from stateful_gpu_loader.engine.schedules.schedule import Arrival
 from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
-from stateful_gpu_loader.state.lane_cursors import LaneCursors
+from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors, LaneProgress
 
 
 class LaneSchedule:

@@ -37,7 +37,7 @@ from stateful_gpu_loader.randomness.philox import SeedBlock, Stream
 from stateful_gpu_loader.records import Request
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.schema import Stateful
-from stateful_gpu_loader.state.snapshot import freeze, thaw
+from stateful_gpu_loader.state.user_states import freeze, thaw
 
 _SETTLED_AT_THE_START = (
     SequentialSampler,

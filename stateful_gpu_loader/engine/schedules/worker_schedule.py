@@ -16,8 +16,7 @@ from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger, wor
 from stateful_gpu_loader.errors import StateMismatch
 from stateful_gpu_loader.records import Turn, WorkerStart
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.snapshot import freeze, thaw
-from stateful_gpu_loader.state.user_states import UserStates, worker_state
+from stateful_gpu_loader.state.user_states import UserStates, freeze, thaw, worker_state
 
 
 class WorkerSchedule:

@@ -23,7 +23,7 @@ from stateful_gpu_loader.engine.makers.images import Allocate
 from stateful_gpu_loader.engine.makers.memory import empty_host
 from stateful_gpu_loader.engine.pipeline import Answer
 from stateful_gpu_loader.engine.workers.packing import copied_storage, tensor_over
-from stateful_gpu_loader.state.snapshot import is_plain
+from stateful_gpu_loader.state.user_states import is_plain
 
 LARGEST_IN_MESSAGE = 1 << 16
 """Largest size in bytes of memory that is copied into the message."""

@@ -27,7 +27,7 @@ from stateful_gpu_loader.engine.workers.segments import (
     SentSegment,
     WorkerSegments,
 )
-from stateful_gpu_loader.state.snapshot import is_plain
+from stateful_gpu_loader.state.user_states import is_plain
 
 
 class Packed(NamedTuple):

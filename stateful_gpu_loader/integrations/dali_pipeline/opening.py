@@ -11,7 +11,7 @@ import torch
 
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.integrations.dali_identity import foreign
-from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph
+from stateful_gpu_loader.integrations.dali_pipeline.description import Graph
 from stateful_gpu_loader.integrations.dali_pipeline.state import WRITER, Place
 
 Factory = Callable[..., Any]

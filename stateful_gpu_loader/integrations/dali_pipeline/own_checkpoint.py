@@ -13,11 +13,15 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from stateful_gpu_loader.checkpoint.regular_file import read_regular
+from stateful_gpu_loader.checkpoint.files import read_regular
 from stateful_gpu_loader.datasets.protobuf import DELIMITED, as_bytes, fields
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.integrations.dali_pipeline.description import NO_OPERATOR, unmatched
-from stateful_gpu_loader.integrations.dali_pipeline.graph import Graph, Operator
+from stateful_gpu_loader.integrations.dali_pipeline.description import (
+    NO_OPERATOR,
+    Graph,
+    Operator,
+    unmatched,
+)
 from stateful_gpu_loader.integrations.dali_pipeline.state import Place
 from stateful_gpu_loader.samplers.sharded import least_multiple
 

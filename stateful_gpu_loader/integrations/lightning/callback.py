@@ -12,8 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from stateful_gpu_loader.errors import MissingDependency, StateMismatch
-from stateful_gpu_loader.integrations.lightning.progress import correct_counters
-from stateful_gpu_loader.integrations.lightning.records import DONE, DUE, NONE, Saved
+from stateful_gpu_loader.integrations.lightning.records import (
+    DONE,
+    DUE,
+    NONE,
+    Saved,
+    correct_counters,
+)
 from stateful_gpu_loader.integrations.lightning.stage import Place, Stage, load
 from stateful_gpu_loader.loader import StatefulGPULoader
 from stateful_gpu_loader.state.schema import Stateful

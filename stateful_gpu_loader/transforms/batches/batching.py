@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
+from stateful_gpu_loader.decoders.decoder import Image, as_tensor
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
 from stateful_gpu_loader.transforms.recipe import FloatArray, Recipe
 

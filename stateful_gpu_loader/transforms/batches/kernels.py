@@ -1,8 +1,8 @@
 """The Triton kernel: one launch that crops, resizes, flips, normalizes and casts a ragged batch.
 
-Of this folder only this file and :mod:`~.division` import triton, which torch brings along where
-there is a GPU; only :mod:`~stateful_gpu_loader.transforms.batches.ragged` imports this file, when
-it is needed.
+Of this folder only this file imports triton, which torch brings along where there is a GPU; only
+:mod:`~stateful_gpu_loader.transforms.batches.ragged` imports this file, when it is needed, and the
+kernels of ColorJitter, which divide as it does.
 
 A program makes a tile of BLOCK_ROWS x BLOCK_COLUMNS pixels of one image, all three channels. It
 goes once over the source rows that the tile needs: each is resized along the row, and added to
@@ -13,16 +13,35 @@ How many columns a program has follows the width of the batch; the shape of a ti
 operation on a pixel.
 """
 
-# ruff: noqa: N803 (constants of a kernel are capitals, as everywhere in Triton)
 # mypy: disable-error-code="import-untyped", disallow-untyped-decorators=False
+# ruff: noqa: N803 (constants of a kernel are capitals, as everywhere in Triton)
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from stateful_gpu_loader.transforms.batches.division import divided
+_IN_PTX = tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def divided(value: tl.tensor, by: tl.tensor) -> tl.tensor:
+    """One float32 by another, rounded to nearest as torch rounds it, the least numbers included.
+
+    Either is broadcast to the other. ``tl.math.div_rn`` of some versions, of Triton 3.4 for one,
+    takes numbers below 2**-126 for 0, so that two of them make NaN. PTX has one instruction that
+    does not, and it is the one named here. Triton's interpreter and AMD know no PTX; they have
+    ``div_rn``.
+    """
+    if _IN_PTX:
+        return tl.inline_asm_elementwise(
+            "div.rn.f32 $0, $1, $2;", "=f,f,f", [value, by], tl.float32, is_pure=True, pack=1
+        )
+    else:  # noqa: RET505 (a kernel's branch at compile time)
+        return tl.math.div_rn(value, by)
+
 
 VERSION: str = triton.__version__
 FIELDS = 12

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stateful_gpu_loader.decoders.strided_image import Image, as_tensor
+from stateful_gpu_loader.decoders.decoder import Image, as_tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import kernels_that_run, on_device
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
 
 _LARGEST_INT32 = 2**31 - 1
 _PACKED_BYTES = 2**28

@@ -20,7 +20,7 @@ from torch import Tensor
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_probability, as_range
 from stateful_gpu_loader.transforms.batches.device import constant, on_device
-from stateful_gpu_loader.transforms.random_boxes import NUM_ATTEMPTS, attempted_sides, log_range
+from stateful_gpu_loader.transforms.geometry.crops import NUM_ATTEMPTS, attempted_sides, log_range
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, in_place
 
 _NUM_ROUNDS = 10

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.batches.device import on_device
-from stateful_gpu_loader.transforms.batches.division import divided
+from stateful_gpu_loader.transforms.batches.kernels import divided
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
 NOTHING = 4

@@ -1,7 +1,8 @@
-"""CenterCrop and RandomCrop: a box of fixed size, from an image that is padded where needed."""
+"""Crops: of fixed size, at the center or at random, and of random area and aspect ratio."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,12 +10,20 @@ import torch
 from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.transforms.arguments import Fill, as_fill, as_size
+from stateful_gpu_loader.transforms.arguments import (
+    Fill,
+    Interpolation,
+    as_antialias,
+    as_fill,
+    as_interpolation,
+    as_range,
+    as_size,
+)
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.geometry.resize import crop
+from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, crop, resized_crop
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
-from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe
+from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, between
 
 _NUMBER_NAMES = ("pad_left", "pad_top", "pad_right", "pad_bottom", "top", "left")
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
@@ -190,3 +199,143 @@ def _canonical_padding(padding: int | Sequence[int] | None) -> tuple[int, int, i
         raise ValueError(f"{padding = } must be an int, or a tuple or list of 1, 2 or 4 ints")
     left, top, right, bottom = (tuple(sides) * 4)[:4]
     return (left, top, right, bottom) if any(sides) else None
+
+
+NUM_ATTEMPTS = 10
+"""Boxes that are tried for each image, as torchvision does."""
+
+_HALVINGS = 8
+_NUM_TERMS = 8
+
+
+def portable_exp(exponents: FloatArray) -> FloatArray:
+    """e ** exponents, to about 1e-13, from additions and multiplications alone.
+
+    Those are rounded the same everywhere. NumPy's exp is not: its last bit depends on the CPU,
+    and a box may depend on that bit.
+    """
+    small = exponents * 2.0**-_HALVINGS
+    power = np.ones_like(small)
+    for term in range(_NUM_TERMS, 0, -1):
+        power = 1.0 + power * small / term
+    for _ in range(_HALVINGS):
+        power = power * power
+    return power
+
+
+def portable_log(value: float) -> float:
+    """log(value) to a multiple of 2**-40, on which all C libraries agree."""
+    return round(math.log(value) * 2**40) / 2**40
+
+
+def log_range(ratio: tuple[float, float]) -> tuple[float, float]:
+    """The logarithms of the lowest and the highest aspect ratio."""
+    return portable_log(ratio[0]), portable_log(ratio[1])
+
+
+def attempted_sides(
+    uniforms: FloatArray,
+    sizes: IndexArray,
+    scale: tuple[float, float],
+    log_ratio: tuple[float, float],
+) -> tuple[FloatArray, FloatArray]:
+    """The sides of ten boxes for each image, of uniform area and log-uniform aspect ratio.
+
+    Args:
+        uniforms: float64 [n, 2 * NUM_ATTEMPTS] in [0, 1).
+        sizes: int64 [n, 2]: height and width of the images, in pixels.
+        scale: lowest and highest area, as a fraction of the image's.
+        log_ratio: from :func:`log_range`.
+
+    Returns:
+        Two arrays float64 [n, NUM_ATTEMPTS] of whole pixels: the first side is the second times
+        the ratio.
+    """
+    areas = sizes.prod(axis=1, keepdims=True) * between(scale, uniforms[:, :NUM_ATTEMPTS])
+    ratios = portable_exp(between(log_ratio, uniforms[:, NUM_ATTEMPTS:]))
+    # Half to even, as Python's round, which torchvision calls here.
+    return np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+
+
+class RandomResizedCrop(Recipe):
+    """Cut a random box out and resize it, as ``torchvision.transforms.v2.RandomResizedCrop``.
+
+    Numbers: top, left, height, width of the box in pixels. Up to ten boxes of uniform area and
+    log-uniform aspect ratio are tried; if none fits into the image, the box is the largest
+    central one within the ratios.
+
+    Args:
+        size: (height, width) of the result in pixels, or an int for a square.
+        scale: lowest and highest area of the box, as a fraction of the image's.
+        ratio: lowest and highest width / height of the box.
+        interpolation: "nearest", "nearest-exact", "bilinear" or "bicubic".
+        antialias: whether bilinear and bicubic average over the pixels they skip.
+
+    Raises:
+        TypeError, ValueError: an argument is of another kind or outside its range.
+
+    >>> RandomResizedCrop(224).draw(np.full((1, 22), 0.5), np.array([[375, 500]])).numbers
+    array([[ 29,  91, 318, 318]])
+    """
+
+    num_draws = 2 + 2 * NUM_ATTEMPTS
+    number_names = ("top", "left", "height", "width")
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3.0 / 4.0, 4.0 / 3.0),
+        interpolation: Interpolation = "bilinear",
+        antialias: bool | None = True,
+    ) -> None:
+        self.size = as_size(size)
+        self.scale = as_range("scale", scale)
+        self.ratio = as_range("ratio", ratio)
+        self.interpolation = as_interpolation(interpolation, INTERPOLATIONS)
+        self.antialias = as_antialias(antialias)
+        if self.scale[0] < 0:
+            raise ValueError(f"{scale = } must not be negative")
+        if self.ratio[0] <= 0:
+            raise ValueError(f"{ratio = } must be positive")
+        self._log_ratio = log_range(self.ratio)
+
+    def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
+        widths, heights = attempted_sides(uniforms[:, 2:], sizes, self.scale, self._log_ratio)
+        fits = (widths > 0) & (widths <= sizes[:, 1:]) & (heights > 0) & (heights <= sizes[:, :1])
+        boxes = self._central(sizes)
+        rows = np.flatnonzero(fits.any(axis=1))
+        first = fits[rows].argmax(axis=1)
+        boxes[rows, 0] = heights[rows, first]
+        boxes[rows, 1] = widths[rows, first]
+        room = sizes - boxes
+        corners = room // 2
+        corners[rows] = np.floor(uniforms[rows, :2] * (room[rows] + 1))
+        return Draw(np.concatenate((corners, boxes), axis=1), np.full_like(sizes, self.size))
+
+    def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
+        top, left, height, width = numbers
+        box = int(top), int(left), int(height), int(width)
+        return resized_crop(image, box, self.size, self.interpolation, self.antialias)
+
+    def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
+        if self.interpolation != "bilinear":
+            return None
+        boxes = numbers.astype(np.int64)
+        sizes = np.full_like(boxes[:, :2], self.size)
+        return placement.crop(boxes).resize(sizes, self.antialias)
+
+    def motion(self, numbers: IndexArray | FloatArray, sizes: IndexArray) -> FloatArray:
+        scales = np.array(self.size[::-1]) / numbers[:, :1:-1]
+        return scaled_and_shifted(scales, -numbers[:, 1::-1] * scales)
+
+    def _central(self, sizes: IndexArray) -> IndexArray:
+        """Height and width of the box where no attempt fits: int64 [n, 2]."""
+        height, width = sizes[:, 0], sizes[:, 1]
+        narrowest, widest = self.ratio
+        ratios = width / height
+        heights = np.where(ratios < narrowest, np.rint(width / narrowest), height)
+        widths = np.where(ratios > widest, np.rint(height * widest), width)
+        # torchvision would fail where no whole pixel has the ratio; one pixel is the nearest.
+        boxes: IndexArray = np.maximum(np.stack((heights, widths), axis=1), 1).astype(np.int64)
+        return boxes

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.coco.annotations import read_annotations
+from stateful_gpu_loader.datasets.coco_annotations import read_annotations
 from tests.datasets.coco.coco_files import CATEGORIES, SIZES, annotations, write_annotations
 
 CONTENT = annotations()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.datasets.coco import CocoSource
 from tests.datasets.coco.coco_files import annotations, write_coco
 
 dali = pytest.importorskip("nvidia.dali")

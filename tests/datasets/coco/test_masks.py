@@ -10,7 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as reference
 
-from stateful_gpu_loader.datasets.coco.masks import draw_polygon, draw_runs, outline_of, runs_of
+from stateful_gpu_loader.datasets.coco_annotations import (
+    draw_polygon,
+    draw_runs,
+    outline_of,
+    runs_of,
+)
 
 # pycocotools' decode under NumPy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.datasets.coco.moving import moved, moved_masks
+from stateful_gpu_loader.datasets.coco import moved, moved_masks
 
 SIZE = (30, 40)
 

@@ -11,7 +11,7 @@ import torch
 
 from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
 from tests.conformance import assert_exact_resume, same
 from tests.datasets import image_loaders

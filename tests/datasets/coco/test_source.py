@@ -20,7 +20,7 @@ from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 
 from stateful_gpu_loader import BadSample, PreparedSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.datasets.coco import CocoSource
 from tests.conformance import same
 from tests.datasets.coco.coco_files import (
     CATEGORIES,

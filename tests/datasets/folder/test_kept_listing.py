@@ -14,8 +14,8 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from stateful_gpu_loader.datasets import FolderSource
-from stateful_gpu_loader.datasets.folder import listing
-from stateful_gpu_loader.datasets.storage import folder_times
+from stateful_gpu_loader.datasets import folder as listing
+from stateful_gpu_loader.datasets.storage import index_files
 
 NAMES = ("dog/rex.jpg", "cat/tom.jpg", "cat/a/b/leo.jpg", "cat/a/b/9.png", "Äpfel/日本.jpg")
 
@@ -25,7 +25,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Few images, whose listing is kept all the same, however young their folders are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(listing, "KEPT_FROM", 1)
-    monkeypatch.setattr(folder_times, "YOUNG", -(10**18))
+    monkeypatch.setattr(index_files, "YOUNG", -(10**18))
     for name in NAMES:
         _write(tmp_path / "photos" / name)
     (tmp_path / "photos" / "eel").mkdir()
@@ -39,7 +39,7 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def times(folder: str) -> tuple[int, int]:
         folders.append(Path(folder).name)
-        return folder_times.times_before_listing(folder)
+        return index_files.times_before_listing(folder)
 
     monkeypatch.setattr(listing, "times_before_listing", times)
     return folders
@@ -163,7 +163,7 @@ def test_few_images_and_young_folders_are_listed_each_time(
         _source(root)
         assert not _kept(root.parent)
     with monkeypatch.context() as patch:
-        patch.setattr(folder_times, "YOUNG", 3600 * 10**9)
+        patch.setattr(index_files, "YOUNG", 3600 * 10**9)
         _source(root)
         assert not _kept(root.parent)
     assert len(listed) == 14
@@ -179,11 +179,11 @@ def test_folders_that_need_not_tell_are_listed_each_time(
     line = "21 1 {}:{} / /data rw,nosuid shared:1 - {} bucket rw,user_id=0\n"
     for kind, is_kept in (("ext4", True), ("fuse.mountpoint-s3", False), ("fuse", False)):
         mounts.write_text(line.format(os.major(device), os.minor(device), kind))
-        monkeypatch.setattr(folder_times, "_MOUNTS", mounts)
+        monkeypatch.setattr(index_files, "_MOUNTS", mounts)
         listed.clear()
         _source(root)
         assert (not listed) == is_kept, kind
-    monkeypatch.setattr(folder_times, "_MOUNTS", tmp_path / "absent")
+    monkeypatch.setattr(index_files, "_MOUNTS", tmp_path / "absent")
     listed.clear()
     _source(root)
     assert not listed

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stateful_gpu_loader.datasets.framed.framing import Bytes, Framing, Place
-from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming
-from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming
+from stateful_gpu_loader.datasets.framed import Bytes, Framing, Place
+from stateful_gpu_loader.datasets.recordio import RecordIOFraming
+from stateful_gpu_loader.datasets.tfrecord import TFRecordFraming
 
 START = Place("a.file", 0, 0)
 

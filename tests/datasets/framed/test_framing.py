@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.framed.framing import Bytes, Lookahead
+from stateful_gpu_loader.datasets.framed import Bytes, Lookahead
 
 FILE = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8)
 

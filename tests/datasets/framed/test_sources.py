@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.recordio.records import RecordIOFraming
+from stateful_gpu_loader.datasets.recordio import RecordIOFraming
 from stateful_gpu_loader.datasets.storage import index_files
-from stateful_gpu_loader.datasets.tfrecord.records import TFRecordFraming
+from stateful_gpu_loader.datasets.tfrecord import TFRecordFraming
 from tests.datasets.record_kinds import KINDS, Kind, items
 
 IMAGES = [bytes([i]) * (40 + 3 * i) for i in range(11)]

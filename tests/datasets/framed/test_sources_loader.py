@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from stateful_gpu_loader import BadSample, StateMismatch
-from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
+from stateful_gpu_loader.datasets.recordio import RecordIOSource
 from stateful_gpu_loader.datasets.source import Source
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
+from stateful_gpu_loader.datasets.tfrecord import TFRecordSource
 from tests.conformance import assert_exact_resume, flat, same, uninterrupted
 from tests.datasets.image_loaders import make_loader
 from tests.datasets.record_files import photos, write_recordio, write_tfrecords

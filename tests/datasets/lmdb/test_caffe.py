@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stateful_gpu_loader.datasets.lmdb.caffe import image_file, parse_datum
+from stateful_gpu_loader.datasets.caffe_lmdb import image_file, parse_datum
 from tests.datasets.lmdb.lmdb_files import encoded_datum, message, raw_datum
 from tests.images import photograph
 

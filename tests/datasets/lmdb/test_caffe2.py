@@ -13,8 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from stateful_gpu_loader.datasets.lmdb.caffe2 import image_file, parse_tensors
-from stateful_gpu_loader.datasets.lmdb.caffe2_source import LabelType, RecordLayout, read_targets
+from stateful_gpu_loader.datasets.caffe2_lmdb import (
+    LabelType,
+    RecordLayout,
+    image_file,
+    parse_tensors,
+    read_targets,
+)
 from tests.datasets.lmdb.lmdb_files import message, tensor, tensors
 from tests.images import photograph
 

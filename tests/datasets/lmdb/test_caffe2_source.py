@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
 from stateful_gpu_loader.decoders import make_decoder, probe
 from tests.datasets.lmdb.lmdb_files import message, tensor, tensors, write_lmdb
 from tests.images import photograph

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
-from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from tests.datasets.lmdb.lmdb_files import (
     encoded_datum,

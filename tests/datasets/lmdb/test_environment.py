@@ -17,9 +17,9 @@ from typing import Any
 import lmdb
 import pytest
 
-from stateful_gpu_loader.datasets.lmdb import environment as lmdb_environment
-from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
-from stateful_gpu_loader.datasets.lmdb.environment import environment_at
+from stateful_gpu_loader.datasets import lmdb as lmdb_environment
+from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
+from stateful_gpu_loader.datasets.lmdb import environment_at
 from tests import interrupts
 from tests.datasets.lmdb.lmdb_files import encoded_datum, write_lmdb
 from tests.patience import seconds

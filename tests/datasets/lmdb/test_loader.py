@@ -13,8 +13,8 @@ from torch.utils.data import Subset
 
 from stateful_gpu_loader import BadSample, FolderSource, StateMismatch
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
-from stateful_gpu_loader.datasets.lmdb.caffe2_source import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
+from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from tests.conformance import assert_exact_resume, same, uninterrupted
 from tests.datasets.image_loaders import EXECUTIONS, make_loader

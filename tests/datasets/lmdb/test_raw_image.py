@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
-from stateful_gpu_loader.datasets.lmdb.raw_image import stored_png
 from stateful_gpu_loader.decoders import make_decoder, probe
+from stateful_gpu_loader.decoders.png import stored_png
 from tests.images import photograph
 
 PIXELS = arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=70))

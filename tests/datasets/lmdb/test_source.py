@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from stateful_gpu_loader.datasets.lmdb.caffe import CaffeLMDBSource
+from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.errors import MissingDependency

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.lmdb.tree import read_leaves, read_meta
+from stateful_gpu_loader.datasets.lmdb import read_leaves, read_meta
 from tests.datasets.lmdb.lmdb_files import write_lmdb
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stateful_gpu_loader.datasets.parquet.cache import BoundedCache
+from stateful_gpu_loader.datasets.parquet.source import BoundedCache
 from tests.patience import seconds
 
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from stateful_gpu_loader.datasets.parquet.files import (
     Footer,
     decoding,
+    iterate_rows,
     read_footer,
     read_footers,
+    read_row_group,
 )
-from stateful_gpu_loader.datasets.parquet.groups import iterate_rows, read_row_group
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from stateful_gpu_loader.errors import MissingDependency
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table

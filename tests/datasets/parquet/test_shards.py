@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from stateful_gpu_loader.datasets.parquet.shards import ParquetShards
-from stateful_gpu_loader.datasets.parquet.source import ParquetSource
+from stateful_gpu_loader.datasets.parquet.source import ParquetShards, ParquetSource
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
 from tests.datasets.parquet.parquet_files import hub_images, images, write_table
 

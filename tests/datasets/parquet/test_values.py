@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.parquet.values import bytes_of, check_type, reader_of
+from stateful_gpu_loader.datasets.parquet.rows import bytes_of, check_type, reader_of
 from tests.conformance import same
 
 

@@ -23,8 +23,8 @@ from PIL import Image
 
 from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.prepared.source import SMALLEST_SEGMENT
-from stateful_gpu_loader.datasets.prepared.store import ENTRY_BYTES, INDEX_FILE
+from stateful_gpu_loader.datasets.prepared import SMALLEST_SEGMENT
+from stateful_gpu_loader.datasets.record_store import ENTRY_BYTES, INDEX_FILE
 from stateful_gpu_loader.decoders import available
 from stateful_gpu_loader.errors import LoaderError
 from tests.conformance import same, uninterrupted

@@ -418,7 +418,7 @@ def test_masks_cost_no_reading_of_the_image(
     def refuse(path: str) -> None:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr("stateful_gpu_loader.datasets.coco.source._read", refuse)
+    monkeypatch.setattr("stateful_gpu_loader.datasets.coco._read", refuse)
     reads: list[str] = []
     fill = OpenFiles.fill
 

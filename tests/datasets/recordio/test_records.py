@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.recordio.images import unpack
-from stateful_gpu_loader.datasets.recordio.records import parse_index
+from stateful_gpu_loader.datasets.recordio import parse_index, unpack
 from tests.datasets.framed.frames import RECORDIO, START, array_of
 from tests.datasets.record_files import MAGIC, image_record, recordio_frame
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader.datasets.recordio.source import RecordIOSource
+from stateful_gpu_loader.datasets.recordio import RecordIOSource
 from tests.datasets.dali_records import dali_samples, needs_dali
 from tests.datasets.record_files import (
     MAGIC,

@@ -30,8 +30,8 @@ from stateful_gpu_loader import (
     TFRecordSource,
 )
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.folder import listing
-from stateful_gpu_loader.datasets.storage import folder_times, index_files
+from stateful_gpu_loader.datasets import folder as listing
+from stateful_gpu_loader.datasets.storage import index_files
 from stateful_gpu_loader.datasets.storage.kept_files import owners_for_folder
 from tests.datasets.record_kinds import RECORDIO, TFRECORD
 from tests.datasets.tar.tar_files import photo_entries, tar_bytes, write_tar
@@ -100,7 +100,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listings of few images in young folders are kept, too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(listing, "KEPT_FROM", 1)
-    monkeypatch.setattr(folder_times, "YOUNG", -(10**18))
+    monkeypatch.setattr(index_files, "YOUNG", -(10**18))
 
 
 @pytest.fixture(params=list(DATA))

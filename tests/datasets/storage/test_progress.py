@@ -12,7 +12,7 @@ import tqdm
 from PIL import Image
 
 from stateful_gpu_loader import FolderSource
-from stateful_gpu_loader.datasets.storage import progress
+from stateful_gpu_loader.datasets.storage import index_files
 
 
 class _Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def drawn(stderr: io.StringIO, images: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(progress, "DELAY", 0)
+    monkeypatch.setattr(index_files, "DELAY", 0)
     monkeypatch.setattr(tqdm, "tqdm", partial(tqdm.tqdm, mininterval=0))
     monkeypatch.setattr(sys, "stderr", stderr)
     FolderSource(images)

@@ -9,9 +9,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from stateful_gpu_loader.datasets.storage.background import REQUESTS, in_background
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
-from stateful_gpu_loader.datasets.storage.read_ahead import LARGEST_REQUEST, Range, ReadAhead
+from stateful_gpu_loader.datasets.storage.remote import (
+    LARGEST_REQUEST,
+    REQUESTS,
+    Range,
+    ReadAhead,
+    in_background,
+)
 from tests.datasets.storage.processes import in_a_fork
 
 _SECONDS = 60

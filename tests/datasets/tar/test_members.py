@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.tar.header import parse_header, parse_number
-from stateful_gpu_loader.datasets.tar.members import Members, StreamReader
+from stateful_gpu_loader.datasets.tar.members import (
+    Members,
+    StreamReader,
+    parse_header,
+    parse_number,
+)
 from tests.datasets.tar.tar_files import FORMATS, tar_bytes
 
 NAMES = (

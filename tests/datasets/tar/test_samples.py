@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from webdataset.autodecode import decoders
 from webdataset.tariterators import base_plus_ext, group_by_keys
 
-from stateful_gpu_loader.datasets.tar.choice import MemberChoice
-from stateful_gpu_loader.datasets.tar.samples import SampleGrouping, split_name, value_of
+from stateful_gpu_loader.datasets.tar.samples import (
+    MemberChoice,
+    SampleGrouping,
+    split_name,
+    value_of,
+)
 
 NAME = st.text("ab/._J\n", min_size=1, max_size=9)
 

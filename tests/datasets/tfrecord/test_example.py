@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.tfrecord import example as module
-from stateful_gpu_loader.datasets.tfrecord.example import features_of, values_of
+from stateful_gpu_loader.datasets import tf_example as module
+from stateful_gpu_loader.datasets.tf_example import features_of, values_of
 from tests.datasets.record_files import delimited, example, feature, imagenet_example, varint
 
 # What TensorFlow's tutorial on TFRecord prints for serialize_example(False, 4, b"goat", 0.9876).

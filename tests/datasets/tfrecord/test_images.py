@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from stateful_gpu_loader.datasets.framed.framing import Place
-from stateful_gpu_loader.datasets.tfrecord.images import ExampleImages
+from stateful_gpu_loader.datasets.framed import Place
+from stateful_gpu_loader.datasets.tfrecord import ExampleImages
 from tests.datasets.record_files import delimited, example, imagenet_example
 
 PLACE = Place("a.tfrecord", 3, 600)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.tfrecord import records
-from stateful_gpu_loader.datasets.tfrecord.records import (
+from stateful_gpu_loader.datasets import tfrecord
+from stateful_gpu_loader.datasets.tfrecord import (
     masked_crc32c,
     parse_index,
     require_crc32c,
@@ -154,7 +154,7 @@ def test_the_mask_is_tensorflows() -> None:
 
 
 def test_the_absence_of_google_crc32c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    records._load.cache_clear()
+    tfrecord._load.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "google_crc32c", None)
         for use in (require_crc32c, lambda: masked_crc32c(b"")):

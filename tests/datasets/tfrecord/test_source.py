@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.datasets.tfrecord import records
-from stateful_gpu_loader.datasets.tfrecord.source import TFRecordSource
+from stateful_gpu_loader.datasets import tfrecord
+from stateful_gpu_loader.datasets.tfrecord import TFRecordSource
 from stateful_gpu_loader.errors import MissingDependency
 from tests.datasets.dali_records import dali_samples, needs_dali
 from tests.datasets.record_files import (
@@ -96,7 +96,7 @@ def test_damage_is_not_looked_for_if_asked_not_to(
     framed = bytearray(tfrecord_frame(example(imagenet_example(b"jpeg", 3))))
     framed[-1] ^= 1
     path.write_bytes(framed)
-    records._load.cache_clear()
+    tfrecord._load.cache_clear()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "google_crc32c", None)
         assert items(TFRecordSource(path, check_crc=False)) == [(b"jpeg", 3)]

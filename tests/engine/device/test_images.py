@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from stateful_gpu_loader import FolderSource, StatefulGPULoader, ragged_collate
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.datasets.coco.source import CocoSource
+from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.decoders import ImageHeader, JpegHeader, make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule
 from stateful_gpu_loader.decoders.rule import without_exif

@@ -10,8 +10,7 @@ from stateful_gpu_loader.engine.pipeline import NOTHING, Answer
 from stateful_gpu_loader.engine.schedules.worker_ledger import WorkerLedger
 from stateful_gpu_loader.engine.schedules.worker_schedule import WorkerSchedule
 from stateful_gpu_loader.state.epoch_progress import Address
-from stateful_gpu_loader.state.snapshot import freeze, thaw
-from stateful_gpu_loader.state.user_states import worker_state
+from stateful_gpu_loader.state.user_states import freeze, thaw, worker_state
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 5, 8])

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from stateful_gpu_loader import CheckpointError, StatefulGPULoader, StateMismatch
 from stateful_gpu_loader.errors import CheckpointNotFound
-from stateful_gpu_loader.integrations.shared.loader_file import write_states
+from stateful_gpu_loader.integrations.shared.every_rank import write_states
 from stateful_gpu_loader.integrations.transformers import LoaderTrainer
 from tests.integrations.hf_trainer.fits import Model, Saving, arguments, fit, loader_of, named
 

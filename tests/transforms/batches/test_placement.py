@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
 from tests.transforms.pictures import noise, sizes_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stateful_gpu_loader import transforms as T
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Pointwise
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 BYTES = torch.arange(256, dtype=torch.uint8).expand(3, 1, 256)

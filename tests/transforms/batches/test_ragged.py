@@ -12,8 +12,7 @@ from torch.nn.functional import interpolate
 
 from stateful_gpu_loader.transforms import batches
 from stateful_gpu_loader.transforms.batches import ragged
-from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.batches.pointwise import Pointwise
+from stateful_gpu_loader.transforms.batches.placement import Placement, Pointwise
 from stateful_gpu_loader.transforms.batches.ragged import resample
 from tests.images import PHOTOGRAPHS
 from tests.transforms.pictures import ODD_SIZES, decoded, noise, sizes_of

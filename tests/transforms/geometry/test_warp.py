@@ -11,7 +11,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix
 
-from stateful_gpu_loader.transforms.geometry.warp import inverse_affine_matrices, warp
+from stateful_gpu_loader.transforms.geometry.affine import inverse_affine_matrices, warp
 from tests.transforms.batch_recipes import images
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
-from stateful_gpu_loader.transforms.policies.operations import (
+from stateful_gpu_loader.transforms.policies import (
     Operation,
     Sampling,
     augment,

@@ -12,8 +12,7 @@ from scipy import stats
 from torchvision.transforms import v2
 
 from stateful_gpu_loader.randomness.philox import Stream, uniforms
-from stateful_gpu_loader.transforms.policies.operations import Operation
-from stateful_gpu_loader.transforms.policies.recipes import RandAugment, TrivialAugmentWide
+from stateful_gpu_loader.transforms.policies import Operation, RandAugment, TrivialAugmentWide
 from stateful_gpu_loader.transforms.recipe import Recipe
 from tests.transforms.pictures import decoded, noise, rows_for, sizes_of
 

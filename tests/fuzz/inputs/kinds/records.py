@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from stateful_gpu_loader import RecordIOSource, TFRecordSource
-from stateful_gpu_loader.datasets import RecordIOShards, TFRecordShards
-from stateful_gpu_loader.datasets.framed.framing import Place
-from stateful_gpu_loader.datasets.lmdb import caffe, caffe2
-from stateful_gpu_loader.datasets.recordio.images import RecordIOImages
-from stateful_gpu_loader.datasets.tfrecord.images import ExampleImages
+from stateful_gpu_loader.datasets import RecordIOShards, TFRecordShards, caffe2_lmdb, caffe_lmdb
+from stateful_gpu_loader.datasets.framed import Place
+from stateful_gpu_loader.datasets.recordio import RecordIOImages
+from stateful_gpu_loader.datasets.tfrecord import ExampleImages
 from tests.datasets.lmdb.lmdb_files import encoded_datum, raw_datum, tensor, tensors
 from tests.datasets.record_files import (
     MAGIC,
@@ -183,7 +182,7 @@ class CaffeRecords(_Messages):
         ]
 
     def read(self, content: bytes, example: int) -> None:
-        caffe.image_file(caffe.parse_datum(content))
+        caffe_lmdb.image_file(caffe_lmdb.parse_datum(content))
 
 
 class Caffe2Records(_Messages):
@@ -200,12 +199,12 @@ class Caffe2Records(_Messages):
         ]
 
     def read(self, content: bytes, example: int) -> None:
-        image, *others = [*caffe2.parse_tensors(content), None]
+        image, *others = [*caffe2_lmdb.parse_tensors(content), None]
         for each in others:
             if each is not None:
                 each.values()
         if image is not None and example < 2:
-            caffe2.image_file(image)
+            caffe2_lmdb.image_file(image)
 
 
 KINDS = (

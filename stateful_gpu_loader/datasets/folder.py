@@ -1,0 +1,479 @@
+"""FolderSource: image files, from class folders, a file list or paths given in Python.
+
+Class folders come in the order of torchvision.datasets.ImageFolder; the text file is DALI's and
+Caffe's file_list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from stateful_gpu_loader.datasets.name_table import KeyTable, NameTable
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.failures import failed
+from stateful_gpu_loader.datasets.storage.index_files import (
+    Index,
+    are_unchanged,
+    array_in,
+    cached_index,
+    check_ends,
+    progress_bar,
+    times_before_listing,
+)
+from stateful_gpu_loader.datasets.storage.memory import Memory, new_memory
+from stateful_gpu_loader.datasets.storage.open_files import read_file
+from stateful_gpu_loader.datasets.storage.paths import is_apple_double
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.state.contents import ContentDigest
+
+AnyPath = str | os.PathLike[str]
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+"""The endings of what the decoders read."""
+
+
+class FolderSource(Source):
+    """Image files and a class for each, listed once.
+
+    ``FolderSource(root)`` reads class folders in the order of
+    ``torchvision.datasets.ImageFolder``: classes sorted by name and numbered from 0, the images
+    of a class sorted by folder and name, at any depth. As in ImageFolder,
+    files beside the class folders are left out, and a folder without class folders is an error.
+    Unlike there, files named ``._*.jpg``, which macOS writes, are no images.
+    :meth:`from_file_list` and :meth:`from_paths` keep the order that they are given.
+
+    Args:
+        root: the folder of the class folders.
+        extensions: files that end otherwise are left out; upper and lower case are alike.
+        allow_empty: classes without images are kept, instead of being an error.
+        sizes_in_fingerprint: the content id includes the size of each file, so that files that
+            were replaced under the same name are noticed; costs one stat a file, once.
+        cache_dir: where the listing of 10,000 images or more is kept, which is taken as long as no
+            folder has changed since; None is beside ``root``, or where that cannot be written
+            ``$XDG_CACHE_HOME/stateful_gpu_loader``. On FUSE, where folders need not tell that they
+            have changed, all is listed each time.
+
+    Attributes:
+        root: the folder, absolute; None where paths came without one.
+        classes: the names of the classes; empty where there are only numbers.
+        class_to_idx: the number of each class.
+        targets: int64 [num_samples], read-only: the class of each sample.
+
+    Raises:
+        FileNotFoundError: no such folder, no class folder, or no image in a class.
+        NotADirectoryError: ``root`` is a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     for name in ("dog/rex.jpg", "cat/tom.jpg", "cat/leo.jpg"):
+    ...         path = Path(root, name)
+    ...         path.parent.mkdir(exist_ok=True)
+    ...         _ = path.write_bytes(b"...")
+    ...     source = FolderSource(root)
+    ...     source.classes, source.targets.tolist(), source.read(0).data.numel()
+    (['cat', 'dog'], [0, 0, 1], 3)
+    """
+
+    root: str | None
+    classes: list[str]
+    class_to_idx: dict[str, int]
+    targets: npt.NDArray[np.int64]
+
+    def __init__(
+        self,
+        root: AnyPath,
+        *,
+        extensions: Sequence[str] = EXTENSIONS,
+        allow_empty: bool = False,
+        sizes_in_fingerprint: bool = False,
+        cache_dir: AnyPath | None = None,
+    ) -> None:
+        folder = _absolute(root)
+        endings = tuple(
+            ending.lower()
+            for ending in ([extensions] if isinstance(extensions, str) else extensions)
+        )
+        kept = None if cache_dir is None else os.fspath(cache_dir)
+        listing = list_images(folder, endings, kept)
+        classes, counts = listing.classes, listing.counts.tolist()
+        empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+        if len(empty) == len(classes) or (empty and not allow_empty):
+            raise FileNotFoundError(
+                f"no image in {len(empty)} of the {len(classes)} class folders of "
+                f"{str(folder)!r}: {', '.join(empty[:5])}{', ...' * (len(empty) > 5)}. Looked for "
+                f"files ending with {', '.join(endings)}. Remedy: remove those folders, or pass "
+                "extensions= or allow_empty=True"
+            )
+        targets = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
+        self._settle(folder, listing.names, targets, classes, sizes_in_fingerprint)
+
+    @classmethod
+    def from_file_list(
+        cls, path: AnyPath, root: AnyPath | None = None, *, sizes_in_fingerprint: bool = False
+    ) -> FolderSource:
+        """The files that a text file names, one ``relative/path label`` a line, in its order.
+
+        Args:
+            path: the text file, as DALI's and Caffe's: UTF-8; paths may contain spaces; blank
+                lines and lines that start with ``#`` are skipped.
+            root: the folder that the paths are relative to; None is that of the text file.
+            sizes_in_fingerprint: as for the class.
+
+        Raises:
+            OSError: the text file cannot be read. (The images are not looked for until read.)
+            ValueError: a line has no integer label, or there is no line.
+        """
+        file = _absolute(path)
+        folder = file.parent if root is None else _absolute(root)
+        names, labels = read_file_list(file)
+        return cls.from_paths(names, labels, folder, sizes_in_fingerprint=sizes_in_fingerprint)
+
+    @classmethod
+    def from_paths(
+        cls,
+        paths: Iterable[AnyPath],
+        labels: Iterable[SupportsIndex] | None = None,
+        root: AnyPath | None = None,
+        *,
+        sizes_in_fingerprint: bool = False,
+    ) -> FolderSource:
+        """The files at ``paths``, in their order.
+
+        Args:
+            paths: absolute, or relative to ``root``, or without it to the present working
+                directory; a sorted list, where it comes from a directory listing.
+            labels: an integer for each; None numbers the paths from 0, as DALI's reader does.
+            root: where it is given, the content id depends on the paths below it alone, and
+                stays the same when the folder moves.
+            sizes_in_fingerprint: as for the class.
+
+        Raises:
+            ValueError: no paths, not as many labels as paths, or a label beyond
+                64 bits.
+            TypeError: a label is no integer, or ``paths`` is a single string.
+
+        >>> FolderSource.from_paths(["b.jpg", "a.jpg"], [7, 8], root="photos").targets.tolist()
+        [7, 8]
+        """
+        if isinstance(paths, str):
+            raise TypeError(f"paths is the string {paths!r}. Remedy: pass a list of paths")
+        folder = None if root is None else _absolute(root)
+        above = "" if folder is None else os.path.join(folder, "")
+        names = [os.fspath(path).removeprefix(above) for path in paths]
+        if not names:
+            raise ValueError("no paths were given. Remedy: give at least one")
+        source = cls.__new__(cls)
+        targets = _targets(labels, len(names))
+        source._settle(folder, NameTable(names), targets, [], sizes_in_fingerprint)
+        return source
+
+    def _settle(
+        self,
+        root: Path | None,
+        names: NameTable,
+        targets: npt.NDArray[np.int64],
+        classes: list[str],
+        sizes_in_fingerprint: bool,
+    ) -> None:
+        targets.setflags(write=False)
+        self.root = None if root is None else str(root)
+        self._parent = os.path.join(_working_directory() if root is None else root, "")
+        self.classes = classes
+        self.class_to_idx = {name: number for number, name in enumerate(classes)}
+        self.targets = targets
+        self.sizes_in_fingerprint = sizes_in_fingerprint
+        self._names = names
+        self._fingerprint: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> str:
+        """Absolute path of the file at ``0 <= index < len(self)``."""
+        name = self._names[index]
+        return name if name.startswith(os.sep) else self._parent + name
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        """The file's bytes (none, if it is empty), its class and its path.
+
+        Raises:
+            OSError: of the kind that the system reports; it names the path and the index.
+        """
+        path = self.path(index)
+        try:
+            data = read_file(path, into or new_memory)
+        except OSError as error:
+            raise failed(error, path, f"sample {index = }") from error
+        return EncodedSample(data, int(self.targets[index]), path)
+
+    def fingerprint(self) -> str:
+        """blake2b of the relative paths and classes in order (and the sizes, if asked for).
+
+        Equal wherever ``root`` lies and in whatever order the system lists files; another one
+        once a file is added, removed, renamed, moved to another class or to another index.
+        """
+        if self._fingerprint is None:
+            digest = ContentDigest("files 1")
+            digest.add_blocks((*self._names.blocks(), self.targets.astype("<i8").tobytes()))
+            if self.sizes_in_fingerprint:
+                sizes = [os.stat(self.path(index)).st_size for index in range(len(self))]
+                digest.add(np.array(sizes, dtype="<i8").tobytes())
+            self._fingerprint = f"{len(self)} files, {digest.text()}"
+        return self._fingerprint
+
+    def __repr__(self) -> str:
+        classes = f", {len(self.classes)} classes" if self.classes else ""
+        return f"{type(self).__name__}({self.root!r}, {len(self)} files{classes})"
+
+
+def _absolute(path: AnyPath) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""  # it was removed, which matters to no absolute path
+
+
+def _targets(labels: Iterable[SupportsIndex] | None, num_paths: int) -> npt.NDArray[np.int64]:
+    if labels is None:
+        return np.arange(num_paths, dtype=np.int64)
+    numbers = []
+    for index, label in enumerate(labels):
+        try:
+            number = operator.index(label)
+        except TypeError as error:
+            raise TypeError(
+                f"label {index} is {label!r}, no integer. Remedy: number the classes"
+            ) from error
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"label {index} is {number}, beyond 64 bits. Remedy: number from 0")
+        numbers.append(number)
+    if len(numbers) != num_paths:
+        raise ValueError(
+            f"{num_paths} paths and {len(numbers)} labels. Remedy: give one label for each path"
+        )
+    return np.array(numbers, dtype=np.int64)
+
+
+KEPT_FROM = 10_000
+"""Images from which a listing is kept: fewer are listed again in milliseconds."""
+
+LABEL = re.compile(r"[+-]?[0-9]{1,18}")
+"""Of at most 18 digits, which fit into 64 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of class folders."""
+
+    classes: list[str]
+    """Sorted, those without images included."""
+    counts: npt.NDArray[np.int64]
+    """int64 [num_classes]: the images of each."""
+    names: NameTable
+    """Paths relative to the folder of the class folders, separated by ``/``: class by class,
+    sorted by folder, then by name, by code point: the same on every machine and in every locale."""
+
+
+def list_images(root: Path, extensions: tuple[str, ...], cache_dir: str | None = None) -> Listing:
+    """The images of all class folders, at any depth: kept from an earlier time, or listed.
+
+    Links to folders are followed, but a link to a folder above itself is an error. A listing of
+    :data:`KEPT_FROM` images or more is kept, and taken as long as every folder says that it has
+    not changed.
+
+    Args:
+        root: the folder of the class folders.
+        extensions: in lower case; files that end otherwise are left out, and so are macOS's
+            ``._`` files.
+        cache_dir: where a listing is kept; None is beside ``root``, as of :func:`cached_index`.
+
+    Raises:
+        FileNotFoundError: ``root`` does not exist, or holds no folder.
+        NotADirectoryError: ``root`` is a file.
+        OSError: a folder cannot be listed.
+        ValueError: links form a loop.
+    """
+    if not root.exists():
+        raise FileNotFoundError(f"no such folder: {str(root)!r}. Remedy: check the path")
+    if not root.is_dir():
+        raise NotADirectoryError(
+            f"not a folder: {str(root)!r}. Remedy: give the folder of the class folders; a list of "
+            "files is read by FolderSource.from_file_list"
+        )
+    endings = hashlib.blake2b(json.dumps(extensions).encode(), digest_size=4).hexdigest()
+    index: Any = cached_index(
+        str(root),
+        kind=f"folder-2-{endings}",
+        build=lambda: _build(root, extensions),
+        check=_check,
+        cache_dir=cache_dir,
+        fits=lambda index: _fits(root, index),
+    )
+    names = NameTable.of(KeyTable.joined(index["names"].tobytes(), index["name_ends"]))
+    return Listing(_split(index["classes"]), index["counts"], names)
+
+
+def read_file_list(path: Path) -> tuple[list[str], list[int]]:
+    """Paths and labels, in the order of the file.
+
+    A line is a path and, after white space, a label; a path may contain spaces. Blank lines and
+    lines that start with ``#`` are skipped. The file is UTF-8, whatever the locale.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line has no label, or one that is no integer; or there is no line at all.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "list.txt"
+    ...     _ = path.write_text("cats/tom the cat.jpg 0\\ndogs/rex.jpg 1\\n")
+    ...     read_file_list(path)
+    (['cats/tom the cat.jpg', 'dogs/rex.jpg'], [0, 1])
+    """
+    names, labels = [], []
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, start=1):
+            words = line.rsplit(maxsplit=1)
+            if not words or line.lstrip().startswith("#"):
+                continue
+            if len(words) == 1 or not LABEL.fullmatch(words[1]):
+                raise ValueError(
+                    f"{str(path)!r}, line {number}: {line.rstrip()[-80:]!r} does not end with an "
+                    "integer label. Remedy: write 'relative/path label' on each line"
+                )
+            names.append(words[0].lstrip())
+            labels.append(int(words[1]))
+    if not names:
+        raise ValueError(
+            f"{str(path)!r} names no file. Remedy: write 'relative/path label' on each line"
+        )
+    return names, labels
+
+
+def _build(root: Path, extensions: tuple[str, ...]) -> Index:
+    times = {"": times_before_listing(str(root))}
+    classes = _list_classes(root)
+    counts: list[int] = []
+
+    def images() -> Iterator[str]:
+        for class_name in classes:
+            found = sorted(_walk(root, class_name, extensions, (), times))
+            counts.append(sum(len(names) for _, names in found))
+            for folder, names in found:
+                names.sort()
+                yield from map(f"{folder}/".__add__, names)
+            note(len(counts))
+
+    with progress_bar(f"listing {root}", len(classes), " classes") as note:
+        keys = NameTable(images()).keys
+    return {
+        "classes": _joined(classes),
+        "counts": np.array(counts, dtype=np.int64),
+        "names": np.frombuffer(keys.text, dtype=np.uint8),
+        "name_ends": keys.ends(),
+        "folders": _joined(times),
+        "times": np.array(list(times.values()), dtype=np.int64),
+    }
+
+
+def _check(index: Index, size: int) -> None:
+    """Raise ValueError unless the arrays are a listing, and its names stay inside the folder."""
+    classes = _split(array_in(index, "classes", np.uint8))
+    folders = _split(array_in(index, "folders", np.uint8))
+    counts = array_in(index, "counts", np.int64)
+    text = array_in(index, "names", np.uint8).tobytes()
+    ends = array_in(index, "name_ends", np.int64)
+    times = array_in(index, "times", np.int64, columns=2)
+    check_ends("name_ends", ends, total=len(text), shortest=1)
+    num_names = len(ends) - 1
+    if len(times) != len(folders) or len(counts) != len(classes):
+        raise ValueError("its arrays do not belong together")
+    # Each is at most as large as the sum has to be, so that the sum cannot overflow.
+    if ((counts < 0) | (counts > num_names)).any() or counts.sum() != num_names:
+        raise ValueError(f"its counts are not those of {num_names} names")
+    if any("/" in name or name in ("", ".", "..") for name in classes):
+        raise ValueError("a class in it is no folder of the listed one")
+    _check_inside(folder.encode(errors="surrogateescape") for folder in folders if folder)
+    firsts = np.frombuffer(text, dtype=np.uint8)[ends[:-1]]
+    if (firsts == ord("/")).any() or b"\0" in text:
+        raise ValueError("a name in it is absolute, or holds a zero byte")
+    dots = np.array([match.start() for match in re.finditer(rb"\.\.", text)], dtype=np.int64)
+    suspects = np.unique(np.searchsorted(ends, dots, side="right") - 1)
+    _check_inside(text[ends[number] : ends[number + 1]] for number in suspects.tolist())
+
+
+def _check_inside(names: Iterable[bytes]) -> None:
+    for name in names:
+        if name.startswith(b"/") or b".." in name.split(b"/"):
+            raise ValueError(f"the name {name!r} in it leads out of the listed folder")
+
+
+def _fits(root: Path, index: Any) -> bool:
+    if int(index["counts"].sum()) < KEPT_FROM:
+        return False
+    return are_unchanged(
+        (f"{root}/{folder}" for folder in _split(index["folders"])), index["times"]
+    )
+
+
+def _list_classes(root: Path) -> list[str]:
+    """The names of the folders in ``root``, sorted."""
+    with os.scandir(root) as entries:
+        classes = sorted(entry.name for entry in entries if entry.is_dir())
+    if not classes:
+        raise FileNotFoundError(
+            f"no class folder in {str(root)!r}: each class is a folder of its own there. Remedy: "
+            "give the folder above, or FolderSource.from_paths(paths) for images without classes"
+        )
+    return classes
+
+
+def _walk(
+    root: Path,
+    folder: str,
+    extensions: tuple[str, ...],
+    above: tuple[str, ...],
+    times: dict[str, tuple[int, int]],
+) -> Iterator[tuple[str, list[str]]]:
+    """Each folder under one, itself included, with the names of its images; notes their times."""
+    path = os.path.realpath(root / folder)
+    if path in above:
+        raise ValueError(
+            f"the folder {str(root / folder)!r} is a link to {path!r}, which holds it. Remedy: "
+            "remove that link"
+        )
+    times[folder] = times_before_listing(path)
+    folders, names = [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(entry.name)
+            elif entry.name.lower().endswith(extensions) and not is_apple_double(entry.name):
+                names.append(entry.name)
+    yield folder, names
+    for name in folders:
+        yield from _walk(root, f"{folder}/{name}", extensions, (*above, path), times)
+
+
+def _joined(names: Iterable[str]) -> npt.NDArray[np.uint8]:
+    """Names of files in one array: none holds a zero byte."""
+    return np.frombuffer(b"".join(os.fsencode(name) + b"\0" for name in names), dtype=np.uint8)
+
+
+def _split(names: npt.NDArray[np.uint8]) -> list[str]:
+    return [os.fsdecode(name) for name in names.tobytes().split(b"\0")[:-1]]

@@ -1,1 +1,0 @@
-"""Image files: from class folders, a file list, or paths given in Python."""

@@ -1,0 +1,497 @@
+"""Records that carry their lengths, as in TFRecord and RecordIO files: by index, and as shards.
+
+:class:`Framing` and :class:`ImageRecords` are what a format defines; the rest serves all formats.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from functools import cached_property
+from typing import IO, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stateful_gpu_loader.datasets.sharded import Counts, EncodedShards, FileShards, sample_or_error
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.failures import INDEX_REMEDY, REMEDY, damaged, failed
+from stateful_gpu_loader.datasets.storage.index_files import (
+    Index,
+    array_in,
+    cached_index,
+    check_ends,
+    identity_of,
+    progress_bar,
+)
+from stateful_gpu_loader.datasets.storage.open_files import OpenFiles, file_number
+from stateful_gpu_loader.datasets.storage.paths import AnyPath, as_paths, is_url, names_of
+from stateful_gpu_loader.datasets.storage.remote import Range
+from stateful_gpu_loader.datasets.storage.streams import damage_errors, is_compressed, open_stream
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.state.contents import ContentDigest
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+Read = Callable[[int, int], Bytes]
+"""Of an offset and a size: the bytes there; ValueError where the file ends before."""
+
+_LARGEST_STEP = 1 << 26
+"""Bytes that are reserved at once for a record, whose length may be damaged."""
+_LARGEST_WINDOW = 1 << 23
+"""Bytes that :class:`Lookahead` reads at once."""
+
+
+class Place(NamedTuple):
+    """Where a record lies, for error messages."""
+
+    path: str
+    record: int | None
+    """Its number in the file, counted from 0; None where records before it were not counted."""
+    offset: int
+    """In bytes from the beginning of the file's (decompressed) content."""
+    remedy: str = REMEDY
+    """Remedy for a damaged record."""
+
+    def damaged(self, what: str, remedy: str | None = None) -> ValueError:
+        """The ValueError of a record that will be malformed at every retry."""
+        remedy = remedy or self.remedy
+        return damaged(self.path, what, record=self.record, offset=self.offset, remedy=remedy)
+
+
+class Framing(Protocol):
+    """What a format of framed records defines."""
+
+    @property
+    def kind(self) -> str:
+        """Name and version of its index."""
+
+    @property
+    def header_size(self) -> int:
+        """Bytes at the beginning of a record that hold its length."""
+
+    def walk(self, path: str, size: int, read: Read, *, window: int) -> Offsets:
+        """int64 [n + 1]: where each record begins, and where the last one ends.
+
+        Args:
+            path: for errors.
+            size: of the file, in bytes.
+            read: reads it.
+            window: the least number of bytes that are read at a time.
+
+        Raises:
+            ValueError: the file is not whole records from its beginning to its end.
+        """
+
+    def check_extent(self, header: bytes, size: int, place: Place) -> None:
+        """Raises ValueError if the header is not that of a record of ``size`` bytes in all."""
+
+    def payload(self, framed: Bytes, place: Place) -> Bytes:
+        """uint8 [n]: what the whole record holds, checked; a view where it can be.
+
+        Raises:
+            ValueError: it is not exactly one whole record.
+        """
+
+    def stream(self, stream: IO[bytes], place: Place) -> Iterator[tuple[Bytes, int]]:
+        """The payload of each record, and the offset after it.
+
+        Args:
+            stream: stands at the beginning of a record.
+            place: where that is.
+
+        Raises:
+            ValueError: the bytes from here on are no whole record; those before have come.
+            OSError: the stream cannot be read.
+        """
+
+
+class ImageRecords(Protocol):
+    """What a format makes of the bytes of a record; its ``repr`` is part of fingerprints."""
+
+    def take(self, payload: Bytes, place: Place, number: int) -> tuple[torch.Tensor, Any]:
+        """The encoded image, uint8 [num_bytes], and the target.
+
+        Args:
+            payload: the record, as ``Framing.payload`` gives it.
+            place: where it lies.
+            number: the target where no field is asked for.
+
+        Raises:
+            ValueError: the record is malformed, or lacks what is asked for.
+        """
+
+    def record(self, payload: Bytes, place: Place) -> dict[str, Any]:
+        """All that the record holds, by name.
+
+        Raises:
+            ValueError: the record is malformed.
+        """
+
+
+def read_up_to(stream: IO[bytes], size: int, place: Place) -> Bytes:
+    """uint8 [size], or fewer at the stream's end.
+
+    Raises:
+        OSError: the storage failed.
+        ValueError: the compressed bytes are damaged.
+
+    >>> import io
+    >>> bytes(read_up_to(io.BytesIO(b"abc"), 5, Place("a.gz", None, 0)))
+    b'abc'
+    """
+    # A damaged length may be anything, so memory is reserved as bytes come.
+    data = np.empty(min(size, _LARGEST_STEP), dtype=np.uint8)
+    done = 0
+    while done < size:
+        if done == len(data):
+            data = np.concatenate([data, np.empty(min(size - done, done), dtype=np.uint8)])
+        try:
+            got: int = stream.readinto(data[done:])  # type: ignore[attr-defined]
+        except damage_errors() as error:
+            raise place.damaged(
+                f"its compressed bytes are damaged ({type(error).__name__}: {error})"
+            ) from error
+        if not got:
+            return data[:done]
+        done += got
+    return data
+
+
+class Lookahead:
+    """Reads small pieces of a file in ascending order, in windows of a size that suits.
+
+    Pieces that are near each other are read together; what lies between far ones is skipped.
+
+    Args:
+        read: reads the file.
+        end: of the file, in bytes.
+        window: the smallest that is read at a time; it grows where it holds many pieces.
+
+    >>> import numpy as np
+    >>> file = np.arange(100, dtype=np.uint8)
+    >>> pieces = Lookahead(lambda offset, size: file[offset : offset + size], 100, window=10)
+    >>> pieces.at(3, 2), pieces.at(97, 3)
+    (b'\\x03\\x04', b'abc')
+    """
+
+    def __init__(self, read: Read, end: int, *, window: int) -> None:
+        self._read = read
+        self._end = end
+        self._smallest = window
+        self._window_size = window
+        self._window = b""
+        self._start = 0
+        self._served = 0
+
+    def at(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset``, which is not before that of the call before.
+
+        Raises:
+            OSError: the storage failed.
+            ValueError: the file ends before.
+        """
+        start = offset - self._start
+        if start + size > len(self._window):
+            self._refill(offset, size)
+            start = 0
+        self._served += 1
+        return self._window[start : start + size]
+
+    def _refill(self, offset: int, size: int) -> None:
+        if self._served > 1:
+            self._window_size = min(self._window_size * 4, _LARGEST_WINDOW)
+        else:
+            self._window_size = max(self._window_size // 4, self._smallest)
+        length = max(size, min(self._window_size, self._end - offset))
+        self._window = self._read(offset, length).tobytes()
+        self._start = offset
+        self._served = 0
+
+
+AnyPaths = AnyPath | Iterable[AnyPath]
+
+_WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 20
+_CHECKED, _CHECKED_REMOTE = 16, 2
+"""Records that are compared with an index that the user gives."""
+_CHECKED_KEPT = 2
+"""Records of a local file that are compared with a kept index: the first and the last."""
+
+
+class FramedSource(Source):
+    """The base of TFRecordSource and RecordIOSource.
+
+    Args:
+        paths: the files, one after the other.
+        framing: where their records begin and end.
+        images: what is made of a record.
+        given: makes the offsets of the records, int64 [n + 1] for each file, of the paths and the
+            sizes of the files; None where the user gave no index: then one is built by reading
+            each record's header.
+        cache_dir: where a built index is kept; None is beside the file.
+        stream_class: what reads compressed files, for the text of an error.
+
+    Attributes:
+        paths: absolute, or URLs.
+
+    Raises:
+        OSError: a file is not there or cannot be read.
+        ValueError: a file is damaged, compressed or unlike its index, or no file has a record.
+    """
+
+    paths: list[str]
+
+    def __init__(
+        self,
+        paths: AnyPaths,
+        framing: Framing,
+        images: ImageRecords,
+        *,
+        given: Callable[[list[str], list[int]], list[Offsets]] | None,
+        cache_dir: AnyPath | None,
+        stream_class: str,
+    ) -> None:
+        self.paths = as_paths(paths)
+        for path in self.paths:
+            if is_compressed(path):
+                raise ValueError(
+                    f"{path!r} is compressed: its records cannot be read by index. Remedy: read it "
+                    f"with {stream_class}, or decompress it"
+                )
+        self._framing = framing
+        self._images = images
+        self._files = OpenFiles(numbers={path: file_number(path) for path in self.paths})
+        kept = None if cache_dir is None else str(cache_dir)
+        if given is None:
+            self._offsets = [self._built(path, kept) for path in self.paths]
+        else:
+            sizes = [identity_of(path)[0] for path in self.paths]
+            self._offsets = given(self.paths, sizes)
+            for path, size, offsets in zip(self.paths, sizes, self._offsets, strict=True):
+                self._check(path, size, offsets, _CHECKED_REMOTE if is_url(path) else _CHECKED)
+        counts = self.block_lengths()
+        self._starts: list[int] = [0, *np.cumsum(counts).tolist()]
+        self._fingerprint: str | None = None
+        if not len(self):
+            raise ValueError(
+                f"no record in {', '.join(self.paths[:5])}. Remedy: give files with records"
+            )
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def block_lengths(self) -> npt.NDArray[np.int64]:
+        """int64 [num_files]: the samples of each file, in the order of the indices."""
+        return np.array([len(offsets) - 1 for offsets in self._offsets], dtype=np.int64)
+
+    def read(self, index: int) -> EncodedSample:
+        """The encoded image, whose memory may be a part of the record's, and the target.
+
+        Raises:
+            OSError: of the kind that the system reports; it names the path and the index.
+            ValueError: the record is damaged, or lacks what the image or the target is made of.
+        """
+        payload, place = self._payload(index)
+        data, target = self._images.take(payload, place, index)
+        return EncodedSample(data, target, f"{place.path}, record {place.record}")
+
+    @cached_property
+    def is_remote(self) -> bool:
+        return any(map(is_url, self.paths))
+
+    def expect(self, indices: npt.NDArray[np.int64], *, anew: bool = False) -> None:
+        files = np.searchsorted(self._starts, indices, side="right") - 1
+        ranges: list[Range] = []
+        for file in np.unique(files).tolist():
+            numbers = indices[files == file] - self._starts[file]
+            begins, ends = self._offsets[file][numbers], self._offsets[file][numbers + 1]
+            if is_url(path := self.paths[file]):
+                ranges += zip(itertools.repeat(path), begins.tolist(), ends.tolist(), strict=False)
+        self._files.expect(ranges, sum(end - begin for _, begin, end in ranges), anew=anew)
+
+    def record(self, index: int) -> dict[str, Any]:
+        """All that the record at ``0 <= index < len(self)`` holds, by name."""
+        return self._images.record(*self._payload(index))
+
+    def fingerprint(self) -> str:
+        """blake2b of the files' names and of where each record begins and ends, and the choice.
+
+        Equal for copies of the files at other paths; another one once a record is added, removed or
+        of another length. Bytes that are overwritten in place are not noticed.
+        """
+        if self._fingerprint is None:
+            digest = ContentDigest(self._framing.kind)
+            for name, offsets in zip(names_of(self.paths), self._offsets, strict=True):
+                digest.add_name(name).add_blocks([offsets.astype("<i8").tobytes()])
+            self._fingerprint = f"{len(self)} records, {digest.text()}, {self._images}"
+        return self._fingerprint
+
+    def _payload(self, index: int) -> tuple[Bytes, Place]:
+        """uint8 [n], this record's own memory; and where it lies."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"{index = } is outside of 0 to {len(self) - 1}. Remedy: keep within")
+        file = bisect_right(self._starts, index) - 1
+        number = index - self._starts[file]
+        start, end = self._offsets[file][number : number + 2].tolist()
+        place = Place(self.paths[file], number, start)
+        try:
+            framed = self._files.read(place.path, start, end - start)
+        except ValueError as error:
+            raise place.damaged(f"the file has become shorter ({error})") from error
+        except OSError as error:
+            raise failed(error, place.path, f"sample {index = }") from error
+        return self._framing.payload(framed, place), place
+
+    def _built(self, path: str, cache_dir: str | None) -> Offsets:
+        def build() -> dict[str, npt.NDArray[np.generic]]:
+            window, files = _REMOTE_WINDOW if is_url(path) else _WINDOW, OpenFiles()
+            size = identity_of(path)[0]
+
+            def read(offset: int, length: int) -> Bytes:
+                note(offset)
+                return files.read(path, offset, length)
+
+            with progress_bar(f"indexing {path}", size, "B") as note:
+                return {"offsets": self._framing.walk(path, size, read, window=window)}
+
+        def check(index: Index, size: int) -> None:
+            offsets = array_in(index, "offsets", np.int64)
+            check_ends("offsets", offsets, total=size, shortest=1)
+            if not is_url(path):
+                self._check(path, size, offsets, _CHECKED_KEPT)
+
+        index = cached_index(
+            path, kind=self._framing.kind, build=build, check=check, cache_dir=cache_dir
+        )
+        return index["offsets"].astype(np.int64, copy=False)
+
+    def _check(self, path: str, size: int, offsets: Offsets, checked: int) -> None:
+        """Check that an index belongs to a file, by its end and so many of its records."""
+        if offsets[-1] != size:
+            raise ValueError(
+                f"{path!r} has {size} bytes, and its index ends at byte {offsets[-1]}. Remedy: "
+                "make the index anew, or leave index_paths out"
+            )
+        # Not self._files: until a sample is read, the source has no file open.
+        files = OpenFiles()
+        last = len(offsets) - 2
+        for number in sorted({last * i // max(1, checked - 1) for i in range(checked)}):
+            if 0 <= number <= last:
+                start, end = offsets[number : number + 2].tolist()
+                length = min(self._framing.header_size, end - start)
+                header = files.read(path, start, length).tobytes()
+                self._framing.check_extent(
+                    header, end - start, Place(path, number, start, INDEX_REMEDY)
+                )
+
+    def __repr__(self) -> str:
+        names = names_of(self.paths)
+        files = names[0] if len(names) == 1 else f"{len(names)} files"
+        return f"{type(self).__name__}({files}, {len(self)} records, {self._images})"
+
+
+def read_indices(
+    index_paths: list[str], paths: list[str], parse: Callable[[bytes, str], Offsets]
+) -> list[Offsets]:
+    """The offsets in index files, one for each file.
+
+    Args:
+        index_paths: of the indices.
+        paths: of the files.
+        parse: makes offsets of an index's content and its path.
+
+    Raises:
+        OSError: an index cannot be read.
+        ValueError: there are not as many indices as files, or one is malformed.
+    """
+    if len(index_paths) != len(paths):
+        raise ValueError(
+            f"{len(paths)} files and {len(index_paths)} indices. Remedy: give one for each file, "
+            "in the same order"
+        )
+    found = []
+    for path in index_paths:
+        with open_stream(path) as stream:
+            found.append(parse(stream.read(), path))
+    return found
+
+
+class FramedShards(FileShards, EncodedShards):
+    """The base of TFRecordShards and RecordIOShards.
+
+    A cursor is the offset of the next record in bytes. In a compressed file, which can be read from
+    its beginning only, it is the number of records before the next one.
+
+    Args:
+        paths: the shards.
+        framing: where their records begin and end.
+        images: what is made of a record.
+        counts, num_lanes, shuffle_buffer: as of :class:`FileShards`.
+
+    Raises:
+        ValueError: no path, one twice, or counts that do not fit the shards.
+    """
+
+    def __init__(
+        self,
+        paths: AnyPaths,
+        framing: Framing,
+        images: ImageRecords,
+        *,
+        counts: Counts,
+        num_lanes: int | None,
+        shuffle_buffer: int,
+    ) -> None:
+        super().__init__(paths, counts, num_lanes, shuffle_buffer)
+        self._framing = framing
+        self._images = images
+
+    def fingerprint(self) -> str:
+        """The names of the shards in order, and what is made of a record."""
+        return f"{super().fingerprint()}, {self._images}"
+
+    def read_shard(
+        self, shard: str, cursor: int
+    ) -> Iterator[tuple[EncodedSample | ValueError, int]]:
+        """Each sample from ``cursor`` on, with the cursor of the next one; a ValueError in place
+        of a record that is whole but malformed.
+
+        Raises:
+            OSError: the file is not there or cannot be read.
+            ValueError: from here on the file is damaged, or ends before the cursor.
+        """
+        path = self.path_of(shard)
+        counting = is_compressed(path)
+        start = 0 if counting else cursor
+        if start and start > (size := identity_of(path)[0]):
+            raise _shorter(path, f"{size} bytes, and byte {cursor}")
+        number, at = 0, start
+        with closing(open_stream(path, start)) as stream:
+            beginning = Place(path, None if start else 0, start)
+            for payload, after in self._framing.stream(stream, beginning):
+                if counting and number >= cursor:
+                    place, name = Place(path, number, at), f"{path}, record {number}"
+                    yield sample_or_error(self._sample, payload, place, number, name), number + 1
+                elif not counting:
+                    place, name = Place(path, None, at), f"{path}, byte {at}"
+                    yield sample_or_error(self._sample, payload, place, at, name), after
+                number, at = number + 1, after
+        if counting and number < cursor:
+            raise _shorter(path, f"{number} records, and record {cursor}")
+
+    def _sample(self, payload: Bytes, place: Place, number: int, name: str) -> EncodedSample:
+        data, target = self._images.take(payload, place, number)
+        return EncodedSample(data, target, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.paths)} shards, {self._images})"
+
+
+def _shorter(path: str, what: str) -> ValueError:
+    return ValueError(
+        f"{path!r} has {what} was to be read next: the shard is another one than when the cursor "
+        "was taken. Remedy: bring that file back, or begin the epoch anew"
+    )

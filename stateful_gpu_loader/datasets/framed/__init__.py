@@ -1,1 +1,0 @@
-"""Records that carry their lengths, as in TFRecord and RecordIO files."""

@@ -1,0 +1,574 @@
+"""LMDB files: records of one or several by position, whatever a record holds.
+
+This file keeps three rules of LMDB. An environment must not be opened twice in a process, so all
+sources share one. It must not cross a fork, so it is closed before one and opened again at the next
+read. And because LMDB maps its file, and reading a mapped file beyond its end kills the process,
+the file's size is compared with the size in its header whenever it is opened.
+
+lmdb's cursors load a page of every value though only keys are asked for: a random read for each
+record of a file that is not in memory, which takes minutes a million and here seconds. So the
+pages of the tree are read by themselves. Their layout is that of LMDB 0.9 for 64 bits (mdb.c:
+MDB_meta, MDB_page, MDB_node), little-endian.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import hashlib
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from struct import Struct, unpack_from
+from threading import Condition, RLock, get_ident
+from time import monotonic
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stateful_gpu_loader.datasets.name_table import KeyTable
+from stateful_gpu_loader.datasets.source import Source
+from stateful_gpu_loader.datasets.storage.failures import damaged
+from stateful_gpu_loader.datasets.storage.index_files import progress_bar
+from stateful_gpu_loader.datasets.storage.open_files import FileNumber, file_number
+from stateful_gpu_loader.datasets.storage.paths import AnyPath
+from stateful_gpu_loader.errors import MissingDependency
+from stateful_gpu_loader.records import EncodedSample
+from stateful_gpu_loader.state.contents import ContentDigest
+
+RECORDS_IN_FINGERPRINT = 32
+"""Records of each database whose content the fingerprint includes."""
+
+
+class LmdbSource(Source):
+    """The base of sources over LMDB: a format defines :meth:`parse` and :meth:`settings`.
+
+    Records come in the order of their keys, those of the first path first, as in DALI's readers.
+    The keys are read once, here (under 1 s a million, without the records), and travel with the
+    source into workers. A database must not be written while it is read.
+
+    Args:
+        paths: the folder with ``data.mdb``, or the file itself; or several, one after the other.
+
+    Attributes:
+        paths: the paths, absolute.
+
+    Raises:
+        FileNotFoundError: no such path.
+        OSError: it is no LMDB, or truncated.
+        ValueError: a database holds no record, or no path was given.
+        MissingDependency: the package ``lmdb`` is not installed.
+    """
+
+    paths: tuple[str, ...]
+
+    def __init__(self, paths: AnyPath | Iterable[AnyPath]) -> None:
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if not given:
+            raise ValueError("no paths were given. Remedy: give at least one")
+        self._environments = [environment_at(path) for path in given]
+        self.paths = tuple(map(absolute, given))
+        self._indexes: list[LmdbIndex] = []
+        for environment in self._environments:
+            index = environment.index()
+            if not len(index.keys):
+                raise ValueError(
+                    f"{environment.path!r} holds no record. Remedy: check the path; sub-databases "
+                    "are not read"
+                )
+            self._indexes.append(index)
+        self._ends: list[int] = np.cumsum([len(each.keys) for each in self._indexes]).tolist()
+        self._fingerprint: str | None = None
+
+    @abstractmethod
+    def parse(self, record: memoryview, index: int) -> tuple[npt.NDArray[np.uint8], Any]:
+        """A record's image as a file, uint8 [num_bytes], and its target.
+
+        Args:
+            record: of which the image may be a part.
+            index: of the sample.
+
+        Raises:
+            ValueError: the record is malformed.
+        """
+
+    @abstractmethod
+    def settings(self) -> str:
+        """What the format and its arguments make of the records, for the fingerprint."""
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int) -> EncodedSample:
+        """The image, its target, and the path and key of its record.
+
+        Raises:
+            ValueError: the record is malformed; the text names path, key and byte.
+            OSError: the database cannot be opened, or has no such key any more.
+        """
+        number, key = self._place(index)
+        try:
+            data, target = self.parse(self._record(number, key).data, index)
+        except ValueError as error:
+            raise damaged(self.paths[number], str(error), record=_text(key)) from error
+        name = f"{self.paths[number]}, record {_text(key)!r}"
+        return EncodedSample(torch.from_numpy(data), target, name)
+
+    def _place(self, index: int) -> tuple[int, bytes]:
+        """The number of the database, and the key there, of a sample."""
+        number = bisect.bisect_right(self._ends, index)
+        start = self._ends[number - 1] if number else 0
+        return number, self._indexes[number].keys[index - start]
+
+    def _record(self, number: int, key: bytes) -> npt.NDArray[np.uint8]:
+        """uint8 [num_bytes]: the whole record of a key in a database."""
+        if key in self._indexes[number].outside:
+            raise ValueError("damaged LMDB: the value would lie beyond the file's end")
+        record = self._environments[number].read(key)
+        if record is None:
+            raise OSError(
+                errno.ESTALE,
+                f"record {_text(key)!r} was here when the keys were read, and is not any more. "
+                "Remedy: make the source anew, and do not write a database that is read",
+                self.paths[number],
+            )
+        return record
+
+    def fingerprint(self) -> str:
+        """blake2b of keys and lengths of all records in order, and of 32 whole ones a database.
+
+        Keys alone are often mere numbers, the same for every data set. The 32 records are evenly
+        spread, the first and the last among them; so other labels throughout are noticed. A
+        single record that changed in place and kept its length is noticed only if it is one of
+        them. Equal for copies at other paths, and for databases that were written anew with the
+        same records.
+        """
+        if self._fingerprint is None:
+            digest = ContentDigest(f"lmdb 1, {self.settings()}")
+            for number, index in enumerate(self._indexes):
+                keys = index.keys
+                places = np.linspace(0, len(keys) - 1, min(len(keys), RECORDS_IN_FINGERPRINT))
+                chosen = [keys[int(place)] for place in places]
+                records = [
+                    self._record(number, key).tobytes()
+                    for key in chosen
+                    if key not in index.outside
+                ]
+                digest.add_blocks((*keys.blocks(), index.lengths.encode(), *records))
+            self._fingerprint = f"{len(self)} LMDB records, {digest.text()}"
+        return self._fingerprint
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.paths)!r}, {len(self)} records)"
+
+
+def _text(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")
+
+
+REFETCH = "Remedy: fetch it anew"
+
+FORK_TIMEOUT = 30.0
+"""Seconds that a fork waits for reads in other threads, and they for it; both take milliseconds."""
+_SECONDS_BETWEEN_CHECKS = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbIndex:
+    """What is known of the records of one file without reading them."""
+
+    keys: KeyTable
+    """In their order."""
+    lengths: str
+    """A digest of how long the values are."""
+    outside: frozenset[bytes]
+    """Keys whose values would lie beyond the file, which must not be read."""
+
+
+class LmdbEnvironment:
+    """Reads the LMDB at one path, for all sources of this process.
+
+    :func:`environment_at` makes it. It is pickled as its path and number. It is closed with the
+    last source that uses it.
+
+    Args:
+        path: of the folder that holds ``data.mdb``, or of the file itself; absolute.
+        number: of the file: another one in its place is not read as if it were the same.
+    """
+
+    def __init__(self, path: str, number: FileNumber | None) -> None:
+        self.path = path
+        self.number = number
+        self._opened: Any = None
+        self._reads: WeakSet[_Read] = WeakSet()
+
+    def index(self) -> LmdbIndex:
+        """What the tree says of all records; reads no value.
+
+        Raises:
+            OSError: as of :meth:`read`, or the tree is damaged or not of plain records.
+        """
+        digest = hashlib.blake2b(b"lengths", digest_size=16)
+        outside: set[bytes] = set()
+
+        def keys(descriptor: int) -> Iterator[bytes]:
+            meta, done = read_meta(descriptor), 0
+            with progress_bar(f"indexing {self.path}", meta.entries, " records") as note:
+                for names, lengths in read_leaves(descriptor, meta):
+                    digest.update(np.array(lengths, dtype="<i8").data)
+                    if -1 in lengths:
+                        outside.update(
+                            name for name, length in zip(names, lengths, strict=True) if length < 0
+                        )
+                    yield from names
+                    done += len(names)
+                    note(done)
+
+        read = _Read()
+        try:
+            _GATE.opened(self, read)
+            descriptor = os.open(_file(self.path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                table = KeyTable(keys(descriptor))
+            except ValueError as error:
+                raise OSError(errno.EIO, f"damaged LMDB: {error}. {REFETCH}", self.path) from error
+            finally:
+                os.close(descriptor)
+        finally:
+            del read
+        return LmdbIndex(table, digest.hexdigest(), frozenset(outside))
+
+    def read(self, key: bytes) -> npt.NDArray[np.uint8] | None:
+        """A copy of the value of a key, uint8 [num_bytes]; None where there is no such key.
+
+        Any number of threads may read at once. LMDB's locks are not used: a database that is
+        read must not be written at the same time.
+
+        Raises:
+            FileNotFoundError: no such path.
+            OSError: it is no LMDB file, is truncated or damaged, or cannot be opened.
+            MissingDependency: the package ``lmdb`` is not installed.
+        """
+        lmdb = _lmdb()
+        read = _Read()
+        try:
+            with _GATE.opened(self, read).begin(buffers=True) as transaction:
+                # A view of the mapped file, which lmdb has read with the GIL released.
+                value = transaction.get(key)
+                return None if value is None else np.array(value, dtype=np.uint8)
+        except lmdb.Error as error:
+            raise OSError(
+                errno.EIO, f"LMDB cannot read it ({error}). {REFETCH}", self.path
+            ) from error
+        finally:
+            del read
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return environment_at, (self.path, self.number)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+
+def environment_at(
+    path: str | os.PathLike[str], number: FileNumber | None = None
+) -> LmdbEnvironment:
+    """The environment at a path: the same object while any source uses it.
+
+    Nothing is opened yet.
+
+    Args:
+        path: of the folder or the file.
+        number: of the file that is meant; None is the file that is at the path now.
+    """
+    full = absolute(path)
+    return _GATE.shared(full, file_number(_file(full)) if number is None else number)
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """The path from the root, without ``~``."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+class _Read:
+    """A read in progress, for as long as a function refers to it: no exception can leave it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Gate:
+    """Knows the reads in progress, and delays a fork until there are none.
+
+    The interpreter drops what a signal handler raises in a hook of a fork, and leaves the hook in
+    the middle. So hooks keep no lock, and reads wait for a fork no longer than ``FORK_TIMEOUT``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._fork_ended = Condition(self._lock)
+        self._shared: WeakValueDictionary[Any, LmdbEnvironment] = WeakValueDictionary()
+        self._forks: dict[int, float] = {}
+        """By the thread that forks: the seconds of ``monotonic`` until which reads wait for it."""
+        self._inherited: list[Any] = []
+
+    def shared(self, path: str, number: FileNumber | None) -> LmdbEnvironment:
+        with self._lock:
+            # By the file, which two paths may lead to, and which may be written anew.
+            key = os.path.realpath(_file(path)), number
+            environment = self._shared.get(key)
+            if environment is None:
+                environment = self._shared[key] = LmdbEnvironment(path, number)
+            return environment
+
+    def opened(self, environment: LmdbEnvironment, read: _Read) -> Any:
+        """The lmdb.Environment, which stays open until ``read`` is gone."""
+        with self._lock:
+            while (seconds := max(self._forks.values(), default=0.0) - monotonic()) > 0:
+                self._fork_ended.wait(seconds)
+            if environment._opened is None:
+                environment._opened = _open(environment.path, environment.number)
+            environment._reads.add(read)
+            return environment._opened
+
+    def before_fork(self) -> None:
+        deadline = monotonic() + FORK_TIMEOUT
+        with self._lock:
+            self._forks[get_ident()] = deadline
+            while any(len(each._reads) for each in self._shared.values()):
+                if monotonic() >= deadline:
+                    break
+                self._fork_ended.wait(_SECONDS_BETWEEN_CHECKS)
+            self._close_all()
+
+    def after_fork(self) -> None:
+        self._forks.pop(get_ident(), None)
+        with self._lock:
+            self._fork_ended.notify_all()
+
+    def after_fork_in_child(self) -> None:
+        # The threads that waited here, and those that read, are not in this process.
+        self._lock = RLock()
+        self._fork_ended = Condition(self._lock)
+        self._forks = {}
+        self._close_all()
+        for environment in self._shared.values():
+            if environment._opened is not None:
+                # Never closed, which would wait for the reads of the other process.
+                self._inherited.append(environment._opened)
+                environment._opened, environment._reads = None, WeakSet()
+
+    def _close_all(self) -> None:
+        """Close what is not being read."""
+        for environment in self._shared.values():
+            if not environment._reads:
+                # It is forgotten before it is closed: no read may find it half closed.
+                opened, environment._opened = environment._opened, None
+                if opened is not None:
+                    opened.close()
+
+
+def _open(path: str, number: FileNumber | None) -> Any:
+    """An lmdb.Environment of a file that is as long as it says."""
+    lmdb = _lmdb()
+    file = _file(path)
+    try:
+        size = os.stat(file).st_size
+    except OSError as error:
+        text = f"{error.strerror}: no LMDB is here. Remedy: check the path; it is that of the "
+        raise OSError(error.errno, f"{text}folder with data.mdb or of the file", file) from error
+    if number not in (None, file_number(file)):
+        raise OSError(
+            errno.ESTALE,
+            "another database took its place since it was indexed. Remedy: make the source anew",
+            file,
+        )
+    try:
+        opened = lmdb.open(
+            path,
+            subdir=file != path,
+            readonly=True,
+            create=False,
+            lock=False,
+            # Images are as long as what the system reads ahead: in order it is ten times as fast,
+            # at random no slower (records of 10 and 100 KB that no cache held).
+            readahead=True,
+            max_spare_txns=16,
+        )
+    except lmdb.Error as error:
+        raise OSError(
+            errno.EINVAL,
+            f"LMDB cannot open this file of {size} bytes ({error}). Remedy: check that it is an "
+            "LMDB database, fetch it anew, and close other lmdb.Environment objects over it",
+            file,
+        ) from error
+    claimed = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+    if size < claimed:
+        opened.close()
+        raise OSError(
+            errno.EIO,
+            f"truncated LMDB: the file has {size} bytes, and says that it has {claimed}. "
+            f"{REFETCH}; if it is whole, rewrite it with 'mdb_copy -c'",
+            file,
+        )
+    return opened
+
+
+def _file(path: str) -> str:
+    return os.path.join(path, "data.mdb") if os.path.isdir(path) else path
+
+
+def _lmdb() -> Any:
+    try:
+        import lmdb
+    except ModuleNotFoundError as error:
+        raise MissingDependency("lmdb", needed_for="reading an LMDB", extra="lmdb") from error
+    return lmdb
+
+
+_GATE = _Gate()
+os.register_at_fork(
+    before=_GATE.before_fork,
+    after_in_parent=_GATE.after_fork,
+    after_in_child=_GATE.after_fork_in_child,
+)
+
+
+MAGIC, VERSION = 0xBEEFC0DE, 1
+BRANCH, LEAF, KINDS = 1, 2, 0x6F
+"""Flags of a page: all but that of dirty pages."""
+BIG = 1
+"""Flag of a node whose value lies in pages of its own; the others are not plain records."""
+EMPTY = 2**64 - 1
+MAX_DEPTH = 32
+
+# Number, padding, flags, lower, upper; 16 bytes.
+_PAGE = Struct("<QHHHH")
+# Before the key, which the value follows, or the number of its first page: the length of the value
+# (in branches: the number of a page), low, high and flags, and the length of the key.
+_NODE = Struct("<HHHH")
+# Of a page; what a node of a value in pages of its own holds after its key.
+_NUMBER = Struct("<Q")
+# Magic, version; then from byte 24 the free list (its first field is the page size) and the main
+# database: flags, depth, branch, leaf and overflow pages, entries, root; last page, transaction.
+_META = Struct("<II16xI44xIHHQQQQQQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbMeta:
+    """What an LMDB file says of itself."""
+
+    page_size: int
+    """bytes"""
+    depth: int
+    """Levels of the tree; 0 where it is empty."""
+    leaf_pages: int
+    entries: int
+    root: int
+    """Number of a page."""
+    last_page: int
+    transaction: int
+    """Number of the last one; the newer of two such pages counts."""
+
+
+def read_meta(descriptor: int) -> LmdbMeta:
+    """The newer meta page of an open file.
+
+    Raises:
+        ValueError: the file is no LMDB of this format.
+        OSError: it cannot be read.
+    """
+    first = _meta_at(descriptor, 0)
+    second = _meta_at(descriptor, first.page_size)
+    return first if first.transaction >= second.transaction else second
+
+
+def read_leaves(descriptor: int, meta: LmdbMeta) -> Iterator[tuple[list[bytes], list[int]]]:
+    """For each leaf of the main database, in order: its keys, and the bytes of each value.
+
+    The length is -1 where the value would lie beyond the file: LMDB would read it there, and the
+    process would be killed.
+
+    Raises:
+        ValueError: a page is damaged or missing, or records are not plain ones (sub-databases,
+            several values under one key).
+        OSError: a page cannot be read.
+    """
+    if meta.depth > MAX_DEPTH:
+        raise ValueError(f"a tree of {meta.depth} levels, at most {MAX_DEPTH} exist")
+    entries = leaves = 0
+    size = os.fstat(descriptor).st_size
+    for page in _walk(descriptor, meta, meta.root, meta.depth) if meta.root != EMPTY else ():
+        keys, lengths = [], []
+        for at in _nodes(page):
+            low, high, flags, key_length = _NODE.unpack_from(page, at)
+            start, end = at + _NODE.size, at + _NODE.size + key_length
+            if flags & ~BIG or end > len(page):
+                raise ValueError(
+                    "sub-databases or several values under one key, which are not read"
+                    if flags & ~BIG
+                    else f"a key of {key_length} bytes reaches beyond its page"
+                )
+            keys.append(page[start:end])
+            length = low | high << 16
+            if flags:
+                value = page[end : end + _NUMBER.size]
+                number = _NUMBER.unpack(value)[0] if len(value) == _NUMBER.size else size
+                is_inside = number * meta.page_size + _PAGE.size + length <= size
+            else:
+                is_inside = end + length <= len(page)
+            lengths.append(length if is_inside else -1)
+        entries, leaves = entries + len(keys), leaves + 1
+        if entries > meta.entries or leaves > meta.leaf_pages:
+            break
+        yield keys, lengths
+    if (entries, leaves) != (meta.entries, meta.leaf_pages):
+        raise ValueError(
+            f"{entries} records on {leaves} pages were found, expected {meta.entries} on "
+            f"{meta.leaf_pages}"
+        )
+
+
+def _walk(descriptor: int, meta: LmdbMeta, number: int, depth: int) -> Iterator[bytes]:
+    """The leaves below a page, in order."""
+    if number > meta.last_page:
+        raise ValueError(f"page {number} of {meta.last_page + 1} is asked for")
+    page = os.pread(descriptor, meta.page_size, number * meta.page_size)
+    if len(page) < meta.page_size:
+        raise ValueError(f"page {number} lies beyond the file's end")
+    own_number, _, flags, _, _ = _PAGE.unpack_from(page)
+    if own_number != number or flags & KINDS != (LEAF if depth == 1 else BRANCH):
+        raise ValueError(f"page {number} is not the page of the tree that it should be")
+    if depth == 1:
+        yield page
+        return
+    for at in _nodes(page):
+        low, high, highest, _ = _NODE.unpack_from(page, at)
+        yield from _walk(descriptor, meta, low | high << 16 | highest << 32, depth - 1)
+
+
+def _nodes(page: bytes) -> tuple[int, ...]:
+    """At which byte each node of a page begins."""
+    number, _, _, lower, _ = _PAGE.unpack_from(page)
+    if _PAGE.size <= lower <= len(page):
+        nodes = unpack_from(f"<{(lower - _PAGE.size) // 2}H", page, _PAGE.size)
+        if not nodes or lower <= min(nodes) <= max(nodes) <= len(page) - _NODE.size:
+            return nodes
+    raise ValueError(f"page {number} is damaged")
+
+
+def _meta_at(descriptor: int, place: int) -> LmdbMeta:
+    data = os.pread(descriptor, _PAGE.size + _META.size, place)
+    if len(data) < _PAGE.size + _META.size:
+        raise ValueError(f"no meta page at byte {place}, where the file ends")
+    magic, version, page_size, _, _, depth, _, leaves, _, entries, root, last, transaction = (
+        _META.unpack_from(data, _PAGE.size)
+    )
+    if magic != MAGIC:
+        raise ValueError(f"no LMDB meta page at byte {place}")
+    if version != VERSION or page_size not in (1 << power for power in range(9, 17)):
+        raise ValueError(f"LMDB's format {version} with pages of {page_size} bytes, not {VERSION}")
+    return LmdbMeta(page_size, depth, leaves, entries, root, last, transaction)

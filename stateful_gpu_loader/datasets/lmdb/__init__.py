@@ -1,1 +1,0 @@
-"""Images in LMDB, as Caffe's and Caffe2's tools wrote them."""

@@ -1,1 +1,0 @@
-"""Images decoded and resized once, and kept in files for all later epochs."""

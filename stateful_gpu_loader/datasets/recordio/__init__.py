@@ -1,1 +1,0 @@
-"""MXNet's RecordIO files of images."""

@@ -1,1 +1,0 @@
-"""TFRecord files of tf.train.Example, without TensorFlow."""

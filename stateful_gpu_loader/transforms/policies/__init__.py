@@ -1,1 +1,0 @@
-"""Policies: which operation, and how strong, is drawn for each image."""

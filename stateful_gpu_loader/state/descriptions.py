@@ -57,9 +57,6 @@ _MOVED = {
         "datasets.recordio.RecordIOSource": "datasets.recordio.source.RecordIOSource",
         "datasets.tfrecord.TFRecordShards": "datasets.tfrecord.source.TFRecordShards",
         "datasets.tfrecord.TFRecordSource": "datasets.tfrecord.source.TFRecordSource",
-        "integrations.dali_dynamic.StatefulReader": (
-            "integrations.dali_dynamic.reader.StatefulReader"
-        ),
         "samplers.shuffled.DistributedShuffledSampler": (
             "samplers.distributed.DistributedShuffledSampler"
         ),

@@ -28,7 +28,7 @@ from benchmarks.harness import Contestant, alternate, quieten_peers, seconds_a_b
 from benchmarks.results import Aim, Comparison, Measurement, Results, load_average
 from benchmarks.summary import ratio, summarise
 from stateful_gpu_loader import StatefulGPULoader
-from stateful_gpu_loader.engine.sample_digest import digest_with
+from stateful_gpu_loader.engine.makers.iterables import digest_with
 from stateful_gpu_loader.randomness.draw_rule import EVIDENCE
 from stateful_gpu_loader.randomness.global_generators import (
     caller_generators_restored,

@@ -32,7 +32,7 @@ from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.engine.makers.last_recipes import LastRecipes
 from stateful_gpu_loader.engine.makers.memory import BatchMemory
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event
-from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
+from stateful_gpu_loader.engine.workers.packing import pack_by_value, unpack_by_value
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter
 from stateful_gpu_loader.integrations.ray import RayCluster, RayWorkers
 

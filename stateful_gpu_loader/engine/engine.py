@@ -22,8 +22,9 @@ from stateful_gpu_loader.engine.fingerprint import (
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.choice import drawn_for, policy_of
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.resume.lanes import lane_place, lane_texts
 from stateful_gpu_loader.engine.resume.places import (
+    lane_place,
+    lane_texts,
     place_of,
     put_sampler,
     states_between_passes,

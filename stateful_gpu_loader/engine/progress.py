@@ -7,7 +7,7 @@ from typing import Any
 from stateful_gpu_loader.datasets.lanes import LanePlan
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.plan import Plan
-from stateful_gpu_loader.engine.resume.lanes import num_left
+from stateful_gpu_loader.engine.resume.places import num_left
 from stateful_gpu_loader.engine.schedules.positions import Division
 from stateful_gpu_loader.state.epoch_progress import Address
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stateful_gpu_loader.engine.device.memory import is_out_of_memory
+from stateful_gpu_loader.engine.device.device_prefetch import is_out_of_memory
 from stateful_gpu_loader.engine.engine import Engine
 from stateful_gpu_loader.engine.makers.bad_sample_policy import MAX_BAD_IN_A_ROW
 from stateful_gpu_loader.engine.pipeline import (

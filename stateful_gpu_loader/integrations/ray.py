@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
-from stateful_gpu_loader.engine.pipeline import Stopped
+from stateful_gpu_loader.engine.pipeline import Stopped, as_text
 from stateful_gpu_loader.engine.torch_names import become_worker
 from stateful_gpu_loader.engine.workers.cluster import (
     Answered,
@@ -31,7 +31,6 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Started,
     Unreadable,
 )
-from stateful_gpu_loader.engine.workers.remote_failure import as_text
 from stateful_gpu_loader.engine.workers.worker_main import WorkerAdapter, WorkerMessage, in_place_of
 from stateful_gpu_loader.errors import MissingDependency
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import StatefulGPULoader, StateMismatch
-from stateful_gpu_loader.engine.sample_digest import digest_with
+from stateful_gpu_loader.engine.makers.iterables import digest_with
 from tests.conformance import copy_of, same, through_json
 from tests.user_objects import worker_of
 

@@ -1,15 +1,23 @@
-"""LaneSchedule: a pass over a sharded dataset, whose state is a cursor for each lane."""
+"""A pass over the lanes of a sharded dataset: which lane each batch is read from, and their state.
+
+The next batch comes from the lane with the fewest turns among those with a whole batch left; the
+first one wins a tie. After that, what is left in all lanes is joined into batches. If other ranks
+have more batches, the lanes are read again, in another lap. None of this depends on timing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from stateful_gpu_loader.datasets.lanes import LaneDivision, LanePlan, key_of_lane
 from stateful_gpu_loader.engine.pipeline import SKIPPED, Answer
-from stateful_gpu_loader.engine.schedules.lane_requests import LaneRequests, LaneService
 from stateful_gpu_loader.engine.schedules.schedule import Arrival
-from stateful_gpu_loader.records import LaneTurn, RestTurn, WorkerStart
+from stateful_gpu_loader.records import LanePart, LaneTurn, RestTurn, WorkerStart
+from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.epoch_progress import Address
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors, LaneProgress
 
@@ -102,3 +110,264 @@ class LaneSchedule:
         news: LaneProgress | None = None if answer is None else answer.snapshot
         news = news or LaneProgress()
         self._pending |= self._requests.note(request, news, is_batch=is_batch)
+
+
+_starts = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneService:
+    """What one rank reads in one epoch."""
+
+    plan: LanePlan
+    division: LaneDivision
+    seed: int
+    epoch: int
+    num_workers: int
+    num_steps: int | None
+    """Number of batches of the epoch on every rank; None if the rank ends on its own."""
+
+
+class LaneRequests:
+    """Iterates over requests from a position on, as far as they are known when they are asked for.
+
+    Each answer must be passed to :meth:`note`, in the order of the requests. Any number of requests
+    may be asked for ahead of the answers. Where only answers can tell what comes next, a request
+    without parts is returned, which yields no batch.
+
+    Args:
+        service: what is read.
+        cursors: cursors of all lanes of the rank at the start.
+        position: number of batches of the epoch that were delivered before.
+    """
+
+    def __init__(
+        self, service: LaneService, cursors: Mapping[int, LaneCursor], position: int
+    ) -> None:
+        self._service = service
+        self._position = position
+        self._start = next(_starts)
+        self.is_torn = False
+        """Whether an exception came while a request was drawn, so that one may be missing."""
+        self._ordinals = itertools.count()
+        self._under_way = 0
+        """Number of unanswered requests that may become batches."""
+        self._shards = {lane: service.plan.num_shards(lane) for lane in cursors}
+        self._rests: dict[int, int] = {}
+        """Number of samples left in this lap in lanes that have no whole batch left."""
+        self._parts: deque[tuple[LanePart, ...]] | None = None
+        """Batches of those remaining samples still to be asked for; None until all are counted."""
+        self._bad: dict[int, tuple[FoundBad, ...]] = {}
+        """Bad samples met while the remaining samples of a lane were counted."""
+        self._counts: dict[int, int] = {}
+        """Number of samples read from each lane, including its remaining ones."""
+        self._lap_starts: dict[int, dict[int, LaneCursor]] = {}
+        self._is_checked = service.num_steps is None
+        self._lap = self._noted_lap = self._lap_of(cursors)
+        self._is_whole_lap = False
+        """Whether this lap was read from its beginning."""
+        self._position_before = position
+        """Number of batches delivered before this lap."""
+        self._open_lap(self._lap, cursors)
+        self.opening = self._cursors
+        """Cursors at the start; they count once a batch is delivered."""
+        self._reached = dict(self._cursors)
+        """Cursors after all answered requests, delivered or failed."""
+
+    def __iter__(self) -> LaneRequests:
+        return self
+
+    def __next__(self) -> LaneTurn | RestTurn:
+        self.is_torn = True
+        request = self._next()
+        self.is_torn = False
+        if request is None:
+            raise StopIteration
+        return request
+
+    def _next(self) -> LaneTurn | RestTurn | None:
+        num_steps, division = self._service.num_steps, self._service.division
+        if not self._is_checked:
+            self._service.plan.check_shares(self._service.seed, self._service.epoch, division)
+            self._is_checked = True
+        while num_steps is None or self._position < num_steps:
+            if num_steps is not None and self._position + self._under_way >= num_steps:
+                return self._nothing()
+            lane = self._next_lane()
+            if lane is not None:
+                return self._turn(*lane)
+            if self._parts is None:
+                self._parts = self._join_rests()
+            if self._parts:
+                self._under_way += 1
+                return self._rests_of(self._parts.popleft())
+            if any(self._bad.values()):
+                return self._left_out()
+            if num_steps is None:
+                break
+            if self._under_way:
+                return self._nothing()
+            self._begin_next_lap(num_steps)
+        return None
+
+    def cursor_before(self, request: LaneTurn) -> LaneCursor:
+        """Return the cursor of a lane before the oldest unanswered request."""
+        lanes = self._reached
+        if request.lap > self._noted_lap:
+            lanes = self._lap_starts[request.lap]
+        return lanes[request.lane]
+
+    def note(
+        self, request: LaneTurn | RestTurn, news: LaneProgress, *, is_batch: bool
+    ) -> dict[int, LaneCursor]:
+        """Note the answer to a request; return the cursors it moved, of all lanes if a lap begins.
+
+        Args:
+            request: the oldest unanswered request.
+            news: what the worker reported with the answer.
+            is_batch: whether a batch was delivered.
+        """
+        moved: dict[int, LaneCursor] = {}
+        if isinstance(request, RestTurn) and not request.parts:
+            return moved
+        self._under_way -= 1
+        self._position += is_batch
+        lap = request.lap if isinstance(request, LaneTurn) else request.parts[0].lap
+        if lap > self._noted_lap:
+            self._noted_lap = lap
+            moved |= self._lap_starts[lap]
+        moved |= news.cursors
+        if isinstance(request, RestTurn):
+            moved |= {
+                # Nothing is left in the lane, so a resume need not read it to find that out.
+                part.lane: self._end_of(part.lane, lap, moved[part.lane])
+                for part in request.parts
+                if part.lane in moved and part.skip + part.num_samples == self._rests[part.lane]
+            }
+        self._reached |= moved
+        if news.rest is not None and isinstance(request, LaneTurn):
+            self._rests[request.lane] = news.rest
+            self._bad[request.lane] = self._bad.get(request.lane, ()) + news.bad
+        return moved
+
+    def _lap_of(self, cursors: Mapping[int, LaneCursor]) -> int:
+        """Return how often all lanes were read to their end."""
+        if self._service.num_steps is None:
+            return 0
+        return min((cursors[lane].shard // n for lane, n in self._shards.items() if n), default=0)
+
+    def _open_lap(self, lap: int, cursors: Mapping[int, LaneCursor]) -> None:
+        self._lap = lap
+        self._cursors = {
+            # Lanes that have all ended are at the beginning of the next lap, in which none had a
+            # turn.
+            lane: replace(cursor, turns=0) if lap and self._is_start(lane, cursor, lap) else cursor
+            for lane, cursor in cursors.items()
+        }
+        self._unopened = set(cursors)
+        self._rests = {
+            lane: 0 for lane, n in self._shards.items() if cursors[lane].shard >= (lap + 1) * n
+        }
+        self._parts = None
+        self._bad = {}
+        self._counts = {}
+        self._heap = [
+            (cursor.turns, lane)
+            for lane, cursor in self._cursors.items()
+            if lane not in self._rests
+        ]
+        heapq.heapify(self._heap)
+
+    def _end_of(self, lane: int, lap: int, cursor: LaneCursor) -> LaneCursor:
+        end = (lap + 1) * self._shards[lane]
+        return LaneCursor(turns=cursor.turns, count=cursor.count, shard=end)
+
+    def _is_start(self, lane: int, cursor: LaneCursor, lap: int) -> bool:
+        return (cursor.shard, cursor.offset, cursor.taken) == (lap * self._shards[lane], 0, 0)
+
+    def _next_lane(self) -> tuple[int, int] | None:
+        """Return the next lane and the number of its turn, or None."""
+        while self._heap:
+            turn, lane = self._heap[0]
+            if lane not in self._rests:
+                heapq.heapreplace(self._heap, (turn + 1, lane))
+                return lane, turn
+            heapq.heappop(self._heap)
+        return None
+
+    def _turn(self, lane: int, turn: int) -> LaneTurn:
+        service, division = self._service, self._service.division
+        cursor = None
+        if lane in self._unopened:
+            self._unopened.discard(lane)
+            cursor = self._cursors[lane].to_text()
+        self._under_way += 1
+        return LaneTurn(
+            ordinal=next(self._ordinals),
+            seed=service.seed,
+            epoch=service.epoch,
+            lane=lane,
+            turn=turn,
+            lap=self._lap,
+            num_samples=division.batch_size,
+            cursor=cursor,
+            start=self._start,
+            worker=(lane - division.rank) // division.num_replicas % max(1, service.num_workers),
+        )
+
+    def _rests_of(self, parts: tuple[LanePart, ...]) -> RestTurn:
+        """Return the request of a batch, with the bad samples found when its lanes were counted."""
+        bad: tuple[FoundBad, ...] = ()
+        for part in parts:
+            if part.skip + part.num_samples == self._rests[part.lane]:
+                bad += self._bad.pop(part.lane, ())
+        return self._request(parts, bad)
+
+    def _left_out(self) -> RestTurn:
+        """Return a request without a batch, which reports bad samples of lanes that make none."""
+        bad = tuple(found for lane in sorted(self._bad) for found in self._bad[lane])
+        self._bad = {}
+        return self._request((), bad)
+
+    def _nothing(self) -> RestTurn:
+        """Return a request without a batch, answered once those before it are."""
+        return self._request((), ())
+
+    def _request(self, parts: tuple[LanePart, ...], bad: tuple[FoundBad, ...]) -> RestTurn:
+        service = self._service
+        return RestTurn(next(self._ordinals), service.seed, service.epoch, parts, bad=bad)
+
+    def _join_rests(self) -> deque[tuple[LanePart, ...]]:
+        """Join what is left in all lanes, in the order of the lanes, and cut it into batches."""
+        size, cursors = self._service.division.batch_size, self._reached
+        self._counts = {lane: cursors[lane].count + rest for lane, rest in self._rests.items()}
+        batches: deque[tuple[LanePart, ...]] = deque()
+        parts: list[LanePart] = []
+        room = size
+        for lane in sorted(self._rests):
+            skip, rest = 0, self._rests[lane]
+            while rest:
+                n = min(rest, room)
+                parts.append(LanePart(lane, self._lap, cursors[lane].to_text(), skip, n))
+                skip, rest, room = skip + n, rest - n, room - n
+                if not room:
+                    batches.append(tuple(parts))
+                    parts, room = [], size
+        if parts and not self._service.division.drop_last:
+            batches.append(tuple(parts))
+        return batches
+
+    def _begin_next_lap(self, num_steps: int) -> None:
+        if self._is_whole_lap and self._position == self._position_before:
+            raise ValueError(
+                f"rank {self._service.division.rank} has no batch in its lanes in epoch "
+                f"{self._service.epoch}, and {num_steps - self._position} batches are due, as many "
+                "as other ranks have. Remedy: repair its shards, or use fewer ranks"
+            )
+        self._is_whole_lap, self._position_before = True, self._position
+        lap = self._lap + 1
+        self._lap_starts[lap] = {
+            lane: LaneCursor(count=count, shard=lap * self._shards[lane])
+            for lane, count in self._counts.items()
+        }
+        self._open_lap(lap, self._lap_starts[lap])

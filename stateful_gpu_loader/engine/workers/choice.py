@@ -26,8 +26,7 @@ from stateful_gpu_loader.engine.torch_names import with_sharding
 from stateful_gpu_loader.engine.workers.cluster import Cluster, RemoteWorkers
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.inline import InlinePipeline
-from stateful_gpu_loader.engine.workers.network_packing import pack_by_value, unpack_by_value
-from stateful_gpu_loader.engine.workers.packing import pack
+from stateful_gpu_loader.engine.workers.packing import pack, pack_by_value, unpack_by_value
 from stateful_gpu_loader.engine.workers.pool import PoolPipeline
 from stateful_gpu_loader.engine.workers.processes import ProcessCluster
 from stateful_gpu_loader.engine.workers.segments import WorkerSegments

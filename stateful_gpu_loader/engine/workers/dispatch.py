@@ -17,7 +17,13 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Answer, Failure, WorkersDied, described
+from stateful_gpu_loader.engine.pipeline import (
+    Answer,
+    Failure,
+    WorkersDied,
+    described,
+    without_frames,
+)
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.workers.cluster import (
     Cluster,
@@ -28,7 +34,6 @@ from stateful_gpu_loader.engine.workers.cluster import (
     Unreadable,
 )
 from stateful_gpu_loader.engine.workers.lane_moves import LaneMoves
-from stateful_gpu_loader.engine.workers.remote_failure import without_frames
 from stateful_gpu_loader.engine.workers.worker_main import WorkerMessage
 from stateful_gpu_loader.records import LaneTurn, WorkerStart
 

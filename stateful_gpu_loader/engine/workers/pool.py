@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
-from stateful_gpu_loader.engine.pipeline import Answer, Failure
-from stateful_gpu_loader.engine.stats import PRESENT, Tally, stage
-from stateful_gpu_loader.engine.workers.cluster import Answered, Event
-from stateful_gpu_loader.engine.workers.dispatch import Dispatch
-from stateful_gpu_loader.engine.workers.remote_failure import (
+from stateful_gpu_loader.engine.pipeline import (
+    Answer,
+    Failure,
     RemoteFailure,
     with_failure_rebuilt,
     without_frames,
 )
+from stateful_gpu_loader.engine.stats import PRESENT, Tally, stage
+from stateful_gpu_loader.engine.workers.cluster import Answered, Event
+from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.records import WorkerStart
 
 _JOIN_SECONDS = 5.0

@@ -1,4 +1,7 @@
-"""ProcessCluster: worker processes of this machine, any of which may die at any time."""
+"""ProcessCluster: worker processes of this machine, any of which may die at any time.
+
+Only public names of multiprocessing are used here.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,22 @@ import multiprocessing
 import os
 import pickle
 import select
+import signal
 import socket
+import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
 from time import perf_counter
 from typing import Any
 
-from stateful_gpu_loader.engine.pipeline import Failure
+from stateful_gpu_loader.engine.pipeline import Failure, without_frames
 from stateful_gpu_loader.engine.stats import Tally
 from stateful_gpu_loader.engine.torch_names import is_being_started, leave_to_the_parent
 from stateful_gpu_loader.engine.workers.channel import (
@@ -31,9 +38,7 @@ from stateful_gpu_loader.engine.workers.channel import (
     received,
 )
 from stateful_gpu_loader.engine.workers.cluster import Answered, Event, Lost, Started
-from stateful_gpu_loader.engine.workers.exits import Exit, describe_exit, have_ended, kill
 from stateful_gpu_loader.engine.workers.packing import remove_what_was_left_by, unpack
-from stateful_gpu_loader.engine.workers.remote_failure import without_frames
 from stateful_gpu_loader.engine.workers.segments import MappedSegments
 from stateful_gpu_loader.engine.workers.worker_main import (
     HEAD,
@@ -400,3 +405,104 @@ def _explained(error: Exception) -> Exception:
         full.__cause__ = without_frames(error)
         return full
     return without_frames(error)
+
+
+_SECONDS_TO_DIE = 5.0
+"""Seconds that a process may take to end after SIGKILL; more only if the kernel hangs in it."""
+_SECONDS_TO_BE_REAPED = 1.0
+
+
+class Exit:
+    """A descriptor that becomes readable when a process has ended; ``close()`` it.
+
+    A process's own sentinel is a pipe, which stays open as long as a child of the process holds it,
+    even when the process is dead.
+
+    Raises:
+        OSError: no descriptor is free.
+    """
+
+    _fd = -1
+
+    def __init__(self, process: BaseProcess) -> None:
+        try:
+            self._fd = os.pidfd_open(process.pid or 0)
+        except ProcessLookupError:
+            self._fd = _readable()  # it has ended, and its parent has collected it
+        except (AttributeError, OSError):
+            self._fd = os.dup(process.sentinel)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def has_come(self, seconds: float) -> bool:
+        """Wait at most so many seconds for the end; return whether it has come."""
+        return bool(wait([self._fd], seconds))
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def describe_exit(process: BaseProcess) -> str:
+    """Describe how a process ended in torch's words, without a full stop at the end."""
+    reap(process)
+    code = process.exitcode
+    if code is None or code >= 0:
+        how = "" if code is None else f" with exit code {code}"
+        return f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly{how}"
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            ". It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit"
+        )
+    name = signal.strsignal(-code) or f"signal {-code}"
+    return f"DataLoader worker (pid {process.pid}) is killed by signal: {name}{hint}"
+
+
+def have_ended(processes: Iterable[BaseProcess], seconds: float) -> bool:
+    """Wait at most so many seconds for all processes to end; return whether they have."""
+    exits: list[Exit] = []
+    try:
+        exits.extend(map(Exit, processes))
+        deadline = time.monotonic() + seconds
+        pending = {one.fileno() for one in exits}
+        while pending:
+            ended = wait(pending, max(0.0, deadline - time.monotonic()))
+            if not ended:
+                return False
+            pending.difference_update(fd for fd in ended if isinstance(fd, int))
+        return True
+    finally:
+        for one in exits:
+            one.close()
+
+
+def kill(processes: Iterable[BaseProcess]) -> None:
+    """Kill processes and collect their exit codes."""
+    processes = list(processes)
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
+    with suppress(OSError):  # no descriptor is free to wait for them
+        have_ended(processes, _SECONDS_TO_DIE)
+    for process in processes:
+        reap(process)
+
+
+def reap(process: BaseProcess) -> None:
+    """Collect the exit code of a process that has ended."""
+    if process.exitcode is None:  # with a forkserver it is known a little later
+        process.join(_SECONDS_TO_BE_REAPED)
+    process.join(0)
+
+
+def _readable() -> int:
+    reader, writer = os.pipe()
+    os.close(writer)
+    return reader

@@ -27,12 +27,18 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from stateful_gpu_loader.engine.isolation import limit_this_thread
-from stateful_gpu_loader.engine.pipeline import Answer, Maker, Stopped, execute, never_stopped
+from stateful_gpu_loader.engine.pipeline import (
+    Answer,
+    Maker,
+    RemoteFailure,
+    Stopped,
+    execute,
+    never_stopped,
+)
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes
 from stateful_gpu_loader.engine.torch_names import become_worker
 from stateful_gpu_loader.engine.workers.channel import Channel, Message, Sender, pickled, received
 from stateful_gpu_loader.engine.workers.packing import pack, unpack
-from stateful_gpu_loader.engine.workers.remote_failure import RemoteFailure
 from stateful_gpu_loader.engine.workers.segments import Returned, WorkerSegments
 from stateful_gpu_loader.engine.workers.worker_start import (
     INITIALISING,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader.engine.device import streams
-from stateful_gpu_loader.engine.device.streams import private_streams
+from stateful_gpu_loader.engine.device import place
+from stateful_gpu_loader.engine.device.place import private_streams
 
 GPU = torch.device("cuda", 0)
 
@@ -33,8 +33,8 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(streams, "_new", StandIn)
-    monkeypatch.setattr(streams, "_spare", {})
+    monkeypatch.setattr(place, "_new", StandIn)
+    monkeypatch.setattr(place, "_spare", {})
     yield
     gc.collect()
 

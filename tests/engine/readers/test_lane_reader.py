@@ -10,9 +10,9 @@ import pytest
 
 from stateful_gpu_loader.engine.makers.own_generators import SampleGenerators
 from stateful_gpu_loader.engine.pipeline import Stopped, never_stopped
-from stateful_gpu_loader.engine.readers import lane_reader
-from stateful_gpu_loader.engine.readers.lane_reader import LaneReader
+from stateful_gpu_loader.engine.readers import sharded
 from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
+from stateful_gpu_loader.engine.readers.sharded import LaneReader
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
 from stateful_gpu_loader.randomness.permutation import Permutation
@@ -94,7 +94,7 @@ def test_small_windows_are_drawn_together(monkeypatch: pytest.MonkeyPatch) -> No
         calls.append(len(seeds))
         return permutations_of_seeds(n, seeds)
 
-    monkeypatch.setattr(lane_reader, "permutations_of_seeds", noted)
+    monkeypatch.setattr(sharded, "permutations_of_seeds", noted)
     rest_of(reader_of(window=2, dataset=Numbers((1000,))))
     assert calls == [128] * 4
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.workers.exits import Exit, describe_exit, have_ended, kill
+from stateful_gpu_loader.engine.workers.processes import Exit, describe_exit, have_ended, kill
 from tests.engine.workers.fakes import fds
 
 FORK = multiprocessing.get_context("fork")

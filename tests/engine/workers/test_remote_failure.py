@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.engine.workers.remote_failure import (
+from stateful_gpu_loader.engine.pipeline import (
     RemoteFailure,
     as_text,
     without_frames,

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -147,20 +148,19 @@ class OwnImage:
 
 
 def read_into(source: Source, index: int, into: Memory | None) -> EncodedSample:
-    """Return ``source.read(index)``, into this memory if ``read`` has a parameter ``into``."""
+    """Return ``source.read(index)``, into this memory if a method ``read`` takes ``into=None``."""
     read: Callable[..., EncodedSample] = source.read
-    if into is not None and _takes_into(getattr(read, "__func__", read)):
+    function = getattr(read, "__func__", None)
+    if into is not None and type(function) is FunctionType and _takes_into(function):
         return read(index, into=into)
     return read(index)
 
 
 @lru_cache(maxsize=64)
-def _takes_into(read: Callable[..., Any]) -> bool:
-    try:
-        # The parameters of a decorator's own function, and not of the one that it wraps.
-        return "into" in inspect.signature(read, follow_wrapped=False).parameters
-    except (TypeError, ValueError):
-        return False  # compiled code may have no signature
+def _takes_into(function: FunctionType) -> bool:
+    # The parameters of a decorator's own function, and not of the one that it wraps.
+    into = inspect.signature(function, follow_wrapped=False).parameters.get("into")
+    return into is not None and into.default is None and into.kind is not into.POSITIONAL_ONLY
 
 
 def reads_as(source: Source, kind: type[Source]) -> bool:

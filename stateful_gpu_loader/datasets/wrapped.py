@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset
-from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, read_into
+from stateful_gpu_loader.datasets.source import OwnImage, Size, Source, read_into, reads_as
 from stateful_gpu_loader.datasets.storage.memory import Memory
 from stateful_gpu_loader.records import EncodedSample
 
@@ -60,9 +60,13 @@ class SubsetSource(Source):
         return read_into(self._source, int(self._indices[index]), into)
 
     def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
+        if not reads_as(self, SubsetSource):
+            return self.read(index)
         return self._source.open_for_loader(int(self._indices[index]))
 
     def read_target_alone(self, index: int) -> Any:
+        if not reads_as(self, SubsetSource):
+            return self.read(index).target
         return self._source.read_target_alone(int(self._indices[index]))
 
     def _object_counts(self) -> npt.NDArray[np.int64] | None:
@@ -103,10 +107,14 @@ class ConcatSource(Source):
         return read_into(source, own, into)
 
     def open_for_loader(self, index: int) -> EncodedSample | OwnImage:
+        if not reads_as(self, ConcatSource):
+            return self.read(index)
         source, own = self._part(index)
         return source.open_for_loader(own)
 
     def read_target_alone(self, index: int) -> Any:
+        if not reads_as(self, ConcatSource):
+            return self.read(index).target
         source, own = self._part(index)
         return source.read_target_alone(own)
 

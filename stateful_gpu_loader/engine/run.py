@@ -136,11 +136,16 @@ class Run:
 
         The name is torch's, for programs that inspect a torch iterator.
         """
-        return self._former_workers if self._current is None else self._pipeline.workers
+        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
+        return self._former_workers if pipeline is None else pipeline.workers
 
     def depth(self) -> tuple[int, int]:
-        """Return the numbers of batches that are under way, and of those that are ready."""
-        return (0, 0) if self._current is None else self._pipeline.depth()
+        """Return the numbers of batches that are under way, and of those that are ready.
+
+        Any thread may ask, also while the pass is left.
+        """
+        pipeline: Pipeline | None = self.__dict__.get("_pipeline")
+        return (0, 0) if pipeline is None else pipeline.depth()
 
     def _offered(self) -> Offer:
         """Return the next batch, or an exception in its place, ready to be taken.
@@ -221,7 +226,7 @@ class Run:
         engine = self._engine
         plan, seed, current = engine.begin()
         self._plan, self._seed, self._pool = plan, seed, engine.workers
-        self._pipeline, has_new_workers = engine.workers.take(
+        pipeline, has_new_workers = engine.workers.take(
             plan, engine.policy(plan), seed, current.start
         )
         self._schedule = self._scheduled(
@@ -232,16 +237,18 @@ class Run:
         self._has_all = self._has_met_end = self._has_failed = False
         self._ended_workers, self._found_bad = set(), ()
         engine.tally.begin(self)
+        self._pipeline = pipeline
         self._current = current
         return current
 
     def _scheduled(self, place: Address, *, resumed: bool, has_new_workers: bool) -> Schedule:
+        engine = self._engine  # the schedule must not refer to the run, or workers outlive that
         return self._plan.schedule(
             place,
             resumed=resumed,
             seed=self._seed,
             has_new_workers=has_new_workers,
-            promised_length=lambda: self._engine.promised_length,
+            promised_length=lambda: engine.promised_length,
         )
 
     def _rebuilt(self, current: Pass) -> Pipeline:
@@ -494,9 +501,10 @@ class Run:
         )
         is_whole = self._is_running or pipeline.is_whole
         keeps = engine.plan.config.persistent_workers and is_of_use and is_whole
+        keeps = keeps and self._pool is engine.workers
         self._current = None
-        del self._pipeline
-        if keeps and self._pool is engine.workers:
+        del self._pipeline, self._schedule, self._plan, self._pool
+        if keeps:
             engine.workers.keep(pipeline)
         else:
             pipeline.close()

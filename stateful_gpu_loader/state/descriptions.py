@@ -51,18 +51,23 @@ _MOVED = {
         "datasets.caffe_lmdb.CaffeLMDBSource": "datasets.lmdb.caffe.CaffeLMDBSource",
         "datasets.coco.CocoSource": "datasets.coco.source.CocoSource",
         "datasets.folder.FolderSource": "datasets.folder.source.FolderSource",
+        "datasets.framed.FramedShards": "datasets.framed.shards.FramedShards",
+        "datasets.framed.FramedSource": "datasets.framed.source.FramedSource",
+        "datasets.lmdb.LmdbSource": "datasets.lmdb.source.LmdbSource",
         "datasets.parquet.source.ParquetShards": "datasets.parquet.shards.ParquetShards",
         "datasets.prepared.PreparedSource": "datasets.prepared.source.PreparedSource",
         "datasets.recordio.RecordIOShards": "datasets.recordio.source.RecordIOShards",
         "datasets.recordio.RecordIOSource": "datasets.recordio.source.RecordIOSource",
         "datasets.tfrecord.TFRecordShards": "datasets.tfrecord.source.TFRecordShards",
         "datasets.tfrecord.TFRecordSource": "datasets.tfrecord.source.TFRecordSource",
+        "datasets.sharded.FileShards": "datasets.file_shards.FileShards",
         "samplers.shuffled.DistributedShuffledSampler": (
             "samplers.distributed.DistributedShuffledSampler"
         ),
         "transforms.geometry.crops.RandomResizedCrop": (
             "transforms.geometry.random_resized_crop.RandomResizedCrop"
         ),
+        "transforms.policies.AugmentPolicy": "transforms.policies.recipes.AugmentPolicy",
         "transforms.policies.RandAugment": "transforms.policies.recipes.RandAugment",
         "transforms.policies.TrivialAugmentWide": "transforms.policies.recipes.TrivialAugmentWide",
         "transforms.recipe.BatchRecipe": "transforms.batch_recipe.BatchRecipe",

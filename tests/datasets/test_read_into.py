@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from stateful_gpu_loader import FolderSource, PreparedSource
+from stateful_gpu_loader import FolderSource, PreparedSource, StatefulGPULoader
 from stateful_gpu_loader.datasets.source import Source, read_into
 from stateful_gpu_loader.datasets.storage.memory import (
     LARGEST_GUESS,
@@ -24,13 +27,14 @@ from stateful_gpu_loader.datasets.storage.memory import (
     Memory,
     new_memory,
 )
-from stateful_gpu_loader.datasets.wrapped import as_source
+from stateful_gpu_loader.datasets.wrapped import SubsetSource, as_source
 from stateful_gpu_loader.decoders import make_decoder
 from stateful_gpu_loader.engine.makers.bad_sample_policy import BadSamplePolicy
 from stateful_gpu_loader.engine.makers.encoded import EncodedMaker
-from stateful_gpu_loader.records import EncodedSample, Request
-from stateful_gpu_loader.transforms import Compose, Resize
-from tests.images import write_photo_folder
+from stateful_gpu_loader.engine.makers.images import opened
+from stateful_gpu_loader.records import EncodedSample, Request, SampleKey
+from stateful_gpu_loader.transforms import CenterCrop, Compose, Resize
+from tests.images import encode, photograph, write_photo_folder
 
 CONTENTS = [b"abc", b"", b"de" * 700, b"f"]
 
@@ -78,6 +82,21 @@ class Passing(FolderSource):
         return dataclasses.replace(sample, target=-index)
 
 
+class Replacing(FolderSource):
+    """A user's ``read`` that lets the folder read, and returns other bytes."""
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        sample = super().read(index, into)
+        return dataclasses.replace(sample, data=sample.data.repeat(2).flip(0))
+
+
+class PassingSubset(SubsetSource):
+    """A subset whose ``read`` is the user's."""
+
+    def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+        return dataclasses.replace(super().read(index, into), target=-1)
+
+
 @pytest.fixture(
     params=[
         FolderSource,
@@ -86,7 +105,9 @@ class Passing(FolderSource):
         DoubledFolder,
         Decorated,
         Passing,
+        Replacing,
         "subset",
+        "a user's subset",
         "concatenation",
     ]
 )
@@ -100,6 +121,8 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     folder, own = FolderSource.from_paths(paths), Reversed.from_paths(paths)
     if request.param == "subset":
         wrapped = as_source(Subset(own, [2, 0, 3]))
+    elif request.param == "a user's subset":
+        wrapped = PassingSubset(own, [2, 0, 3])
     else:
         wrapped = as_source(ConcatDataset([folder, own]))
     assert wrapped is not None
@@ -116,9 +139,9 @@ def test_an_arena_holds_what_is_read(source: Source, expected: int) -> None:
         assert (into.target, into.name) == (sample.target, sample.name)
         arena.keep(start, into.data)
         assert into.data.tolist() == sample.data.tolist() == arena.filled()[start:].tolist()
-        opened = source.open_for_loader(index)
-        assert isinstance(opened, EncodedSample)
-        assert opened.data.tolist() == sample.data.tolist()
+        found = source.open_for_loader(index)
+        assert isinstance(found, EncodedSample)
+        assert (found.data.tolist(), found.target) == (sample.data.tolist(), sample.target)
         assert source.read_target_alone(index) == sample.target
     everything = torch.cat([sample.data for sample in alone])
     assert torch.equal(arena.filled(), everything)
@@ -168,6 +191,56 @@ def test_a_folder_is_read_without_a_copy(tmp_path: Path, kind: type[FolderSource
     source.read = lambda index: sample  # type: ignore[method-assign]
     assert read_into(source, 0, memory) is sample
     assert asked == [3]
+
+
+def test_the_header_is_that_of_the_bytes_that_read_returned(tmp_path: Path) -> None:
+    """And not of those that lie in the memory it was given."""
+    other = encode(photograph("coffee").resize((64, 48)))
+
+    class Other(FolderSource):
+        def read(self, index: int, into: Memory | None = None) -> EncodedSample:
+            return dataclasses.replace(super().read(index, into), data=other)
+
+    write_photo_folder(tmp_path, num_classes=1, per_class=1)
+    arena = Arena(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), 0)
+    image = opened(Other(tmp_path), SampleKey(0, 0, 0, 0), arena)
+    assert (image.header.height, image.header.width) == (48, 64)
+    arena.keep(0, image.sample.data)
+    assert torch.equal(arena.filled(), other)
+
+
+@dataclasses.dataclass
+class Reader:
+    """A ``read`` that has no hash."""
+
+    read: Callable[[int], EncodedSample]
+
+    def __call__(self, index: int) -> EncodedSample:
+        return self.read(index)
+
+
+@pytest.mark.parametrize("replaced", [Reader, lambda read: lambda index, into=7: read(index)])
+def test_what_replaces_read_is_asked_for_an_index_alone_and_not_kept(
+    tmp_path: Path, replaced: Callable[..., Any]
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"abc")
+    source = FolderSource.from_paths([str(tmp_path / "a.jpg")])
+    expected, held = source.read(0), weakref.ref(source)
+    source.read = replaced(source.read)  # type: ignore[method-assign]
+    found = read_into(source, 0, new_memory)
+    assert found.data.tolist() == expected.data.tolist()
+    del source
+    gc.collect()
+    assert held() is None
+
+
+def test_a_mock_of_read_is_asked(tmp_path: Path) -> None:
+    write_photo_folder(tmp_path, num_classes=1, per_class=2)
+    source = FolderSource(tmp_path)
+    read = source.read
+    source.read = create_autospec(read, side_effect=read)  # type: ignore[method-assign]
+    loader = StatefulGPULoader(source, batch_size=2, seed=1, transform=[CenterCrop(8)])
+    assert next(iter(loader))[0].shape == (2, 3, 8, 8)
 
 
 class Dark(PreparedSource):

@@ -94,14 +94,21 @@ class Arena:
         self.end = end
         return self._bytes[start:end]
 
+    def holds(self, start: int, data: torch.Tensor) -> bool:
+        """Whether these bytes are what follows the first ``start`` ones."""
+        return data.numel() > 0 and data.data_ptr() == self._tensor.data_ptr() + start
+
     def keep(self, start: int, data: torch.Tensor) -> None:
         """Let these bytes be what follows the first ``start`` ones, and be the last.
 
+        They are copied unless they lie there.
+
         Args:
             start: :attr:`end`, before they were read.
-            data: uint8 [num_bytes] on the CPU; of the memory that was taken since, its beginning.
+            data: uint8 [num_bytes] on the CPU.
         """
-        if self.end == start:
+        if not self.holds(start, data):
+            self.cut(start)
             self.take(data.numel())[:] = data.numpy()
         self.cut(start + data.numel())
 

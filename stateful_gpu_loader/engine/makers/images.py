@@ -109,19 +109,20 @@ class ImageMaker:
         targets: list[Any] = []
         with stage("augment"):
             drawn, moved = draw(self._recipes, keys, [slot.sample for slot in kept], self._source)
-            if self._stacked:
-                check_one_size(drawn.sizes, keys, self._source)
-                size = (len(keys), *drawn.sizes[0].tolist())
-                rows = empty_rows(self._allocate, size, self._dtype, self._memory_format)
-            # An image that is copied into the batch leaves its own memory to the next one.
-            decode_one = partial(self._decode, check, new_memory if rows is None else Scratch())
-            # No tensor made in this mode is delivered: the batch was allocated outside.
-            with torch.inference_mode(rows is not None):
-                places = [] if rows is None else rows.unbind(0)
-                for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
-                    image = replacer.fill(slot, decode_one)
-                    if image is None:
-                        continue
+        if self._stacked:
+            check_one_size(drawn.sizes, keys, self._source)
+            size = (len(keys), *drawn.sizes[0].tolist())
+            rows = empty_rows(self._allocate, size, self._dtype, self._memory_format)
+        # An image that is copied into the batch leaves its own memory to the next one.
+        decode_one = partial(self._decode, check, new_memory if rows is None else Scratch())
+        # No tensor made in this mode is delivered: the batch was allocated outside.
+        with torch.inference_mode(rows is not None):
+            places = [] if rows is None else rows.unbind(0)
+            for i, (slot, key) in enumerate(zip(kept, keys, strict=True)):
+                image = replacer.fill(slot, decode_one)
+                if image is None:
+                    continue
+                with stage("augment"):
                     numbers = drawn.rows[i]
                     if slot.key is not key:
                         # Only this sample's numbers change, as they depend on its position and size
@@ -134,7 +135,7 @@ class ImageMaker:
                         images.append(self._recipes.apply(image, numbers).contiguous())
                     else:
                         self._recipes.apply_into(image, numbers, places[len(targets)])
-                    targets.append(moved[i])
+                targets.append(moved[i])
         if not targets:
             replacer.settle(partial(self._decode, check, Scratch()))
             return self._filled(replacer, check)
@@ -196,7 +197,7 @@ def opened(source: Source, key: SampleKey, arena: Arena | None = None) -> Opened
         else:
             start = arena.end
             sample = read_into(source, key.index, partial(arena.take_from, start))
-            if arena.end > start:
+            if arena.holds(start, sample.data):
                 # Reading the header from the arena saves 1 us over reading it from a tensor.
                 view = arena.view(start, sample.data.numel())
         return OpenedImage(sample, image_header(sample, view), sample.target)

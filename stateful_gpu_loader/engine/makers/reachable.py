@@ -340,7 +340,8 @@ def _inside_function(function: types.FunctionType, path: str) -> Iterator[tuple[
     defaults = function.__defaults__ or ()
     held = [
         *vars(function).items(),
-        *zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True),
+        # A mock's function has the defaults of what it stands for, and other arguments.
+        *zip(arguments[len(arguments) - len(defaults) :], defaults, strict=False),
         *(function.__kwdefaults__ or {}).items(),
         *_closure_of(function),
     ]

@@ -136,7 +136,7 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_UNTIL_FEWER_FILES = 0.01
 _FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _LARGEST_COPY = 1 << 16
-"""Largest body that is copied behind its head, to be sent with it at once."""
+"""Largest message that is copied behind its sizes, to be sent with them at once."""
 
 
 class Message(NamedTuple):
@@ -193,11 +193,12 @@ class Channel:
             body: its larger part, which is not copied and must not change.
             files: descriptors that are sent with it, and closed then; at most MOST_FILES.
         """
-        head = _HEAD.pack(len(head), len(body), len(files)) + head
-        if len(body) <= _LARGEST_COPY:
-            self._unsent.append((memoryview(head + body), list(files)))
+        sizes = _HEAD.pack(len(head), len(body), len(files))
+        if len(head) + len(body) <= _LARGEST_COPY:
+            self._unsent.append((memoryview(sizes + head + body), list(files)))
         else:
-            self._unsent += (memoryview(head), list(files)), (memoryview(body), [])
+            self._unsent.append((memoryview(sizes), list(files)))
+            self._unsent += ((memoryview(part), []) for part in (head, body) if part)
         return self.flush()
 
     def flush(self) -> bool:

@@ -464,6 +464,8 @@ class Dispatch:
         if task.worker is not None:
             del task.worker.tasks[task.number]
             task.worker = None
+        elif task in self._unsent:
+            self._unsent.remove(task)  # a worker that was given up has answered after all
         if isinstance(answer, Failure) and task.request.snapshot:
             # The answer could not be read and its state is lost, so the schedule must know the
             # worker.
@@ -504,6 +506,8 @@ class Dispatch:
         del self._workers[worker.number]
         self._cluster.kill(worker.number)
         lost, worker.tasks = _oldest_first(worker.tasks.values()), {}
+        for task in lost:
+            task.worker = None
         what = f"worker {worker.place} was lost: {why}"
         if remedy is not None:
             self._die(WorkersDied(what, None, remedy=remedy))
@@ -519,7 +523,7 @@ class Dispatch:
         for task in at_work[: self._threads] if worker.has_started else ():
             self._count_loss(task, what)
         for task in lost:
-            task.worker = task.early = None
+            task.early = None
         if self._has_ended:
             return
         if lost:
@@ -551,14 +555,15 @@ class Dispatch:
 
     def _lose_answer(self, task: _Task, why: str) -> None:
         """Have a request done again whose answer cannot be read."""
+        if task.worker is None:
+            return  # its worker was lost as well
         what = f"an answer was lost: {why}"
         if isinstance(task.request, LaneTurn) or self._has_states:
             # Its worker has moved on, so the next answers would not follow on it.
             self._die(self._died(what))
             return
-        if task.worker is not None:
-            del task.worker.tasks[task.number]
-            task.worker = None
+        del task.worker.tasks[task.number]
+        task.worker = None
         self._count_loss(task, what)
         self._unsent = _oldest_first([task, *self._unsent])
         self._send()

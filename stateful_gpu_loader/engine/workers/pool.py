@@ -95,8 +95,10 @@ class PoolPipeline:
         dispatch.fill()
         while not self._has_come(dispatch):
             self._wait(dispatch)
-            dispatch.look_for_overdue(began, self._timeout)
-            _tell(dispatch)
+            # What has come meanwhile is not overdue, however long the wait was held up.
+            if not self._has_come(dispatch):
+                dispatch.look_for_overdue(began, self._timeout)
+                _tell(dispatch)
         if dispatch.notices:
             _tell(dispatch)
         # Sent before the answer is taken, so that an exception of the requests does not lose it.

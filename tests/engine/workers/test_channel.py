@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -176,3 +177,17 @@ def test_files_wait_until_fewer_are_on_their_way() -> None:
     ours.close()
     theirs.close()
     assert fds() == before
+
+
+def test_a_large_message_is_not_copied(ends: tuple[Channel, Channel]) -> None:
+    ours, _ = ends
+    large = bytes(LARGE)
+    tracemalloc.start()
+    try:
+        ours.send(large)
+        ours.send(large, b"")
+        ours.send(b"", large)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < LARGE / 2

@@ -8,8 +8,9 @@ import pytest
 
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, WorkersDied
 from stateful_gpu_loader.engine.stats import Tally
-from stateful_gpu_loader.engine.workers.cluster import Lost, Started
+from stateful_gpu_loader.engine.workers.cluster import Answered, Lost, Started, Unreadable
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
+from stateful_gpu_loader.engine.workers.pool import PoolPipeline
 from stateful_gpu_loader.records import LaneTurn
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 from tests.engine.workers import fakes
@@ -31,7 +32,7 @@ class NoCluster:
     def kill(self, worker: int) -> None: ...
 
 
-def dispatch(*, max_losses: int, limit: int = 2) -> Dispatch:
+def dispatch(*, max_losses: int, limit: int = 2, threads: int = 1) -> Dispatch:
     connect: Any = NoCluster
     return Dispatch(
         connect,
@@ -39,6 +40,7 @@ def dispatch(*, max_losses: int, limit: int = 2) -> Dispatch:
         limit=limit,
         in_order=True,
         depth=2,
+        threads=threads,
         takes_turns=True,
         max_losses=max_losses,
         tally=Tally(),
@@ -115,6 +117,85 @@ def test_a_lane_goes_on_elsewhere_behind_the_turns_that_were_answered_in_order()
     for number, task in workers._tasks.items():
         workers.take(number, answer_of_turn(task.request.turn))
     assert [workers.deliver()[1].payload for _ in range(4)] == [f"batch {i}" for i in range(4)]
+
+
+def test_an_answer_of_a_worker_that_was_given_up_is_taken_and_its_request_not_sent_again() -> None:
+    """Threads that a timeout abandons go on, and may answer yet."""
+    workers = dispatch(max_losses=3, limit=4, threads=2)
+    workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(8)]), None)
+    workers.fill()
+    cluster: Any = workers._cluster
+    for worker in (0, 1):
+        workers.note(Started(worker))
+    for worker in (0, 1):
+        workers.note(Lost(worker, "a test gave it up"))
+    waiting = [task.number for task in workers._unsent]
+    assert waiting, "requests that a worker was lost with are made alone"
+    workers.take(waiting[-1], "late")
+    cluster.sent.clear()
+    found: list[Any] = []
+    while len(found) < 8:
+        for worker in workers._workers.values():
+            for number in list(worker.tasks):
+                workers.take(number, "in time")
+        assert workers.is_ready(), workers.depth()
+        found.append(workers.deliver()[1])
+        workers.fill()
+    assert found.count("late") == 1
+    sent = [request.ordinal for _, request in cluster.sent]
+    assert len(sent) == len(set(sent))
+
+
+@pytest.mark.parametrize("event", ["an answer", "an answer that is lost"])
+def test_what_comes_of_a_worker_that_is_lost_for_good_does_no_harm(event: str) -> None:
+    two_workers = dispatch(max_losses=0, limit=4)
+    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
+    two_workers.fill()
+    number = max(two_workers._at[1].tasks)
+    two_workers.note(Lost(1, "a test ended it"))
+    if event == "an answer":
+        two_workers.take(number, "late")
+    else:
+        two_workers.note(Unreadable(number, "a test"))
+    first = min(two_workers._tasks)
+    two_workers.take(first, "in time")
+    assert two_workers.deliver()[1] == "in time"
+
+
+class Held:
+    """A dispatch whose only answer comes while the user's thread stands still in the wait."""
+
+    notices: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.events: list[Answered] = []
+        self.answers: list[Any] = []
+
+    def fill(self, *, spare: int = 0) -> None: ...
+
+    def is_ready(self) -> bool:
+        return bool(self.answers)
+
+    def receive(self) -> Answered | None:
+        return self.events.pop() if self.events else None
+
+    def await_event(self, seconds: float) -> None:
+        self.events.append(Answered(0, "batch"))
+
+    def take(self, number: int, answer: Any) -> None:
+        self.answers.append(answer)
+
+    def look_for_overdue(self, began: float, timeout: float) -> None:
+        raise AssertionError("it has come")
+
+    def deliver(self) -> tuple[Any, Any]:
+        return "request", self.answers.pop()
+
+
+def test_a_batch_that_has_come_is_not_overdue() -> None:
+    pipeline = PoolPipeline(lambda: None, timeout=1, persistent=False, tally=Tally())  # type: ignore[arg-type,return-value]
+    pipeline._dispatch = Held()  # type: ignore[assignment]
+    assert next(pipeline) == ("request", "batch")
 
 
 def test_no_batch_is_waited_for_that_nobody_makes() -> None:

@@ -242,10 +242,12 @@ class Dispatch:
             if self._fatal is not None:
                 # Each time another one: a traceback refers to this object, by the frames in it.
                 lost = self._fatal
-                again = WorkersDied(lost.what, lost.oldest, remedy=lost.remedy)
-                raise again from lost.__cause__
+                raise WorkersDied(lost.what, lost.oldest, remedy=lost.remedy) from lost.__cause__
             failure, self._failure = self._failure, None
-            raise StopIteration if failure is None else failure
+            try:
+                raise StopIteration if failure is None else failure
+            finally:
+                del failure  # a cycle would keep the workers alive
 
     def is_ready(self) -> bool:
         """Whether a batch, or the end, has come."""

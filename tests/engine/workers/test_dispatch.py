@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -160,6 +164,26 @@ def test_what_comes_of_a_worker_that_is_lost_for_good_does_no_harm(event: str) -
     first = min(two_workers._tasks)
     two_workers.take(first, "in time")
     assert two_workers.deliver()[1] == "in time"
+
+
+def test_an_exception_of_the_requests_keeps_no_dispatch_alive() -> None:
+    def requests() -> Iterator[Any]:
+        raise KeyError("the sampler's own")
+        yield
+
+    gc.collect()
+    gc.disable()
+    try:
+        workers = dispatch(max_losses=0)
+        workers.begin(requests(), None)
+        workers.fill()
+        with suppress(KeyError):
+            workers.deliver()
+        held = weakref.ref(workers)
+        del workers
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 class Held:

@@ -155,7 +155,7 @@ class StatefulGPULoader(Rebuildable, TextState, StatefulDataLoader[_T_co]):
         self.max_worker_restarts = max_worker_restarts
 
         plan = Plan.of(replace(given, **{name: getattr(self, name) for name in ARGUMENTS}))
-        self.__dict__["_built_engine"] = Engine(plan, seed, generator)
+        self.__dict__["_built_engine"] = Engine(plan)
         if num_workers > 0:
             runs_in_threads(plan)  # which refuses threads that cannot do the work
 

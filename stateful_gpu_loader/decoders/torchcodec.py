@@ -86,9 +86,9 @@ class TorchcodecBatchDecoder:
     """Decodes with ``torch.ops.torchcodec_ns.decode_jpegs_cuda``; needs the extra ``codec``.
 
     As in :class:`TorchvisionBatchDecoder`, the bytes decide between the JPEG engines and CUDA.
-    Of two images that one call gives to CUDA, torchcodec 0.17 writes the second one's coefficients
-    over the first one's before they are read, so that pixels are wrong. Images that the engines
-    may refuse are therefore decoded one a call; on GPUs without engines these are all images.
+    If one call gives several images to CUDA, torchcodec 0.17 returns wrong pixels for some of them
+    (seen on an H100). Images that the engines may refuse are therefore decoded one a call; on GPUs
+    without engines these are all images.
 
     torchcodec would apply EXIF orientations by its own reading, so it is given the bytes without.
     The loader's readers remove them, so that the stage's thread need not.

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from stateful_gpu_loader.engine.config import OF_WORKERS
 from stateful_gpu_loader.engine.fingerprint import (
     Identity,
@@ -58,16 +56,14 @@ class Engine:
 
     Args:
         plan: how batches are made.
-        seed: the seed given to the loader; None leaves it to the sampler or the generator.
-        generator: the caller's generator, which a seed is drawn from if none is given.
     """
 
-    def __init__(self, plan: Plan, seed: int | None, generator: torch.Generator | None) -> None:
+    def __init__(self, plan: Plan) -> None:
         config = plan.config
         self.plan = plan
         self.seed = SettledSeed(
-            seed_of(config.sampler) if seed is None else seed,
-            generator,
+            seed_of(config.sampler) if config.seed is None else config.seed,
+            config.generator,
             is_divided=partial(divides_data, config),
         )
         self.passes = Passes()

@@ -1,4 +1,4 @@
-"""Exceptions raised where a signal handler could raise: at any line or bytecode of the package.
+"""Signal handlers that run at any line or bytecode of the package, and raise or return.
 
 A signal handler runs between two bytecodes of the main thread. Here the bytecode is chosen::
 
@@ -55,19 +55,22 @@ class Place:
 
 
 class Interrupt:
-    """Counts the places met in the package by one thread, and raises at one of them."""
+    """Counts the places met in the package by one thread, and calls a handler at one of them."""
 
     def __init__(
-        self, at: int | None, error: type[BaseException], by: Literal["line", "opcode"]
+        self,
+        at: int | None,
+        by: Literal["line", "opcode"],
+        handler: Callable[[Place], object] = repr,
     ) -> None:
         self.count = 0
         """Number of places met."""
         self.where: Place | None = None
-        """Place where the exception was raised; None if it was not reached."""
+        """Place where the handler was called; None if it was not reached."""
         self.met: dict[Place, int] = {}
-        """Number of each place when it was first met, if nothing is raised."""
+        """Number of each place when it was first met, if no handler is called."""
         self._at = at
-        self._error = error
+        self._handler = handler
         self._by = by
         self._pid = os.getpid()
         """This process; its forked children go on tracing."""
@@ -136,7 +139,21 @@ class Interrupt:
             self.met.setdefault(_place(frame), self.count)
         elif self.count == self._at:
             self.where = _place(frame)
-            raise self._error(f"raised before {self.where}")
+            self._handler(self.where)
+
+
+@contextmanager
+def handle_at(
+    n: int, handler: Callable[[Place], object], *, by: Literal["line", "opcode"] = "opcode"
+) -> Iterator[Interrupt]:
+    """Call ``handler`` in this thread before the n-th place of the package that runs in the block.
+
+    Args:
+        n: number of the place, counted from 1; nothing is called if fewer run.
+        by: "opcode" or "line".
+    """
+    with Interrupt(n, by, handler).watching() as interrupt:
+        yield interrupt
 
 
 @contextmanager
@@ -146,13 +163,12 @@ def interrupt_at(
     *,
     by: Literal["line", "opcode"] = "opcode",
 ) -> Iterator[Interrupt]:
-    """Raise ``error`` in this thread before the n-th place of the package that runs in the block.
+    """Raise ``error`` at a place, as :func:`handle_at` calls a handler."""
 
-    Args:
-        n: number of the place, counted from 1; nothing is raised if fewer run.
-        by: "opcode" or "line".
-    """
-    with Interrupt(n, error, by).watching() as interrupt:
+    def handler(place: Place) -> None:
+        raise error(f"raised before {place}")
+
+    with handle_at(n, handler, by=by) as interrupt:
         yield interrupt
 
 
@@ -165,7 +181,7 @@ def places_of(
     exception is raised. The interpreter calls no signal handler between the end of a with block and
     its ``__exit__``, nor between ``__enter__`` and a ``try:``.
     """
-    with Interrupt(None, KeyboardInterrupt, by).watching() as interrupt:
+    with Interrupt(None, by).watching() as interrupt:
         call()
     return interrupt.met
 

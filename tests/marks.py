@@ -47,6 +47,7 @@ COSTLY = {
     "loader/test_exits.py::test_odder_ways_to_exit",
     "loader/test_faults.py::test_a_stopped_worker_is_found_by_the_timeout",
     "loader/test_interrupts.py::test_a_device_goes_on_after_an_interrupt_at_many_lines",
+    "loader/test_interrupts.py::test_a_handler_saves_at_many_lines",
     "loader/test_interrupts.py::test_an_alarm_at_many_bytecodes_loses_and_shifts_nothing",
     "loader/test_interrupts.py::test_an_interrupt_at_many_bytecodes_loses_and_shifts_nothing",
     "loader/test_interrupts.py::test_an_interrupt_at_many_lines_loses_and_shifts_nothing",

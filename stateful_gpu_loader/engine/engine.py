@@ -25,9 +25,9 @@ from stateful_gpu_loader.engine.resume.places import (
     lane_texts,
     place_of,
     put_sampler,
+    start_of_pass,
     states_between_passes,
     text_of_ahead,
-    with_dataset_state,
 )
 from stateful_gpu_loader.engine.resume.seek import existing_epoch, state_of_place
 from stateful_gpu_loader.engine.resume.torchdata import from_torchdata
@@ -133,11 +133,11 @@ class Engine:
         )
         if plan.source is None and own_fingerprint(config.dataset) is None:
             _ = self.identity  # taken before anything is read: a dataset may cache what it has read
-        if config.num_workers == 0 and plan.has_worker_states:
-            current.start = with_dataset_state(
-                current.start, self.dataset_memory, resumed=current.resumed
+        if plan.memory is not None or (config.num_workers == 0 and plan.has_worker_states):
+            start = start_of_pass(
+                plan, current.start, self.dataset_memory, self.seed, resumed=current.resumed
             )
-            self.passes.note_start(current, current.start)
+            self.passes.note_start(current, start)
         return plan, seed, current
 
     def dismiss_workers(self) -> None:

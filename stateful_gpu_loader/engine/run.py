@@ -107,21 +107,31 @@ class Run:
     def __next__(self) -> Any:
         if self._owner != os.getpid():
             raise _inherited(self._owner)
-        while True:
-            offer = self._offered()
-            try:
-                if not offer.is_failure:
-                    # Taking the batch delivers it: between this call and the caller's own
-                    # assignment an interrupt loses it, and nowhere else.
-                    return offer.content.pop()
-                failure = offer.content.pop()
-            except IndexError:
-                continue  # another thread that shares this iterator has taken it
-            try:
-                failure.reraise()
-            finally:
-                # The traceback must not keep the workers alive.
-                del self, offer, failure
+        try:
+            while True:
+                offer = self._offered()
+                try:
+                    if not offer.is_failure:
+                        # Taking the batch delivers it: between this call and the caller's own
+                        # assignment an interrupt loses it, and nowhere else.
+                        return offer.content.pop()
+                    failure = offer.content.pop()
+                    break
+                except IndexError:
+                    continue  # another thread that shares this iterator has taken it
+        except BaseException as error:
+            # No variable may refer to the error itself: its traceback refers to this frame.
+            hidden = _hidden_by_lock(error)
+            self._note_interrupt(hidden or error)
+            _end_at_exit()
+            if hidden is not None:
+                raise hidden from None
+            raise
+        try:
+            failure.reraise()
+        finally:
+            # The traceback must not keep the workers alive.
+            del self, offer, failure
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At interpreter exit threads and processes have ended already, and modules that closing a
@@ -153,40 +163,30 @@ class Run:
         A signal handler may raise at any moment. What was half done is then made again from the
         delivered place, so it is marked before it is done: ``is_running`` and ``is_moving``.
         """
-        with self._lock:
-            try:
-                with self._waiting:
-                    while not self._ended:
-                        current = self._ready()
-                        offer = current.offered
-                        if offer is not None:
-                            return offer
-                        if self._has_met_end:
-                            self._end(current)
-                            continue
-                        self._is_running = False
-                        try:
-                            request, found = next(self._pipeline)
-                        except WorkersDied as loss:
-                            self._recover(current, loss)
-                        except StopIteration:
-                            self._end(current)
-                        except Stopped:
-                            continue  # an exception has torn an earlier request: made again
-                        else:
-                            self._is_moving = True
-                            has_started = self._arrived(current, request, found)
-                            self._is_moving = False
-                            self._is_running = has_started
-            except BaseException as error:
-                # No variable may refer to the error itself: its traceback refers to this frame.
-                hidden = _hidden_by_lock(error)
-                self._note_interrupt(hidden or error)
-                _end_at_exit()
-                if hidden is not None:
-                    raise hidden from None
-                raise
-            raise StopIteration
+        with self._lock, self._waiting:
+            while not self._ended:
+                current = self._ready()
+                offer = current.offered
+                if offer is not None:
+                    return offer
+                if self._has_met_end:
+                    self._end(current)
+                    continue
+                self._is_running = False
+                try:
+                    request, found = next(self._pipeline)
+                except WorkersDied as loss:
+                    self._recover(current, loss)
+                except StopIteration:
+                    self._end(current)
+                except Stopped:
+                    continue  # an exception has torn an earlier request: made again
+                else:
+                    self._is_moving = True
+                    has_started = self._arrived(current, request, found)
+                    self._is_moving = False
+                    self._is_running = has_started
+        raise StopIteration
 
     def _ready(self) -> Pass:
         """Return the pass, with a pipeline that is running."""
@@ -259,9 +259,8 @@ class Run:
 
     def _draw_again(self, current: Pass) -> None:
         """Draw the order again from the delivered place, as if the pass were resumed there."""
-        resumed, place = self._has_answered(current), current.standing.place
-        if not resumed:
-            resumed, place = current.resumed, self._schedule.start_place()
+        resumed = current.resumed or self._has_answered(current)
+        place = current.standing.place
         self._schedule = self._scheduled(place, resumed=resumed, has_new_workers=True)
         self._has_met_end = self._is_moving = False
         self._found_bad = ()
@@ -312,9 +311,6 @@ class Run:
             self._note_bad(bad)
         self._engine.tally.deliver(request, answer)
         place = self._schedule.deliver(request, answer)
-        if not current.standing.delivered:
-            # The user's objects are asked for their state when the first request is drawn.
-            self._note_start(current)
         self._losses = self._bad_in_a_row = 0
         self._passes.offer(
             current,
@@ -351,7 +347,6 @@ class Run:
         return batch
 
     def _fail(self, current: Pass, request: Any, answer: Answer | None, failure: Failure) -> None:
-        self._note_start(current)
         self._has_failed = True
         place = self._schedule.fail(request, answer)
         self._losses = self._bad_in_a_row = 0
@@ -365,23 +360,17 @@ class Run:
         """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
         return self._has_failed or current.standing.delivered
 
-    def _note_start(self, current: Pass) -> None:
-        """Complete the place where the pass began, once its first request was drawn."""
-        if not self._has_answered(current):
-            self._passes.note_start(current, self._schedule.start_place())
-
     def _note_interrupt(self, error: BaseException) -> None:
         """Let the pass begin again, if it has delivered nothing and moved the user's objects."""
-        current = self._current
-        if current is None or self._has_answered(current) or self._is_given_up:
-            return
-        # A batch that is offered was made without an exception, so this one is a handler's.
-        is_made = current.offered is not None
-        is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
-        has_moved = self._plan.memory is not None or self._schedule.start_place().user is not None
-        if is_interrupt and has_moved:
-            self._note_start(current)
-            self._go_back(current)
+        with self._lock:
+            current = self._current
+            if current is None or self._has_answered(current) or self._is_given_up:
+                return
+            # A batch that is offered was made without an exception, so this one is a handler's.
+            is_made = current.offered is not None
+            is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
+            if is_interrupt and current.start.user is not None:
+                self._go_back(current)
 
     def _note_bad(self, found: tuple[FoundBad, ...]) -> None:
         """Note bad samples, once each: those of a worker that was lost are met again."""
@@ -489,7 +478,6 @@ class Run:
         their iterators are ahead of the next pass.
         """
         if self._is_given_up:
-            self._note_start(current)
             self._go_back(current)
         current.is_left = True
         engine, plan, pipeline = self._engine, self._plan, self._pipeline

@@ -135,7 +135,7 @@ class StageTimes:
         self._works = [self.own]
         self._ended = dict.fromkeys(SUMMED, 0.0)
         """Seconds of the threads that have ended."""
-        self._lock = fork_safe(threading.Lock())
+        self._lock = fork_safe(threading.RLock())  # a signal handler may ask as well
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()

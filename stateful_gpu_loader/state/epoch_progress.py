@@ -334,6 +334,7 @@ class Passes:
 
     def note_start(self, current: Pass, place: Address) -> None:
         """Complete the start of a pass that has delivered nothing, now that all of it is known."""
+        current.start = place
         current.set_standing(current.standing._replace(place=place))
         if self._current is None and current.generation == self.generation:
             self._base = self._base._replace(next=place)

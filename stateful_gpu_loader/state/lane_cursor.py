@@ -160,7 +160,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
         latest = self._latest
         with latest.lock:
             latest.texts.update(_texts(latest.epoch, latest.untold))
-            latest.untold.clear()
+            latest.untold = {}
             return latest.texts | _texts(latest.epoch, self._had_since())
 
     def _had_since(self) -> dict[int, LaneCursor]:
@@ -174,10 +174,13 @@ class LaneCursors(Mapping[int, LaneCursor]):
 
 
 class _Latest:
-    """What the moments of a pass share; the lock is for states that other threads ask for."""
+    """What the moments of a pass share.
+
+    Other threads may ask for a state, and so may a signal handler, while its thread has the lock.
+    """
 
     def __init__(self, epoch: int, cursors: dict[int, LaneCursor]) -> None:
-        self.lock = fork_safe(threading.Lock())
+        self.lock = fork_safe(threading.RLock())
         self.epoch = epoch
         self.cursors = cursors
         self.texts: dict[str, str] = {}

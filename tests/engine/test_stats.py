@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from stateful_gpu_loader import CallableSource, LoaderStats, StatefulGPULoader
 from stateful_gpu_loader.engine.stats import PRESENT, StageTimes, Work, stage
+from tests.interrupts import handle_at, places_of
 
 WORK = ("read", "decode", "augment", "collate", "transfer")
 
@@ -179,3 +180,12 @@ def test_seconds_of_a_thread_outlive_it() -> None:
         PRESENT.work = before
     assert times.total()["read"] > 0
     assert times.take() == {}
+
+
+def test_a_signal_handler_may_ask_while_its_thread_asks() -> None:
+    times, found = StageTimes(), list[dict[str, float]]()
+    for number in places_of(times.total).values():
+        with handle_at(number, lambda _: found.append(times.total())):
+            found.append(times.total())
+    assert len(found) > 2
+    assert all(each == found[0] for each in found)

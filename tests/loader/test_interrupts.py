@@ -1,4 +1,7 @@
-"""A signal handler that raises inside ``next()``, at any line or bytecode, loses no batch (A18)."""
+"""A signal handler inside ``next()``, at any line or bytecode: no batch is lost (A18).
+
+It raises, or it saves the state and returns.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from tests.conformance import copy_of, same
 from tests.fake_cluster import FakeWorkers
 from tests.fake_gpu import FakeGpu, fake_gpu
 from tests.images import write_photo_folder
-from tests.interrupts import Place, interrupt_at, places_of
+from tests.interrupts import Place, handle_at, interrupt_at, places_of
 from tests.makers import MAKERS
 from tests.map_datasets import Noisy
 from tests.stream_kinds import KINDS
@@ -104,6 +107,39 @@ def assert_whole(
         resumed.load_state_dict(state)
         left = following if state["epoch"] == 1 else rest
         assert same(batches_of(resumed), left), place
+
+
+def assert_saved_whole(make: Make, *, at: int, every: int) -> None:
+    """Save inside ``next()`` after ``at`` batches, at many places, and resume from each state."""
+
+    def begun() -> tuple[StatefulGPULoader[Any], Iterator[Any]]:
+        loader = make()
+        batches = itertools.chain(loader, loader)
+        for _ in range(at):
+            next(batches)
+        return loader, batches
+
+    loader, batches = begun()
+    whole = batches_of(itertools.chain(batches))
+    places = places_of(partial(next, begun()[1], None), by="line")
+    assert places
+    for number in [*places.values()][::every]:
+        loader, batches = begun()
+        states: list[dict[str, Any]] = []
+
+        def save(
+            place: Place, ask: Callable[..., Any] = loader.state_dict, keep: Any = states.append
+        ) -> None:
+            keep(ask())
+
+        with handle_at(number, save, by="line") as interrupt:
+            next(batches, None)
+        for state in states:
+            resumed = make()
+            resumed.load_state_dict(state)
+            found = batches_of(itertools.chain(resumed, resumed))
+            expected = whole, whole[1:]
+            assert any(same(found[: len(one)], one) for one in expected), interrupt.where
 
 
 def _rest_of(batches: Iterator[Any], error: type[BaseException]) -> list[Any]:
@@ -277,6 +313,55 @@ def test_processes_go_on_after_an_interrupt(error: type[BaseException]) -> None:
 def test_processes_go_on_after_an_interrupt_at_many_lines(kind: str, at: int) -> None:
     make = PROCESSES[kind]
     assert_whole(make, at=at % (1 + len(list(make()))), every=19)
+
+
+def is_of_run(place: Place) -> bool:
+    return place.file == "engine/run.py" and place.function in ("__next__", "_offered")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_before_the_first_batch_is_taken_moves_no_state(
+    kind: str, error: type[BaseException]
+) -> None:
+    assert_whole(KINDS[kind], at=0, error=error, of=is_of_run)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_iterator_begins_where_the_first_was_interrupted(kind: str) -> None:
+    make = KINDS[kind]
+    loader = make()
+    whole = batches_of(loader)
+    batches = iter(make())
+    for place, number in places_of(partial(next, batches), by="line").items():
+        if not is_of_run(place):
+            continue
+        loader = make()
+        with interrupt_at(number, by="line"), suppress(KeyboardInterrupt):
+            next(iter(loader))
+            continue
+        if not _is_the_return(place):
+            assert same(batches_of(loader), whole), place
+
+
+@pytest.mark.parametrize(
+    "kind", ["a sampler of counter", "a sampler with state, on the sampler", "dataset with state"]
+)
+def test_a_handler_saves_the_place_before_or_after_the_batch(kind: str) -> None:
+    for at in (0, 1):
+        assert_saved_whole(KINDS[kind], at=at, every=10)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("at", [0, 1, -1], ids=["the first", "the second", "a later pass"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_handler_saves_at_many_lines(kind: str, at: int) -> None:
+    assert_saved_whole(KINDS[kind], at=at % (1 + len(list(KINDS[kind]()))), every=19)
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_a_handler_saves_while_processes_work(kind: str) -> None:
+    assert_saved_whole(PROCESSES[kind], at=0, every=40)
 
 
 def returns_a_request(place: Place) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+from functools import partial
 
 import pytest
 
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors, lane_text
 from stateful_gpu_loader.state.schema import lane_key
+from tests.interrupts import handle_at, places_of
 
 
 def test_every_moment_says_what_a_copy_would() -> None:
@@ -54,3 +56,22 @@ def test_a_copy_is_a_moment_of_its_own() -> None:
         assert twin == first
         twin.moved({1: LaneCursor(turns=5)})
     assert (first[1].turns, second[1].turns) == (0, 1)
+
+
+def test_a_signal_handler_reads_a_moment_while_it_is_followed() -> None:
+    """It runs in the thread that has the lock, so it must not wait for it."""
+
+    def begun() -> LaneCursors:
+        return LaneCursors(0, {0: LaneCursor(), 1: LaneCursor()})
+
+    def follow(first: LaneCursors) -> None:
+        first.moved({1: LaneCursor(turns=1, count=8)}).texts()
+
+    expected = begun().texts()
+    places = places_of(partial(follow, begun()))
+    assert len(places) > 20
+    for number in places.values():
+        first, found = begun(), list[dict[str, str]]()
+        with handle_at(number, lambda _, first=first, found=found: found.append(first.texts())):
+            follow(first)
+        assert found == [expected]

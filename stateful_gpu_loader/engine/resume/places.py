@@ -43,36 +43,43 @@ def states_between_passes(
     plan: Plan, dataset_memory: DatasetMemory, seed: SettledSeed
 ) -> UserStates | None:
     """Return the states of the user's objects between passes, or None if they have none."""
-    config, memory = plan.config, plan.memory
-    sampler: dict[str, Any] | None = None
-    if memory is not None:
-        capture = memory.capture(owing=seed.owing)
-        own_sampler = config.own_sampler
-        sampler_state = state_between_passes(own_sampler) if has_own_state(own_sampler) else None
-        if sampler_state is not None:
-            sampler = state_mark(sampler_state, memory)
-        elif any(capture.values()):
-            sampler = {"kind": "replay", "passed": None, **capture}
-    dataset = dataset_memory.state() if config.num_workers == 0 else None
-    batches = 0 if memory is not None and config.yields_batches else None
+    sampler = None if plan.memory is None else _sampler_between_passes(plan, plan.memory, seed)
+    dataset = dataset_memory.state() if plan.config.num_workers == 0 else None
+    batches = 0 if plan.memory is not None and plan.config.yields_batches else None
     if sampler is None and dataset is None and batches is None:
         return None
-    return UserStates(
-        batches=batches,
-        sampler=None if sampler is None else freeze(sampler, "a sampler"),
-        num_workers=None if dataset is None else 0,
-        workers=None if dataset is None else (dataset,),
-    )
+    user = UserStates(batches=batches, sampler=sampler)
+    return user if dataset is None else replace(user, num_workers=0, workers=(dataset,))
 
 
-def with_dataset_state(place: Address, memory: DatasetMemory, *, resumed: bool) -> Address:
-    """Return the start of a pass with the dataset's state; for a loader without workers."""
+def _sampler_between_passes(plan: Plan, memory: SamplerSnapshot, seed: SettledSeed) -> bytes | None:
+    capture, sampler = memory.capture(owing=seed.owing), plan.config.own_sampler
+    state = state_between_passes(sampler) if has_own_state(sampler) else None
+    if state is not None:
+        return freeze(state_mark(state, memory), "a sampler")
+    if any(capture.values()):
+        return freeze({"kind": "replay", "passed": None, **capture}, "a sampler")
+    return None
+
+
+def start_of_pass(
+    plan: Plan, place: Address, dataset_memory: DatasetMemory, seed: SettledSeed, *, resumed: bool
+) -> Address:
+    """Return the place of a pass that begins, with the states of the user's objects.
+
+    The pass is about to move these objects, so from now on they cannot be asked for them.
+    """
     user = place.user or UserStates(base=place.position)
-    is_loaded = user.workers is not None
-    dataset = memory.begin(is_loaded=is_loaded, as_built=resumed)
-    if dataset is None:
-        return place
-    return replace(place, user=replace(user, num_workers=0, workers=(dataset,)))
+    if plan.memory is not None and place.user is None and not resumed:
+        user = replace(user, sampler=_sampler_between_passes(plan, plan.memory, seed))
+    if plan.memory is not None and plan.config.yields_batches and not place.position:
+        user = replace(user, batches=0)
+    if plan.config.num_workers == 0 and plan.has_worker_states:
+        dataset = dataset_memory.begin(is_loaded=user.workers is not None, as_built=resumed)
+        if dataset is not None:
+            user = replace(user, num_workers=0, workers=(dataset,))
+    is_known = plan.memory is not None or user.workers is not None or resumed
+    return replace(place, user=user) if is_known else place
 
 
 def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:

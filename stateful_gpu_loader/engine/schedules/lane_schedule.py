@@ -56,8 +56,6 @@ class LaneSchedule:
         known = place.lanes or {}
         lanes = division.lanes(plan.num_lanes)
         cursors = {lane: known.get(lane, LaneCursor()) for lane in lanes}
-        # Not one of the moments that follow, as all of these would be kept with it.
-        self._start = replace(place, lanes=cursors)
         self._cursors = LaneCursors(place.epoch, cursors)
         self._position = place.position
         self._pending: dict[int, LaneCursor] = {}
@@ -72,9 +70,6 @@ class LaneSchedule:
         self._requests = LaneRequests(self._service, self._cursors, self._position)
         self._pending = dict(self._requests.opening)
         return self._requests
-
-    def start_place(self) -> Address:
-        return self._start
 
     def starts(self) -> Sequence[WorkerStart] | None:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from stateful_gpu_loader.engine.pipeline import Answer
@@ -175,15 +175,6 @@ class MapSchedule:
             if makes_done_again or not (issued.is_done or ordinal in self._failed)
         )
         return _Requests(self._next)
-
-    def start_place(self) -> Address:
-        user = self._start.user
-        if user is None and self._feed.batches is not None:
-            user = UserStates(base=self._start.position, batches=0)
-        mark = self._feed.start_mark()
-        if mark is not None and (user is None or user.sampler is None):
-            user = replace(user or UserStates(base=self._start.position), sampler=mark)
-        return replace(self._start, user=user)
 
     def starts(self) -> Sequence[WorkerStart] | None:
         if not self._has_states:

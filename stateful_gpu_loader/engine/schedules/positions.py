@@ -153,9 +153,6 @@ class OrderSchedule:
     def requests(self) -> Iterator[Request]:
         return iter(self._feed(self._next).take, None)
 
-    def start_place(self) -> Address:
-        return self._start
-
     def starts(self) -> None:
         return None
 

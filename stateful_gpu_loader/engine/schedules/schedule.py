@@ -34,10 +34,6 @@ class Schedule(Protocol):
         """
         ...
 
-    def start_place(self) -> Address:
-        """Return the position where the pass began, with the user objects' states at that time."""
-        ...
-
     def starts(self) -> Sequence[WorkerStart] | None:
         """Return what each worker begins with before its first request; None without states."""
         ...

@@ -57,7 +57,6 @@ class WorkerSchedule:
         self._interval = interval if in_order and num_workers else 1
         self._keeps_workers = keeps_workers
         self._length = length
-        self._start = place
         self._position = place.position
         self._loads = loads
         user = place.user or UserStates()
@@ -87,9 +86,6 @@ class WorkerSchedule:
         kind = _Turns if self._in_order else _TurnsOfAnybody
         self._turns = kind(self._workers, self._next_worker, self._ended, self._ledger)
         return self._turns
-
-    def start_place(self) -> Address:
-        return self._start
 
     def starts(self) -> Sequence[WorkerStart]:
         loads, self._loads = self._loads, True

@@ -205,6 +205,8 @@ class Engine:
             warn_of_shuffle_buffer(self.plan.config.dataset)
         if user is None and batches_ago == 0 and address == Address(address.epoch, 0):
             user = states_between_passes(self.plan, self.dataset_memory, self.seed)
+        if user is not None and user.is_as_built and not address.position:
+            user = None
         if self.plan.memory is not None:
             self.plan.memory.warn_of_large()
         own, text, rank = self.identity.fingerprint, self.identity.text, self._drawn_by

@@ -139,6 +139,13 @@ class UserStates:
     pending: frozenset[int] = frozenset()
     """Workers that still have to load their state, in this process; not saved."""
 
+    @property
+    def is_as_built(self) -> bool:
+        """Whether there are no states: the objects begin as they were built."""
+        return self.batches is None and not (
+            self.sampler or self.permutation or self.workers or self.next_worker or self.steps
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """A fresh dictionary, plain but for what the user's objects put in."""
         counted = {} if self.batches is None else {"batches": self.batches}

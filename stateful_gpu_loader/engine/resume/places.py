@@ -79,7 +79,8 @@ def start_of_pass(
         if dataset is not None:
             user = replace(user, num_workers=0, workers=(dataset,))
     is_known = plan.memory is not None or user.workers is not None or resumed
-    return replace(place, user=user) if is_known else place
+    is_left_out = user.is_as_built and place.position > 0
+    return replace(place, user=user) if is_known and not is_left_out else place
 
 
 def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:

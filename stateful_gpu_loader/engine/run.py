@@ -357,7 +357,7 @@ class Run:
         self._note_recorded(current)
 
     def _has_answered(self, current: Pass) -> bool:
-        """Whether a batch was delivered or has raised, so the start of the pass is fully known."""
+        """Whether a batch was delivered or has raised."""
         return self._has_failed or current.standing.delivered
 
     def _note_interrupt(self, error: BaseException) -> None:
@@ -369,7 +369,8 @@ class Run:
             # A batch that is offered was made without an exception, so this one is a handler's.
             is_made = current.offered is not None
             is_interrupt = self._is_torn or is_made or not isinstance(error, Exception)
-            if is_interrupt and current.start.user is not None:
+            has_moved = self._plan.memory is not None or current.start.user is not None
+            if is_interrupt and has_moved:
                 self._go_back(current)
 
     def _note_bad(self, found: tuple[FoundBad, ...]) -> None:

@@ -41,25 +41,29 @@ _MARKS = {
 
 def states_between_passes(
     plan: Plan, dataset_memory: DatasetMemory, seed: SettledSeed
-) -> UserStates | None:
-    """Return the states of the user's objects between passes, or None if they have none."""
-    sampler = None if plan.memory is None else _sampler_between_passes(plan, plan.memory, seed)
+) -> UserStates:
+    """Return the states of the user's objects between passes."""
+    user = _sampler_between_passes(plan, seed)
     dataset = dataset_memory.state() if plan.config.num_workers == 0 else None
-    batches = 0 if plan.memory is not None and plan.config.yields_batches else None
-    if sampler is None and dataset is None and batches is None:
-        return None
-    user = UserStates(batches=batches, sampler=sampler)
     return user if dataset is None else replace(user, num_workers=0, workers=(dataset,))
 
 
-def _sampler_between_passes(plan: Plan, memory: SamplerSnapshot, seed: SettledSeed) -> bytes | None:
-    capture, sampler = memory.capture(owing=seed.owing), plan.config.own_sampler
+def _sampler_between_passes(plan: Plan, seed: SettledSeed) -> UserStates:
+    memory = plan.memory
+    if memory is None:
+        return UserStates()
+    sampler = plan.config.own_sampler
+    captured = memory.capture(owing=seed.owing)
     state = state_between_passes(sampler) if has_own_state(sampler) else None
+    mark: dict[str, Any] | None = None
     if state is not None:
-        return freeze(state_mark(state, memory), "a sampler")
-    if any(capture.values()):
-        return freeze({"kind": "replay", "passed": None, **capture}, "a sampler")
-    return None
+        mark = state_mark(state, memory)
+    elif any(captured.values()):
+        mark = {"kind": "replay", "passed": None, **captured}
+    return UserStates(
+        sampler=None if mark is None else freeze(mark, "a sampler"),
+        batches=0 if plan.config.yields_batches else None,
+    )
 
 
 def start_of_pass(
@@ -69,18 +73,16 @@ def start_of_pass(
 
     The pass is about to move these objects, so from now on they cannot be asked for them.
     """
-    user = place.user or UserStates(base=place.position)
-    if plan.memory is not None and place.user is None and not resumed:
-        user = replace(user, sampler=_sampler_between_passes(plan, plan.memory, seed))
-    if plan.memory is not None and plan.config.yields_batches and not place.position:
-        user = replace(user, batches=0)
+    user = place.user
+    if user is None and place.position == 0 and (resumed or plan.memory is not None):
+        user = UserStates() if resumed else _sampler_between_passes(plan, seed)
     if plan.config.num_workers == 0 and plan.has_worker_states:
-        dataset = dataset_memory.begin(is_loaded=user.workers is not None, as_built=resumed)
+        is_loaded = user is not None and user.workers is not None
+        dataset = dataset_memory.begin(is_loaded=is_loaded, as_built=resumed)
         if dataset is not None:
+            user = user or UserStates(base=place.position)
             user = replace(user, num_workers=0, workers=(dataset,))
-    is_known = plan.memory is not None or user.workers is not None or resumed
-    is_left_out = user.is_as_built and place.position > 0
-    return replace(place, user=user) if is_known and not is_left_out else place
+    return replace(place, user=user)
 
 
 def state_mark(sampler_state: Any, memory: SamplerSnapshot) -> dict[str, Any]:

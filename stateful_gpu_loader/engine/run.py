@@ -92,8 +92,8 @@ class Run:
         self._owner = os.getpid()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "an iterator of a StatefulGPULoader can be neither pickled nor copied: it has workers, "
+        raise NotImplementedError(
+            "an iterator of a StatefulGPULoader cannot be pickled or copied: it has workers, "
             "and its loader counts what it delivers. Remedy: keep loader.state_dict(), which says "
             "where it stands; elsewhere build the loader again, load_state_dict(), and iterate it"
         )

@@ -315,7 +315,7 @@ class Player:
         if (
             is_between
             and has_own
-            and not (self._stream.has_state or self._stream["data"] == "once")
+            and not (self._stream.has_state or self._stream["data"] in ("once", "caching"))
         ):
             for loader in self._ranks:
                 loader.set_epoch(epoch)

@@ -402,7 +402,8 @@ def test_an_iterator_is_no_thing_to_pickle(copied: Callable[[Any], Any]) -> None
     loader = StatefulGPULoader(Indices(8), batch_size=2)
     batches = iter(loader)
     for _ in range(2):
-        with pytest.raises(TypeError, match=r"neither pickled nor copied.*loader\.state_dict\(\)"):
+        # torch's iterator raises this one; a trainer's test expects it.
+        with pytest.raises(NotImplementedError, match=r"cannot be pickled.*loader\.state_dict\(\)"):
             copied(batches)
         next(batches)
     assert len(list(batches)) == 2

@@ -278,7 +278,8 @@ class Dispatch:
                 self._unheld_since = None
                 since = max(began, oldest.sent_at)
                 if timeout and now - since > timeout:
-                    self._lose(oldest.worker, f"DataLoader timed out after {timeout} seconds")
+                    why = f"DataLoader timed out after {timeout} seconds"
+                    self._lose(oldest.worker, why, is_overdue=True)
                 return
             if self._unheld_since is None:
                 self._unheld_since = now
@@ -503,7 +504,9 @@ class Dispatch:
         candidates = [place for place in self._places if self._is_open(place)]
         return min(candidates or self._places, key=under_way.__getitem__)
 
-    def _lose(self, worker: _Worker, why: str, remedy: str | None = None) -> None:
+    def _lose(
+        self, worker: _Worker, why: str, remedy: str | None = None, *, is_overdue: bool = False
+    ) -> None:
         """Ask for another worker, and have the requests of the lost one done by others."""
         del self._workers[worker.number]
         self._cluster.kill(worker.number)
@@ -522,7 +525,7 @@ class Dispatch:
             return
         # It was working on as many as it has threads, so only these may have ended it.
         at_work = [task for task in lost if task.early is None]
-        for task in at_work[: self._threads] if worker.has_started else ():
+        for task in at_work[: self._threads] if worker.has_started or is_overdue else ():
             self._count_loss(task, what)
         for task in lost:
             task.early = None

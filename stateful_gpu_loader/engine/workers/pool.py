@@ -60,14 +60,15 @@ class PoolPipeline:
         self._tally = tally
         self._dispatch: Dispatch | None = None
         self._end: weakref.finalize[..., Any] | None = None
+        self._former_workers: list[Any] = []
         self.is_whole = False
         self._is_fresh = False
         """Whether the workers were asked for and have not run a pass."""
 
     @property
     def workers(self) -> list[Any]:
-        """The worker processes of this machine; empty if they are elsewhere."""
-        return [] if self._dispatch is None else self._dispatch.processes
+        """The worker processes of this machine, also once they have ended."""
+        return self._former_workers if self._dispatch is None else self._dispatch.processes
 
     def launch(self) -> None:
         self._launched()
@@ -144,7 +145,7 @@ class PoolPipeline:
         return (0, 0) if self._dispatch is None else self._dispatch.depth()
 
     def close(self) -> None:
-        self._dispatch = None
+        self._former_workers, self._dispatch = self.workers, None
         if self._end is not None:
             self._end()
 

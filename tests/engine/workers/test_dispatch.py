@@ -66,6 +66,19 @@ def test_an_answer_that_could_not_be_read_tells_whose_state_is_lost(snapshot: bo
     assert two_workers.deliver()[1] == (Answer(failure, worker=1) if snapshot else failure)
 
 
+def test_a_start_that_exceeds_the_timeout_counts_as_a_loss_of_the_batch() -> None:
+    """The user asked for an end of the wait, whatever the worker was doing."""
+    two_workers = dispatch(max_losses=2)
+    two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
+    two_workers.fill()
+    for _ in range(3):
+        assert not two_workers.is_ready()
+        two_workers.look_for_overdue(began=0.0, timeout=1e-9)
+    assert two_workers.is_ready()
+    with pytest.raises(WorkersDied, match="timed out after 1e-09 seconds"):
+        two_workers.deliver()
+
+
 @pytest.mark.parametrize("max_losses", [0, 1])
 def test_an_idle_worker_is_replaced_unless_none_is(max_losses: int) -> None:
     two_workers = dispatch(max_losses=max_losses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +62,15 @@ def test_batches_are_not_touched(make: Any) -> None:
     found = answers(pipeline)
     assert [type(batch) for batch in found] == [type(batch) for batch in batches]
     assert found[4] == {"a": (1,)}
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_the_processes_are_known_when_the_pass_has_ended(make: Any, persistent: bool) -> None:
+    """Programs ask an iterator for them, as torch's keeps them."""
+    pipeline = make(persistent_workers=persistent)
+    pipeline.start(requests(*[os.getpid] * 4))
+    found = answers(pipeline)
+    assert [process.pid for process in pipeline.workers] == found[:2] == found[2:]
 
 
 def test_an_answer_waits_for_the_older_ones(make: Any, gate: Gate) -> None:

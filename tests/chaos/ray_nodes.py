@@ -40,7 +40,7 @@ class NodeSupervisor(Supervisor):
             "num_workers": self.rng.randint(1, 3),
             "worker_type": "ray",
             "prefetch_factor": self.rng.choice([1, 2, 4]),
-            "persistent_workers": True,
+            "persistent_workers": self.stream != "caching",  # as drawn_execution() says
             "max_worker_restarts": 100,
         }
 

@@ -1,4 +1,4 @@
-"""What lost answers, and workers that are lost while they have nothing to do, leave behind."""
+"""Who is sent which request, and what lost answers and lost workers leave behind."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from stateful_gpu_loader.engine.pipeline import Answer, Failure, WorkersDied
 from stateful_gpu_loader.engine.stats import Tally
+from stateful_gpu_loader.engine.workers import dispatch as module
 from stateful_gpu_loader.engine.workers.cluster import Answered, Lost, Started, Unreadable
 from stateful_gpu_loader.engine.workers.dispatch import Dispatch
 from stateful_gpu_loader.engine.workers.pool import PoolPipeline
@@ -35,14 +36,29 @@ class NoCluster:
 
     def kill(self, worker: int) -> None: ...
 
+    def resources(self) -> str:
+        return "none of a test"
 
-def dispatch(*, max_losses: int, limit: int = 2, threads: int = 1) -> Dispatch:
-    connect: Any = NoCluster
+
+class Late(NoCluster):
+    """Takes requests only for workers that have started."""
+
+    queues = False
+
+
+def dispatch(
+    *,
+    max_losses: int,
+    limit: int = 2,
+    threads: int = 1,
+    in_order: bool = True,
+    connect: Any = NoCluster,
+) -> Dispatch:
     return Dispatch(
         connect,
         num_workers=2,
         limit=limit,
-        in_order=True,
+        in_order=in_order,
         depth=2,
         threads=threads,
         takes_turns=True,
@@ -247,3 +263,127 @@ def test_no_batch_is_waited_for_that_nobody_makes() -> None:
     assert two_workers.is_ready()
     with pytest.raises(WorkersDied, match="worker 0 was lost"):
         two_workers.deliver()
+
+
+def test_a_request_is_charged_with_the_workers_that_were_lost_while_they_made_it() -> None:
+    """A worker has two requests and is lost with the older one, its successor with the newer."""
+    two_workers = dispatch(max_losses=1, limit=4)
+    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
+    two_workers.fill()
+    two_workers.note(Started(0))
+    first = min(two_workers._tasks)
+    two_workers.note(Lost(0, "a test ended it"))
+    two_workers.note(Started(2))
+    two_workers.take(first, "batch 0")
+    assert two_workers.deliver()[1] == "batch 0"
+    two_workers.note(Lost(2, "a test ended it"))
+    for number in list(two_workers._tasks):
+        assert not two_workers.is_ready()
+        two_workers.take(number, "batch")
+        assert two_workers.deliver()[1] == "batch"
+
+
+def test_a_lost_worker_leaves_no_request_of_an_abandoned_pass() -> None:
+    two_workers = dispatch(max_losses=1, limit=4)
+    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(4)]), None)
+    two_workers.fill()
+    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(10, 14)]), None)
+    two_workers.fill()
+    two_workers.note(Started(0))
+    cluster: Any = two_workers._cluster
+    cluster.sent.clear()
+    two_workers.note(Lost(0, "a test ended it"))
+    assert [request.ordinal for _, request in cluster.sent] == [10, 12]
+
+
+def test_requests_of_an_abandoned_pass_are_not_sent_once_workers_start() -> None:
+    late_workers = dispatch(max_losses=1, connect=Late)
+    for first in (0, 10):
+        late_workers.begin(iter([fakes.request(first + i, fakes.nothing) for i in range(2)]), None)
+        late_workers.fill()
+    cluster: Any = late_workers._cluster
+    assert cluster.sent == []
+    for worker in (0, 1):
+        late_workers.note(Started(worker))
+    assert [request.ordinal for _, request in cluster.sent] == [10, 11]
+
+
+class Clock:
+    """Stands where the dispatch looks for the time."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_worker_is_overdue_once_next_has_waited_for_it_so_long(clock: Clock) -> None:
+    """Neither the user's own step counts nor the time before the request was sent again."""
+    two_workers = dispatch(max_losses=3)
+    two_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
+    two_workers.fill()
+    restarts = []
+    for clock.now in (1000, 1009, 1011, 1020, 1022):
+        two_workers.look_for_overdue(1000, timeout=10)
+        restarts.append(two_workers._tally.worker_restarts)
+    assert restarts == [0, 0, 1, 1, 2]
+
+
+def test_the_wait_for_a_worker_to_start_is_counted_anew_behind_a_loss(clock: Clock) -> None:
+    late_workers = dispatch(max_losses=3, connect=Late)
+    late_workers.begin(iter([fakes.request(0, fakes.nothing)]), None)
+    late_workers.fill()
+    late_workers.look_for_overdue(0, timeout=0)
+    clock.now = 100
+    late_workers.note(Started(0))
+    late_workers.look_for_overdue(0, timeout=0)
+    clock.now = 200
+    late_workers.note(Lost(0, "a test ended it"))
+    late_workers.notices.clear()
+    told = []
+    for clock.now in (201, 320, 322):
+        late_workers.look_for_overdue(0, timeout=0)
+        told.append(len(late_workers.notices))
+    assert told == [0, 0, 1]
+
+
+def test_workers_that_do_not_start_are_counted_anew_once_one_has_started() -> None:
+    two_workers = dispatch(max_losses=1)
+    two_workers.begin(iter([fakes.request(i, fakes.nothing) for i in range(2)]), None)
+    two_workers.fill()
+    two_workers.note(Lost(0, "a test ended it"))
+    two_workers.note(Started(2))
+    two_workers.note(Lost(1, "a test ended it"))
+    assert two_workers._tally.worker_restarts == 2
+    assert sorted(two_workers._workers) == [2, 3]
+
+
+class OfSecondWorker:
+    """Requests for any worker, of which the first takes none any more."""
+
+    def __init__(self) -> None:
+        self._ordinals = iter(range(4))
+
+    def __iter__(self) -> OfSecondWorker:
+        return self
+
+    def __next__(self) -> Any:
+        return fakes.request(next(self._ordinals), fakes.nothing)
+
+    def is_open(self, place: int) -> bool:
+        return place == 1
+
+
+def test_out_of_order_a_worker_that_has_ended_is_asked_for_nothing() -> None:
+    two_workers = dispatch(max_losses=0, limit=4, in_order=False)
+    two_workers.begin(OfSecondWorker(), fakes.starts(2))
+    two_workers.fill()
+    cluster: Any = two_workers._cluster
+    assert [worker for worker, _ in cluster.sent] == [1, 1, 1, 1]

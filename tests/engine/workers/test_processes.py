@@ -291,6 +291,30 @@ def test_answers_of_an_abandoned_pass_are_not_delivered(
     assert answers(pipeline) == list(range(10, 16))
 
 
+def test_a_worker_makes_nothing_more_of_an_abandoned_pass(make: Any, gate: Gate) -> None:
+    pipeline = make(num_workers=1, persistent_workers=True)
+    pipeline.start(requests(gate.action, fakes.nothing))
+    gate.reached()
+    pipeline.start(iter([fakes.request(9, fakes.nothing, snapshot=True)]))
+    gate.open()
+    (answer,) = answers(pipeline)
+    assert answer.snapshot == b"request 0, request 9"
+
+
+def test_a_worker_makes_nothing_more_once_its_connection_has_ended(
+    make: Any, gate: Gate, tmp_path: Path
+) -> None:
+    made = tmp_path / "made"
+    pipeline = make(num_workers=1)
+    pipeline.start(requests(gate.action, partial(Path.touch, made)))
+    gate.reached()
+    (worker,) = pipeline._dispatch._cluster._workers.values()
+    worker.channel.end()
+    gate.open()
+    worker.process.join()
+    assert not made.exists()
+
+
 def generator_states() -> list[Any]:
     numpys: Any = np.random.get_state()
     return [random.getstate(), numpys[1].tolist(), torch.get_rng_state().tolist()]

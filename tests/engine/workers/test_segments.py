@@ -259,6 +259,20 @@ def test_worker_processes_fill_their_segments_again(make: Any, method: str) -> N
     assert len(places) <= 10
 
 
+def test_segments_that_worker_processes_give_up_are_unmapped(make: Any) -> None:
+    """The user keeps many batches for a while."""
+    pipeline = filling(make, num_workers=1)
+    pipeline.start(numbered(60))
+    mapped = pipeline._dispatch._cluster._segments._mapped
+    kept = [next(pipeline)[1] for _ in range(20)]
+    assert len(mapped) >= 20
+    del kept
+    for _ in range(40):
+        next(pipeline)
+    # Those that the worker keeps, two requests, and what the user has.
+    assert len(mapped) <= 10
+
+
 def test_worker_processes_do_not_touch_what_the_user_keeps(make: Any) -> None:
     pipeline = filling(make)
     pipeline.start(numbered(40))

@@ -75,6 +75,25 @@ def test_a_failed_batch_and_then_a_lost_worker_count_once() -> None:
     assert indices(resumed) == list(range(10, 20))
 
 
+@pytest.mark.parametrize("sampler", [None, range(N)])
+def test_a_batch_that_failed_is_not_made_again_behind_an_interrupt(sampler: Any) -> None:
+    class Interrupted(Failing):
+        is_interrupted = False
+
+        def __getitem__(self, index: int) -> int:
+            if index == 6 and not self.is_interrupted:
+                self.is_interrupted = True
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    batches = iter(StatefulGPULoader(Interrupted(N, {5}), batch_size=2, sampler=sampler))
+    assert indices([next(batches), next(batches)]) == [0, 1, 2, 3]
+    for error in (KeyError, KeyboardInterrupt):
+        with pytest.raises(error):
+            next(batches)
+    assert indices(batches) == list(range(6, N))
+
+
 def test_an_iterator_whose_workers_could_not_start_tries_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,6 +15,7 @@ from stateful_gpu_loader.engine.pipeline import WorkersDied
 from tests.conformance import same
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Doing, Gate, answers, request, requests, until_death
+from tests.patience import seconds
 
 KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: Killed"
 
@@ -220,6 +221,13 @@ def test_a_stopped_worker_is_found_by_timeout(make: Any) -> None:
     fakes.kill(pipeline, 0, sig=signal.SIGSTOP)
     with pytest.warns(RuntimeWarning, match="DataLoader timed out after 2 seconds"):
         assert answers(pipeline) == [fakes.large()] * 2
+
+
+def test_a_worker_that_closes_its_connection_is_lost(make: Any, gate: Gate) -> None:
+    pipeline = make(num_workers=1, max_losses=0, timeout=seconds(20))
+    pipeline.start(requests(partial(fakes.closing_its_connection, gate.action)))
+    _, error = fakes.until_death(pipeline)
+    assert "is killed by signal: Killed" in error.what
 
 
 def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gate) -> None:

@@ -174,7 +174,7 @@ class LaneCursors(Mapping[int, LaneCursor]):
 
 
 class _Latest:
-    """What the moments of a pass share.
+    """Data that the moments of a pass share.
 
     Other threads may ask for a state, and so may a signal handler, while its thread has the lock.
     """

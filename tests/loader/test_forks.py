@@ -73,13 +73,16 @@ KINDS: dict[str, Callable[[Path], StatefulGPULoader[Any]]] = {
 }
 
 
+def passes(loader: StatefulGPULoader[Any]) -> list[list[Any]]:
+    """Return the batches of its next two passes."""
+    return [[copy_of(batch) for batch in loader] for _ in range(2)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_iterator_delivers_in_the_process_that_began_it(kind: str, tmp_path: Path) -> None:
     """The child is refused, iterates the loader itself, and leaves the parent's workers alone."""
-    make = KINDS[kind]
-    reference = make(tmp_path)
-    expected = [[copy_of(batch) for batch in reference] for _ in range(2)]
-    loader = make(tmp_path)
+    expected = passes(KINDS[kind](tmp_path))
+    loader = KINDS[kind](tmp_path)
     batches = iter(loader)
     delivered = [copy_of(next(batches))]
 
@@ -106,10 +109,8 @@ def test_an_iterator_delivers_in_the_process_that_began_it(kind: str, tmp_path: 
 def test_a_child_that_drops_the_parents_iterator_takes_no_worker_of_it(
     kind: str, tmp_path: Path
 ) -> None:
-    make = KINDS[kind]
-    reference = make(tmp_path)
-    expected = [[copy_of(batch) for batch in reference] for _ in range(2)]
-    loader = make(tmp_path)
+    expected = passes(KINDS[kind](tmp_path))
+    loader = KINDS[kind](tmp_path)
     batches = iter(loader)
     delivered = [copy_of(next(batches))]
 

@@ -119,8 +119,7 @@ def assert_saved_whole(make: Make, *, at: int, every: int) -> None:
             next(batches)
         return loader, batches
 
-    loader, batches = begun()
-    whole = batches_of(itertools.chain(batches))
+    whole = batches_of(begun()[1])
     places = places_of(partial(next, begun()[1], None), by="line")
     assert places
     for number in [*places.values()][::every]:

@@ -132,7 +132,7 @@ class Interrupt:
             return
         if _opcode(frame) == "NOP" or os.getpid() != self._pid:
             return
-        if frame.f_code.co_name in _HOOKS_OF_FORKS:
+        if frame.f_code.co_name in _HOOKS_OF_FORKS or _is_of_finalizer(frame):
             return
         self.count += 1
         if self._at is None:
@@ -203,6 +203,13 @@ def _place(frame: FrameType) -> Place:
 
 def _is_of_package(code: CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE)
+
+
+def _is_of_finalizer(frame: FrameType | None) -> bool:
+    """Whether ``__del__`` runs, under which the interpreter drops what a handler raises."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 @functools.cache

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 import pytest
 
 from stateful_gpu_loader import StatefulGPULoader
+from stateful_gpu_loader.datasets.storage.kept_files import Descriptor
 from tests.interrupts import interrupt_at, places_of
 
 
@@ -81,6 +84,12 @@ def test_the_error_is_raised_once_and_tracing_is_as_it_was() -> None:
 
 def test_code_outside_the_package_is_left_alone() -> None:
     assert places_of(lambda: sorted(range(9), key=lambda i: -i)) == {}
+
+
+def test_what_the_interpreter_would_drop_is_not_raised(tmp_path: Path) -> None:
+    opened = [Descriptor(str(tmp_path / "file"), os.O_CREAT)]
+    assert places_of(opened.clear) == {}
+    assert not opened
 
 
 def _interrupted() -> None:

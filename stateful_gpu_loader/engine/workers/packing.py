@@ -2,7 +2,8 @@
 
 torch shares the memory of every tensor: the receiver connects to a socket of the worker to get its
 descriptor, and maps it, which takes longer than copying a quarter of a megabyte. So torch sends
-only what is larger and does not lie in one of the worker's segments.
+only what is larger and does not lie in one of the worker's segments. What pickle makes of the rest
+is copied into a segment as well if it is large.
 
 To other machines large memory is sent outside the pickled message. What carries the message can
 then hand it over without a copy, as Ray does out of its object store. It arrives in memory that
@@ -43,12 +44,14 @@ from stateful_gpu_loader.state.user_states import is_plain
 class Packed(NamedTuple):
     """A serialized answer."""
 
-    content: bytes | memoryview
+    content: memoryview
+    """The pickled answer."""
     large: list[Any]
-    """Objects that torch and NumPy transfer in their own ways."""
-    snapshot: Any
+    """Tensors that torch transfers in its own way."""
     segments: tuple[SentSegment, ...] = ()
     """Shared memory that tensors of the answer lie in."""
+    is_apart: bool = False
+    """Whether the last segment holds the content, which then need not be sent."""
     given_up: tuple[SegmentId, ...] = ()
     """Segments that the worker will not use again."""
     seconds: Mapping[str, float] = {}
@@ -67,17 +70,31 @@ def pack(answer: Any, segments: WorkerSegments | None = None) -> Packed:
     >>> unpack(pack({"image": torch.ones(2)}))
     {'image': tensor([1., 1.])}
     """
-    snapshot = None
-    if isinstance(answer, Answer):
-        answer, snapshot = dataclasses.replace(answer, snapshot=None), answer.snapshot
     file = io.BytesIO()
     packer = _Packer(file, segments)
     packer.dump(answer)
-    packed = Packed(file.getvalue(), packer.large, snapshot)
+    packed = Packed(file.getbuffer(), packer.large)
     if segments is None:
         return packed
-    sent = tuple(segments.send(number) for number in packer.segments)
-    return packed._replace(segments=sent, given_up=segments.given_up())
+    apart = _in_segment(packed.content, segments)
+    numbers = packer.segments if apart is None else [*packer.segments, apart]
+    return packed._replace(
+        segments=tuple(segments.send(number) for number in numbers),
+        is_apart=apart is not None,
+        given_up=segments.given_up(),
+    )
+
+
+def _in_segment(content: memoryview, segments: WorkerSegments) -> int | None:
+    """Copy large content into a segment and return its number; None if it is sent as it is.
+
+    A socket would take it in parts, each of which waits for a thread of the worker.
+    """
+    if len(content) <= LARGEST_COPY:
+        return None
+    copy = segments.empty((len(content),), torch.uint8)
+    copy.numpy()[:] = np.frombuffer(content, np.uint8)
+    return segments.number_of(copy.untyped_storage())
 
 
 def unpack(
@@ -92,12 +109,14 @@ def unpack(
     before = getattr(_PRESENT, "beside", None)
     try:
         _PRESENT.beside = packed.large, storages
-        answer = pickle.loads(packed.content)
+        return pickle.loads(_bytes_of(storages[-1]) if packed.is_apart else packed.content)
     finally:
         _PRESENT.beside = before
-    if packed.snapshot is None:
-        return answer
-    return dataclasses.replace(answer, snapshot=packed.snapshot)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
+    content: Any = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return memoryview(content.numpy())
 
 
 class _Packer(ForkingPickler):
@@ -110,8 +129,6 @@ class _Packer(ForkingPickler):
         self._memory: dict[tuple[int, int], _Memory | _InSegment] = {}
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
-            return NotImplemented if thing.nbytes <= LARGEST_COPY else self._left_alone(thing)
         if not isinstance(thing, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             return NotImplemented
         if type(thing) is not torch.Tensor or not is_plain(thing):
@@ -174,8 +191,7 @@ class _Memory:
         self._storage = storage
 
     def __reduce__(self) -> tuple[Any, ...]:
-        content: Any = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return copied_storage, (pickle.PickleBuffer(content.numpy()),)
+        return copied_storage, (pickle.PickleBuffer(_bytes_of(self._storage)),)
 
 
 def copied_storage(content: Any) -> torch.UntypedStorage:
@@ -341,8 +357,7 @@ class _MemoryByValue:
         self._storage = storage
 
     def __reduce__(self) -> tuple[Any, ...]:
-        content: Any = torch.empty(0, dtype=torch.uint8).set_(self._storage)
-        return _storage, (pickle.PickleBuffer(content.numpy()),)
+        return _storage, (pickle.PickleBuffer(_bytes_of(self._storage)),)
 
 
 def _storage(content: Any) -> torch.UntypedStorage:

@@ -385,7 +385,8 @@ class _Answers:
         except Exception as error:
             answer = in_place_of(answer, error)
             head, files = pickled(answer._replace(content=b""))
-        self._sender.send(NUMBER.pack(number) + head, answer.content, files)
+        content = b"" if answer.is_apart else answer.content
+        self._sender.send(NUMBER.pack(number) + head, content, files)
 
 
 def end_with(main: BaseProcess) -> None:
@@ -413,7 +414,7 @@ def in_place_of(content: Any, error: Exception) -> Any:
     if isinstance(content, WorkerMessage):
         where = f"when {content.request!r:.300} was sent to a worker process. {_REMEDY}"
         return content._replace(request=RemoteFailure(error, where))
-    packed = pack(_unsent(unpack(content), error))
+    packed = pack(_unsent(unpack(content._replace(is_apart=False)), error))
     # The main process returns the segments of the batch that it does not get.
     return packed._replace(segments=content.segments, given_up=content.given_up)
 

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 
 from stateful_gpu_loader.engine.pipeline import WorkersDied
+from stateful_gpu_loader.engine.workers import segments
 from tests.conformance import same
 from tests.engine.workers import fakes
 from tests.engine.workers.fakes import Doing, Gate, answers, request, requests, until_death
 from tests.patience import seconds
 
 KILLED = r"DataLoader worker \(pid \d+\) is killed by signal: Killed"
+
+
+@pytest.fixture
+def without_segments(monkeypatch: Any) -> None:
+    """A large batch then passes the socket, which takes it in parts."""
+    monkeypatch.setattr(segments, "_has_segments", lambda: False)
 
 
 def ordinal_of(died: WorkersDied) -> int | None:
@@ -61,6 +68,7 @@ def test_the_users_own_step_is_not_interrupted(make: Any) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("without_segments")
 @pytest.mark.parametrize("batch", [fakes.large, fakes.shared])
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
 def test_killed_before_the_batch_is_received(
@@ -213,6 +221,7 @@ def test_a_hanging_worker_is_found_by_timeout(make: Any, gate: Gate) -> None:
     assert ordinal_of(died.value) == 0
 
 
+@pytest.mark.usefixtures("without_segments")
 def test_a_stopped_worker_is_found_by_timeout(make: Any) -> None:
     """A batch has begun to arrive, whose rest only the stopped worker can hand over."""
     pipeline = make(timeout=2, num_workers=1)
@@ -230,6 +239,7 @@ def test_a_worker_that_closes_its_connection_is_lost(make: Any, gate: Gate) -> N
     assert "is killed by signal: Killed" in error.what
 
 
+@pytest.mark.usefixtures("without_segments")
 def test_a_child_that_outlives_the_worker_holds_nobody_back(make: Any, gate: Gate) -> None:
     """It keeps the socket open behind half a message, and the worker's sentinel."""
     pipeline = make(num_workers=1, max_losses=0)

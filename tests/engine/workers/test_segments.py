@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from stateful_gpu_loader.engine.pipeline import Answer, RemoteFailure
 from stateful_gpu_loader.engine.workers import segments as segments_module
 from stateful_gpu_loader.engine.workers.packing import Packed, pack, unpack
 from stateful_gpu_loader.engine.workers.segments import (
@@ -128,6 +129,29 @@ def test_a_process_that_was_forked_keeps_what_it_has() -> None:
         for file in (*begin, *end):
             os.close(file)
     assert len(pair.worker._segments) == len(pair.main._mapped) == 1, "the other one is unmapped"
+
+
+def test_large_content_is_in_memory_that_is_filled_again() -> None:
+    pair = Pair()
+    for value in range(9):
+        pair.worker.take_back(pair.main.to_return(0))
+        states = [bytes([value]) * LARGEST_COPY, np.full(LARGEST_COPY, value, np.uint8)]
+        packed = pack(states, pair.worker)
+        assert packed.is_apart
+        text, array = pair.received(packed._replace(content=memoryview(b"")))
+        assert text == states[0]
+        assert (array == value).all()
+        array[0] = 1  # it is the receiver's own
+    assert len(pair.worker._segments) == 1
+
+
+def test_an_answer_that_cannot_be_sent_is_known_from_its_content() -> None:
+    pair = Pair()
+    answer = Answer([bytes(LARGEST_COPY), pair.made(7)], worker=3)
+    packed = pack(answer, pair.worker)
+    told = pair.received(in_place_of(packed, OSError("no file is free")))
+    assert told.worker == 3
+    assert isinstance(told.payload, RemoteFailure)
 
 
 def test_only_so_many_free_segments_are_kept() -> None:

@@ -63,10 +63,10 @@ class _Counting(RayWorkers):
 class _CountingCluster(RayCluster):
     num_bytes = num_answers = 0
 
-    def receive(self, seconds: float) -> Event | None:
-        event = super().receive(seconds)
+    def receive(self) -> Event | None:
+        event = super().receive()
         if isinstance(event, Answered):
-            packed = event.packed
+            packed = event.answer
             images = 0 if packed.images is None else packed.images.nbytes
             large = sum(part.nbytes for part in packed.large)
             _CountingCluster.num_bytes += len(packed.content) + images + large

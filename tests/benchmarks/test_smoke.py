@@ -34,6 +34,7 @@ BENCHMARKS = (
     "executors",
     "checkpoint",
     "scale",
+    "ray",
 )
 
 

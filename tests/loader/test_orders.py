@@ -36,11 +36,17 @@ def test_the_callers_generators_are_drawn_from_once_in_a_life(num_workers: int) 
     assert loader.state_dict()["seed"] == asked
 
 
-def test_a_resumed_or_seeded_loader_draws_nothing_from_the_caller() -> None:
-    """Or else a resumed run's dropout would differ from the uninterrupted run's."""
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_resumed_or_seeded_loader_draws_nothing_from_the_caller(asked_before: bool) -> None:
+    """Otherwise a resumed run's dropout would differ from the uninterrupted run's.
+
+    A state that was asked for before the load has settled a seed, which the load replaces.
+    """
     state = StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True).state_dict()
     before = generators()
     resumed = StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True)
+    if asked_before:
+        resumed.state_dict()
     resumed.load_state_dict(state)
     list(resumed)
     list(StatefulGPULoader(Noisy(12), batch_size=4, shuffle=True, seed=3))

@@ -198,6 +198,18 @@ def test_a_failed_batch_before_a_pass_went_back_is_still_tried_again_from_before
     assert [passes.address(k) for k in range(3)] == [Address(0, 12), Address(0, 4), Address(0, 0)]
 
 
+def test_an_earlier_state_lies_before_all_batches_that_failed_after_it() -> None:
+    """A load of it tries all of them again, not only the last one."""
+    passes = Passes()
+    current = passes.begin()
+    deliver(passes, current, 4)
+    for place in (8, 12):
+        passes.offer_failure(current, ValueError(), Address(0, place))
+        take(current)
+    deliver(passes, current, 16)
+    assert [passes.address(k) for k in range(3)] == [Address(0, 16), Address(0, 4), Address(0, 0)]
+
+
 def take(current: Pass) -> None:
     assert current.offered is not None
     current.offered.content.pop()

@@ -123,6 +123,7 @@ def contents_or_error(path: Path) -> tuple[list[tuple[bytes, Any]], str | None]:
         (lambda data: b"", "byte 0: the file is empty"),
         (lambda data: b"not a tar at all" * 99, "byte 0: no tar header"),
         (lambda data: data[:1024] + b"x" + data[1025:], "byte 1024: no tar header: its checksum"),
+        (lambda data: data[:5700], "byte 5120: the file ends in the middle of the member"),
         (
             lambda data: tar_bytes([("a.jpg", b""), ("a.JPG", b"")]),
             "byte 512: the sample 'a' has two",

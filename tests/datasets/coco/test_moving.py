@@ -110,6 +110,15 @@ def test_a_turn_gives_the_box_around_the_corners() -> None:
     assert found["area"].tolist() == [8]
 
 
+def test_an_area_without_a_mask_scales_with_the_map_and_with_the_share_that_is_left() -> None:
+    given_target = target([[10, 4, 20, 14]])
+    whole = moved(given_target, scaled(3, 2), (60, 120), box_format="xyxy", ratio=None)
+    assert whole["area"].tolist() == [8 * 3 * 2]
+    half = moved(given_target, scaled(3, 2, -45), (60, 120), box_format="xyxy", ratio=None)
+    assert half["boxes"].tolist() == [[0, 8, 15, 28]]
+    assert half["area"].tolist() == [8 * 3 * 2 / 2]
+
+
 def test_areas_are_the_masks_pixels_where_there_are_masks() -> None:
     masks = torch.zeros(2, *SIZE, dtype=torch.uint8)
     masks[0, 2:6, 3:9] = 1

@@ -66,6 +66,16 @@ def test_the_same_recipe_twice_draws_independently() -> None:
     assert {(first[0], second[0]) for first, second in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
+def test_divided_recipes_draw_what_they_draw_together() -> None:
+    """After other recipes as well, such as those of a PreparedSource."""
+    for whole in (TRAINING, TRAINING.following(2)):
+        first, last = whole.divided()
+        assert [type(recipe) for recipe in last.recipes] == [T.Normalize]
+        drawn = drawn_numbers(whole, [0, 7])
+        assert drawn_numbers(first, [0, 7]) == [row[:-1] for row in drawn]
+    assert drawn_numbers(TRAINING.following(2), [0, 7]) != drawn_numbers(TRAINING, [0, 7])
+
+
 def test_pixels_of_a_training_pipeline_are_torchvisions() -> None:
     """Photographs through crop, flip and normalize, into one batch."""
     pipeline = T.Compose(

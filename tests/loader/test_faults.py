@@ -107,9 +107,22 @@ def test_a_poison_sample_is_named_and_the_state_is_intact(tmp_path: Path) -> Non
     assert same(list(resumed), expected[3:])
 
 
+class KillsItselfWithState(KillsItself):
+    """A loss costs all batches in flight, as its state is in its worker."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"none": 0}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        assert state_dict == {"none": 0}
+
+
 @pytest.mark.parametrize("limit", [0, 1])
-def test_a_batch_loses_so_many_workers_and_one_more(tmp_path: Path, limit: int) -> None:
-    dataset = KillsItself(N, 13, lives(tmp_path / "lives", 100))
+@pytest.mark.parametrize("kind", [KillsItself, KillsItselfWithState])
+def test_a_batch_loses_so_many_workers_and_one_more(
+    tmp_path: Path, kind: type[KillsItself], limit: int
+) -> None:
+    dataset = kind(N, 13, lives(tmp_path / "lives", 100))
     loader = StatefulGPULoader(dataset, num_workers=1, max_worker_restarts=limit)
     with warnings.catch_warnings(), pytest.raises(WorkerLost):
         deliver_quietly(iter(loader), [])

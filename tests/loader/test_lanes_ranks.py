@@ -139,16 +139,20 @@ def test_a_small_rank_reads_its_lanes_again(drop_last: bool, num_workers: int) -
                 assert later.states(0) == run.states(step + 1)
 
 
-def test_drops_do_not_change_the_number_of_batches() -> None:
-    """What a rank has lost it makes up for, from a merged state, too."""
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_drops_do_not_change_the_number_of_batches(shuffle: bool) -> None:
+    """What a rank has lost it makes up for, from a merged state, too.
+
+    Without shuffling both ranks have lost samples, and both read their lanes again at the end.
+    """
     dataset = DamagedShards(
         {0: (2, "value"), 3: (1, "missing")}, (9, 9, 9, 9, 9, 9), lanes=2, counted=True
     )
-    run = Ranks(dataset, 2, on_bad_sample="drop")
+    run = Ranks(dataset, 2, on_bad_sample="drop", shuffle=shuffle)
     assert [len(batches) for batches in run.batches] == run.lengths == [9, 9]
     for step in range(9):
         for given in (run.states(step), merge_state_dicts(run.states(step))):
-            rest = Ranks(dataset, 2, given, on_bad_sample="drop")
+            rest = Ranks(dataset, 2, given, on_bad_sample="drop", shuffle=shuffle)
             assert same(rest.batches, [batches[step:] for batches in run.batches]), step
 
 

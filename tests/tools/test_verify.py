@@ -150,6 +150,37 @@ def test_a_script_that_new_processes_cannot_import(way: str, tmp_path: Path) -> 
     assert done.returncode == 1
 
 
+class NeverBeginsAgain(IterableDataset[int]):
+    """Once its state is loaded at the end of an epoch, it yields nothing any more."""
+
+    LENGTH = 6
+
+    def __init__(self) -> None:
+        self.given, self.is_over = 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        if self.given == self.LENGTH and not self.is_over:
+            self.given = 0
+        while self.given < self.LENGTH:
+            self.given += 1
+            yield self.given
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.given = state_dict["given"]
+        self.is_over = self.given == self.LENGTH
+
+
+def test_a_resumed_run_without_any_batch_differs() -> None:
+    """Although none of its batches does."""
+    report = verify_resume(lambda: StatefulGPULoader(NeverBeginsAgain(), batch_size=2))
+    assert not report
+    told = {check.difference for check in report.checks if check.outcome == "differs"}
+    assert told == {"fewer batches than the undisturbed run"}
+
+
 @pytest.mark.parametrize(
     ("outcomes", "is_exact", "verdict"),
     [

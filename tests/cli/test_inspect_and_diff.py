@@ -93,6 +93,8 @@ def test_diff_names_what_only_one_has(files: Path) -> None:
     status, text = said("diff", files / "a.pt", files / "b.pt")
     assert status == 1
     assert "a.pt has a state there" in text.replace("\n", "")
+    torch.save({"train": after(1)}, files / "c.pt")
+    assert said("diff", files / "a.pt", files / "c.pt")[0] == 1, "the state in both is the same"
 
 
 def test_diff_prints_json(files: Path) -> None:

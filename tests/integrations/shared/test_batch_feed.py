@@ -64,6 +64,17 @@ def test_skip_of_less_than_was_delivered_is_refused() -> None:
     assert "checkpoint" not in str(caught.value)
 
 
+def test_a_consumer_that_fetches_ahead_has_the_state_before_what_it_has_fetched() -> None:
+    """Also with the last batch, after which there is none to fetch."""
+    feed, loader = BatchFeed(loader_of()), loader_of()
+    states = [loader.state_dict() for _ in loader]
+    batches = iter(DataLoader(feed, **feed.arguments()))
+    next(batches)
+    for state in states:
+        next(batches, None)
+        assert feed.state_before_the_last() == state
+
+
 def test_attributes_are_the_datasets() -> None:
     """Loader.dataset.classes, as users write it."""
     feed = BatchFeed(loader_of())

@@ -1,4 +1,4 @@
-"""The order of an epoch: a keyed permutation of range(n), from position to index in O(1)."""
+"""Keyed permutations of range(n), from position to index in O(1): of an epoch, and of its parts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 import operator
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.randomness.philox import Stream, words
+from stateful_gpu_loader.randomness.philox import Stream, joined, words_of_64, words_of_seeds
+from stateful_gpu_loader.records import IndexArray
 
 ALGORITHM = "feistel"
 """Name of the permutation in fingerprints."""
@@ -66,12 +68,9 @@ class Permutation:
         self.n = n
         self.seed = seed
         self.epoch = epoch
-        num_rows, num_columns, num_rounds = network_over(n)
-        self._n = np.uint64(n)
-        self._num_rows = np.uint64(num_rows)
-        self._num_columns = np.uint64(num_columns)
-        halves = words(seed, epoch, [n], Stream.ORDER, 2 * num_rounds)[0].astype(np.uint64)
-        self._round_keys = (halves[0::2] << _HALF | halves[1::2]).reshape(-1, 2)
+        num_rows, num_columns, num_rounds = _network_over(n)
+        self._shape = np.array([n, num_rows, num_columns], dtype=np.uint64)
+        self._keys = words_of_64(seed, epoch, [n], Stream.ORDER, num_rounds).T
 
     def __call__(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Indices at the given positions.
@@ -90,7 +89,7 @@ class Permutation:
         array([[4, 0],
                [8, 6]])
         """
-        return self._walk("position", positions, self._encrypt)
+        return self._walk("position", positions, _encrypted)
 
     def inverse(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Positions at which the given indices come.
@@ -108,13 +107,13 @@ class Permutation:
         >>> Permutation(10, seed=42, epoch=0).inverse(np.array([4, 0]))
         array([0, 1])
         """
-        return self._walk("index", indices, self._decrypt)
+        return self._walk("index", indices, _decrypted)
 
     def __repr__(self) -> str:
         return f"Permutation({self.n}, seed={self.seed}, epoch={self.epoch})"
 
     def _walk(
-        self, name: str, elements: npt.NDArray[np.integer], step: Callable[[_Words], _Words]
+        self, name: str, elements: npt.NDArray[np.integer], step: _Step
     ) -> npt.NDArray[np.int64]:
         elements = np.asarray(elements)
         if elements.dtype.kind not in "iu":
@@ -124,44 +123,153 @@ class Permutation:
                 f"{name} outside range({self.n}): the least is {elements.min()}, the greatest "
                 f"{elements.max()}. Remedy: count from 0 within one epoch"
             )
-        values = step(elements.astype(np.uint64).reshape(-1))
-        outside = np.flatnonzero(values >= self._n)
-        while outside.size:
-            values[outside] = step(values[outside])
-            outside = outside[values[outside] >= self._n]
-        return values.astype(np.int64).reshape(elements.shape)
+        values = elements.astype(np.uint64).reshape(-1)
+        n, num_rows, num_columns = self._shape
+        mapped = _walked(step, values, n, num_rows, num_columns, self._keys, _ALONE)
+        return mapped.astype(np.int64).reshape(elements.shape)
 
-    # Words are unsigned: what falls below zero becomes huge, so the lesser of a sum and the sum
-    # less its modulus is the remainder. It costs a tenth of `%`.
-    def _encrypt(self, values: _Words) -> _Words:
-        row, column = self._split(values)
-        for row_key, column_key in self._round_keys:
-            row += hash_below(column, row_key, self._num_rows)
-            row = np.minimum(row, row - self._num_rows)
-            column += hash_below(row, column_key, self._num_columns)
-            column = np.minimum(column, column - self._num_columns)
-        return self._joined(row, column)
 
-    def _decrypt(self, values: _Words) -> _Words:
-        row, column = self._split(values)
-        for row_key, column_key in self._round_keys[::-1]:
-            column -= hash_below(row, column_key, self._num_columns)
-            column = np.minimum(column, column + self._num_columns)
-            row -= hash_below(column, row_key, self._num_rows)
-            row = np.minimum(row, row + self._num_rows)
-        return self._joined(row, column)
+def permuted(
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int = Stream.PARTS,
+) -> IndexArray:
+    """Map each value by a permutation of its own.
 
-    def _split(self, values: _Words) -> tuple[_Words, _Words]:
-        row = values // self._num_columns
-        return row, values - row * self._num_columns
+    The permutations are those of :class:`Permutation`, keyed by (seed, epoch, stream, number);
+    ``Permutation(n, ...)`` itself is number n of ``Stream.ORDER``. Time and memory depend on the
+    number of values alone, not on that of permutations.
 
-    def _joined(self, row: _Words, column: _Words) -> _Words:
-        values: _Words = row * self._num_columns + column
-        return values
+    Args:
+        values: int64 [n], each in ``range(lengths[i])``.
+        lengths: length of each permutation, 1 or more; int64 [n] or one int.
+        numbers: number of each permutation; int64 [n] or one int. Equal numbers need equal lengths.
+        stream: a :class:`~stateful_gpu_loader.randomness.philox.Stream`.
+
+    Returns:
+        int64 [n], each in ``range(lengths[i])``.
+
+    Raises:
+        IndexError: a value is outside its range.
+
+    >>> permuted(np.array([0, 1, 2, 0, 1, 2]), 3, seed=3, epoch=0, numbers=[1, 1, 1, 2, 2, 2])
+    array([1, 0, 2, 0, 1, 2])
+    """
+    return _mapped(
+        _encrypted, values, lengths, seed=seed, epoch=epoch, numbers=numbers, stream=stream
+    )
+
+
+def unpermuted(
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int = Stream.PARTS,
+) -> IndexArray:
+    """Return what :func:`permuted` maps to these values; arguments and errors are the same.
+
+    >>> unpermuted(np.array([1, 0, 2]), 3, seed=3, epoch=0, numbers=1)
+    array([0, 1, 2])
+    """
+    return _mapped(
+        _decrypted, values, lengths, seed=seed, epoch=epoch, numbers=numbers, stream=stream
+    )
+
+
+def _mapped(
+    step: _Step,
+    values: IndexArray,
+    lengths: npt.ArrayLike,
+    *,
+    seed: int,
+    epoch: int,
+    numbers: npt.ArrayLike,
+    stream: int,
+) -> IndexArray:
+    all_lengths = np.broadcast_to(np.asarray(lengths, dtype=np.int64), values.shape)
+    all_numbers = np.broadcast_to(np.asarray(numbers, dtype=np.int64), values.shape)
+    outside = np.flatnonzero((values < 0) | (values >= all_lengths))
+    if outside.size:
+        first = outside[0]
+        raise IndexError(
+            f"value {values[first]} is outside range({all_lengths[first]}). Remedy: count from 0 "
+            "within one permutation"
+        )
+    distinct, which = distinct_of(all_lengths)
+    shapes = np.array([_network_over(n) for n in distinct.tolist()], dtype=np.uint64).reshape(-1, 3)
+    rounds = shapes[:, 2]
+    result = np.empty(values.shape, dtype=np.int64)
+    kinds = np.unique(rounds).tolist()
+    for num_rounds in kinds:
+        # Nearly always all have as many rounds, and then nothing is picked out.
+        chosen = np.flatnonzero((rounds == num_rounds)[which]) if len(kinds) > 1 else slice(None)
+        names, place = distinct_of(all_numbers[chosen])
+        keys = words_of_64(seed, epoch, names, stream, num_rounds)
+        # What all values have in common is not repeated for each.
+        shape = which[chosen] if len(distinct) > 1 else 0
+        result[chosen] = _walked(
+            step,
+            values[chosen].astype(np.uint64),
+            distinct.astype(np.uint64)[shape],
+            shapes[shape, 0],
+            shapes[shape, 1],
+            np.ascontiguousarray(keys.T),
+            place if len(names) > 1 else np.array(0),
+        )
+    return result
+
+
+def permutations_of_seeds(n: int, seeds: list[int]) -> IndexArray:
+    """Return the permutations of range(n) under many seeds, which together cost little more.
+
+    Args:
+        n: 1 or more.
+        seeds: each 0 <= seed < 2**64.
+
+    Returns:
+        int64 [number of seeds, n]; row i is ``Permutation(n, seed=seeds[i], epoch=0)`` of all.
+
+    >>> permutations_of_seeds(3, [1, 2]).tolist()
+    [[1, 2, 0], [1, 2, 0]]
+    """
+    *shape, num_rounds = _network_over(n)
+    end, rows, columns = np.array([n, *shape], dtype=np.uint64)
+    keys = joined(words_of_seeds(seeds, 0, n, Stream.ORDER, 2 * num_rounds))
+    values = np.tile(np.arange(n, dtype=np.uint64), len(seeds))
+    mapped = _walked(
+        _encrypted,
+        values,
+        end,
+        rows,
+        columns,
+        np.ascontiguousarray(keys.T),
+        np.repeat(np.arange(len(seeds)), n),
+    )
+    return mapped.astype(np.int64).reshape(len(seeds), n)
+
+
+def distinct_of(values: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """Return the distinct values and which of them each is; values in order need no sorting.
+
+    >>> distinct_of(np.array([5, 5, 7]))
+    (array([5, 7]), array([0, 0, 1]))
+    """
+    steps = np.diff(values)
+    if len(values) == 0 or (steps < 0).any():
+        return np.unique(values, return_inverse=True)
+    is_first = np.concatenate([[True], steps > 0])
+    return values[is_first], np.cumsum(is_first) - 1
 
 
 @lru_cache(maxsize=4096)
-def network_over(n: int) -> tuple[int, int, int]:
+def _network_over(n: int) -> tuple[int, int, int]:
     """Rows, columns and rounds of the network over n elements."""
     num_rows = max(2, (math.isqrt(n) + 1) // 2 * 2)
     num_columns = -(-n // num_rows)
@@ -175,7 +283,7 @@ def _num_rounds(shorter_side: int) -> int:
     return max(_MIN_ROUNDS, 2 * pairs)
 
 
-def hash_below(side: _Words, round_key: np.uint64, end: np.uint64) -> _Words:
+def _hash_below(side: _Words, round_key: _Words, end: _Words) -> _Words:
     """Hash to range(end), where end <= 2**32: multiply, and keep the carry."""
     mixed: _Words = (side + round_key) * _FIRST_MULTIPLIER
     mixed ^= mixed >> _HALF
@@ -184,3 +292,71 @@ def hash_below(side: _Words, round_key: np.uint64, end: np.uint64) -> _Words:
     mixed *= end
     mixed >>= _HALF
     return mixed
+
+
+_Step: TypeAlias = Callable[[_Words, _Words, _Words, _Words, IndexArray], _Words]
+"""One pass through the network: ``_encrypted`` or ``_decrypted``."""
+
+_ALONE = np.array(0)
+"""The place of the only permutation among the keys."""
+
+
+def _walked(
+    step: _Step,
+    values: _Words,
+    ends: _Words,
+    rows: _Words,
+    columns: _Words,
+    keys: _Words,
+    place: IndexArray,
+) -> _Words:
+    """Walk each value through the network until it is below its end.
+
+    Args:
+        values: uint64 [m].
+        ends, rows, columns: length of each value's permutation, and rows and columns of its
+            network; uint64 [m], or one for all.
+        keys: uint64 [rounds, permutations].
+        place: which permutation is that of each value, int64 [m], or of all.
+    """
+    values = step(values, rows, columns, keys, place)
+    outside = np.flatnonzero(values >= ends)
+    while outside.size:
+        own_ends, own_rows, own_columns = (
+            each[outside] if each.ndim else each for each in (ends, rows, columns)
+        )
+        own_place = place[outside] if place.ndim else place
+        again = step(values[outside], own_rows, own_columns, keys, own_place)
+        values[outside] = again
+        outside = outside[again >= own_ends]
+    return values
+
+
+# Words are unsigned: what falls below zero becomes huge, so the lesser of a sum and the sum
+# less its modulus is the remainder. It costs a tenth of `%`.
+def _encrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: _Words, place: IndexArray
+) -> _Words:
+    """Send values through the network once; arguments are those of ``_walked``."""
+    row = values // columns
+    column = values - row * columns
+    for row_key, column_key in zip(keys[0::2], keys[1::2], strict=True):
+        row += _hash_below(column, row_key[place], rows)
+        row = np.minimum(row, row - rows)
+        column += _hash_below(row, column_key[place], columns)
+        column = np.minimum(column, column - columns)
+    return row * columns + column
+
+
+def _decrypted(
+    values: _Words, rows: _Words, columns: _Words, keys: _Words, place: IndexArray
+) -> _Words:
+    """Undo ``_encrypted``."""
+    row = values // columns
+    column = values - row * columns
+    for row_key, column_key in zip(keys[-2::-2], keys[::-2], strict=True):
+        column -= _hash_below(row, column_key[place], columns)
+        column = np.minimum(column, column + columns)
+        row -= _hash_below(column, row_key[place], rows)
+        row = np.minimum(row, row + rows)
+    return row * columns + column

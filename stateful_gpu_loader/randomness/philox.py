@@ -169,15 +169,7 @@ def words(
         "num_words", num_words, MAX_WORDS + 1, "draw from several streams, 65536 blocks each"
     )
     places = _checked_positions(positions)
-    num_blocks = -(-num_words // WORDS_PER_BLOCK)
-    counter = np.empty((len(places), num_blocks, 4), dtype=np.uint32)
-    counter[..., 0] = (places & 0xFFFFFFFF)[:, None]
-    counter[..., 1] = (places >> 32)[:, None]
-    counter[..., 2] = np.arange(num_blocks) + (stream << 16)
-    counter[..., 3] = epoch
-    key = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
-    drawn = philox4x32(counter, key).reshape(len(places), num_blocks * WORDS_PER_BLOCK)
-    return drawn[:, :num_words]
+    return _drawn(np.array([seed], dtype=np.uint64), epoch, places, stream, num_words)
 
 
 def words_of_seeds(
@@ -194,15 +186,76 @@ def words_of_seeds(
     >>> words_of_seeds([42, 43], 0, 7, Stream.RECIPES, 3)[0].tolist()
     [1765498119, 1363692147, 588445865]
     """
+    position_alone = np.array([position], dtype=np.int64)
+    return _drawn(np.array(seeds, dtype=np.uint64), epoch, position_alone, stream, num_words)
+
+
+def words_of_64(
+    seed: int, epoch: int, positions: npt.ArrayLike, stream: int, num_words: int
+) -> npt.NDArray[np.uint64]:
+    """Draw random words of 64 bits; arguments and errors are those of :func:`words`.
+
+    Returns:
+        uint64 [n, num_words].
+
+    >>> words_of_64(42, 0, np.array([7]), Stream.WEIGHTED, 2).shape
+    (1, 2)
+    """
+    return joined(words(seed, epoch, positions, stream, 2 * num_words))
+
+
+def joined(halves: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """Join each pair of 32-bit words to one of 64 bits, the high half first.
+
+    >>> joined(np.array([[1, 2]], dtype=np.uint32)).tolist()
+    [[4294967298]]
+    """
+    wide = halves.astype(np.uint64)
+    whole: npt.NDArray[np.uint64] = wide[:, 0::2] << _HALF | wide[:, 1::2]
+    return whole
+
+
+def _drawn(
+    seeds: npt.NDArray[np.uint64],
+    epoch: int,
+    positions: npt.NDArray[np.int64],
+    stream: int,
+    num_words: int,
+) -> npt.NDArray[np.uint32]:
+    """Return a row of words for each seed, or for each position: one of the two has length 1."""
+    num_rows = len(positions) if len(seeds) == 1 else len(seeds)
     num_blocks = -(-num_words // WORDS_PER_BLOCK)
-    counter = np.empty((len(seeds), num_blocks, 4), dtype=np.uint32)
-    counter[...] = position & 0xFFFFFFFF, position >> 32, 0, epoch
+    counter = np.empty((num_rows, num_blocks, 4), dtype=np.uint32)
+    counter[..., 0] = (positions & 0xFFFFFFFF)[:, None]
+    counter[..., 1] = (positions >> 32)[:, None]
     counter[..., 2] = np.arange(num_blocks) + (stream << 16)
-    wide = np.array(seeds, dtype=np.uint64)
-    key = np.stack([wide & _LOW, wide >> _HALF], axis=-1).astype(np.uint32)
-    key = np.repeat(key[:, None], num_blocks, axis=1)
-    drawn = philox4x32(counter, key).reshape(len(seeds), num_blocks * WORDS_PER_BLOCK)
+    counter[..., 3] = epoch
+    key = np.stack([seeds & _LOW, seeds >> _HALF], axis=-1).astype(np.uint32)
+    drawn = philox4x32(counter, key[:, None]).reshape(num_rows, num_blocks * WORDS_PER_BLOCK)
     return drawn[:, :num_words]
+
+
+def below(drawn: npt.NDArray[np.uint64], end: int) -> IndexArray:
+    """Convert words to integers in ``range(end)``: the upper half of ``word * end``.
+
+    The probabilities of two integers differ by at most a factor of about ``1 + end / 2**64``.
+
+    Args:
+        drawn: uint64 of any shape.
+        end: from 1 to 2**63.
+
+    Returns:
+        int64 of the same shape.
+
+    >>> below(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64), 10).tolist()
+    [0, 5, 9]
+    """
+    end_high, end_low = np.uint64(end >> 32), np.uint64(end & 0xFFFFFFFF)
+    high, low = drawn >> _HALF, drawn & _LOW
+    first = high * end_low + (low * end_low >> _HALF)
+    second = low * end_high + (first & _LOW)
+    upper = high * end_high + (first >> _HALF) + (second >> _HALF)
+    return np.asarray(upper, dtype=np.int64)
 
 
 def uniforms(

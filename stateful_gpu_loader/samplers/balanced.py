@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from stateful_gpu_loader.randomness.permutation import ALGORITHM, VERSION
-from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.randomness.permutation import ALGORITHM, VERSION, permuted
+from stateful_gpu_loader.randomness.philox import Stream, words_of_64
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted, words_of_64
 from stateful_gpu_loader.samplers.orders import EpochOrder, digest_of
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 from stateful_gpu_loader.state.schema import as_int

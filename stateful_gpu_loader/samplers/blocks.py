@@ -9,9 +9,13 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.permutation import (
+    Permutation,
+    distinct_of,
+    permuted,
+    unpermuted,
+)
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import distinct_of, permuted, unpermuted
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     Identity,

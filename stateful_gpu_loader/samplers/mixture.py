@@ -9,9 +9,9 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from stateful_gpu_loader.datasets.mixture import MixedDataset, pass_length
-from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
+from stateful_gpu_loader.randomness.permutation import distinct_of, permuted
+from stateful_gpu_loader.randomness.philox import Stream, sample_seeds, words_of_64
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import distinct_of, permuted, words_of_64
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     PositionOrder,

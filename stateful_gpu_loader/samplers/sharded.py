@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
+from stateful_gpu_loader.randomness.permutation import permuted
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import permuted
 from stateful_gpu_loader.samplers.orders import EpochOrder
 from stateful_gpu_loader.samplers.resumable import OrderSampler
 

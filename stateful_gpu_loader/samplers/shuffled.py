@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.randomness.permutation import permuted, unpermuted
+from stateful_gpu_loader.randomness.philox import Stream, below, words_of_64
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.samplers.blocks import BlockOrder, Blocks
-from stateful_gpu_loader.samplers.draws import below, permuted, unpermuted, words_of_64
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     PositionOrder,

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.randomness.philox import Stream, below, words_of_64
 from stateful_gpu_loader.records import IndexArray
-from stateful_gpu_loader.samplers.draws import below, words_of_64
 from stateful_gpu_loader.samplers.orders import (
     EpochOrder,
     LastEpoch,

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stateful_gpu_loader.randomness.permutation import ALGORITHM, VERSION, Permutation
+from stateful_gpu_loader.randomness.permutation import (
+    ALGORITHM,
+    VERSION,
+    Permutation,
+    permutations_of_seeds,
+)
 from stateful_gpu_loader.randomness.philox import Stream, words
 
 LEAST_PROBABILITY = 1e-4
@@ -22,9 +27,9 @@ def order(n, seed, epoch=0):
 
 
 @lru_cache
-def orders(n, num_seeds, epoch=0):
+def orders(n, num_seeds):
     """int64 [num_seeds, n]"""
-    return np.stack([order(n, seed, epoch) for seed in range(num_seeds)])
+    return permutations_of_seeds(n, list(range(num_seeds)))
 
 
 def assert_plausible(probabilities):
@@ -43,20 +48,12 @@ def assert_poisson(count, mean):
     assert abs(count - mean) < 5 * math.sqrt(mean)
 
 
-@pytest.mark.parametrize("n", range(1, 301))
-def test_every_index_comes_exactly_once(n):
-    for epoch in range(2):
-        assert sorted(order(n, seed=n, epoch=epoch)) == list(range(n))
-
-
-@pytest.mark.parametrize(
-    "n",
-    [997, 7919, 65_537, 10**6]
-    + [side**2 + off for side in (31, 32, 255, 256) for off in (-1, 0, 1)]
-    + [2**k + off for k in range(9, 18) for off in (-1, 0, 1)],
-)
-def test_every_index_of_a_larger_dataset_comes_exactly_once(n):
-    assert (np.bincount(order(n, seed=3), minlength=n) == 1).all()
+def test_every_index_comes_exactly_once():
+    """For every small length, and around squares and powers of 2, where the network changes."""
+    around = [side**2 + off for side in (31, 32, 255, 256) for off in (-1, 0, 1)]
+    around += [2**k + off for k in range(9, 18) for off in (-1, 0, 1)]
+    for n in (*range(1, 301), 997, 7919, *around, 10**6):
+        assert (np.bincount(order(n, seed=n, epoch=n % 2), minlength=n) == 1).all(), n
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 9, 1000, 10**6, *HUGE])
@@ -131,17 +128,6 @@ def test_each_pair_of_positions_holds_every_pair_of_indices_equally_often(n):
     assert_plausible(probabilities)
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("n", [50, 100, 1000])
-def test_neighbours_differ_by_every_amount_equally_often(n):
-    drawn = orders(n, num_seeds=1500)
-    probabilities = []
-    for position in range(0, n - 1, n // 25):
-        differences = (drawn[:, position + 1] - drawn[:, position]) % n - 1
-        probabilities.append(probability_of_bins(differences, n - 1, 20))
-    assert_plausible(probabilities)
-
-
 @pytest.mark.parametrize("n", [900, 10_000])
 def test_no_distance_between_positions_returns_as_a_distance_between_indices(n):
     """A lattice in the order: at each distance all differences of indices are about Poisson(1).
@@ -156,15 +142,16 @@ def test_no_distance_between_positions_returns_as_a_distance_between_indices(n):
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize("n", range(2, 101))
-def test_half_of_all_orders_are_odd(n):
+def test_half_of_all_orders_are_odd():
     """With both sides of the network odd, no order of 9, 25, 49 or 81 elements is."""
-    num_seeds = 120
-    drawn = orders(n, num_seeds).astype(np.int8)
-    earlier, later = np.triu_indices(n, 1)
-    inversions = (drawn[:, earlier] > drawn[:, later]).sum(axis=1)
-    num_odd = int((inversions % 2).sum())
-    assert stats.binomtest(num_odd, num_seeds).pvalue > LEAST_PROBABILITY / 99
+    num_seeds, probabilities = 120, []
+    for n in range(2, 101):
+        drawn = orders(n, num_seeds).astype(np.int8)
+        earlier, later = np.triu_indices(n, 1)
+        inversions = (drawn[:, earlier] > drawn[:, later]).sum(axis=1)
+        num_odd = int((inversions % 2).sum())
+        probabilities.append(stats.binomtest(num_odd, num_seeds).pvalue)
+    assert_plausible(probabilities)
 
 
 @pytest.mark.fuzz
@@ -184,21 +171,6 @@ def test_neighbouring_keys_share_nothing(one, other):
         correlation += np.corrcoef(first, second)[0, 1]
     assert_poisson(agreements, num_seeds)
     assert abs(correlation / num_seeds) < 5 / math.sqrt(n * num_seeds)
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("n", [3, 8])
-def test_epochs_of_a_tiny_dataset_are_independent(n):
-    num_seeds = 25 * n * n
-    first, second = orders(n, num_seeds, epoch=7), orders(n, num_seeds, epoch=8)
-    assert_plausible(
-        [
-            stats.chisquare(
-                np.bincount(first[:, position] * n + second[:, position], minlength=n * n)
-            ).pvalue
-            for position in range(n)
-        ]
-    )
 
 
 def test_orders_of_neighbouring_lengths_share_nothing():

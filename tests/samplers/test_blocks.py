@@ -7,9 +7,8 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation, permuted
 from stateful_gpu_loader.samplers import Blocks, ShuffledSampler
-from stateful_gpu_loader.samplers.draws import permuted
 from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
 
@@ -66,17 +65,6 @@ def test_even_blocks_are_those_of_the_same_lengths_written_out() -> None:
         assert order_of(25, 7, 2, seed) == order_of(25, [7, 7, 7, 4], 2, seed)
 
 
-def test_an_index_does_not_depend_on_what_is_asked_for_beside_it() -> None:
-    for n, lengths in LAYOUTS:
-        order = ShuffledSampler(Indices(n), locality=Blocks(lengths, window=2)).order
-        whole = order.of_epoch(5, 1)(np.arange(n))
-        for position in range(n):
-            assert order.of_epoch(5, 1)(np.array([position])) == whole[position]
-        if n % 2 == 0:
-            pairs = order.of_epoch(5, 1)(np.arange(n).reshape(2, -1))
-            assert (pairs == whole.reshape(2, -1)).all()
-
-
 def test_every_pair_of_blocks_shares_a_window_equally_often() -> None:
     num_blocks, window = 6, 3
     shared = np.zeros((num_blocks, num_blocks))
@@ -129,20 +117,6 @@ def test_a_source_may_name_its_blocks() -> None:
     assert list(sampler) == order_of(10, [4, 4, 2], 2, seed=1)
     with pytest.raises(TypeError, match=r"Indices has no block_lengths.*Remedy"):
         Blocks.of(Indices(10))  # type: ignore[arg-type]
-
-
-def test_another_layout_is_another_order_by_name() -> None:
-    """Identity is compared, position is adopted."""
-    layouts = [
-        Blocks(5, window=2),
-        Blocks(4, window=2),
-        Blocks(5, window=3),
-        Blocks([5, 5], window=2),
-        Blocks([4, 6], window=2),
-    ]
-    names = {ShuffledSampler(Indices(10), locality=layout).order.algorithm for layout in layouts}
-    assert len(names) == len(layouts)
-    assert all(len(name) < 200 for name in names)
 
 
 def test_the_table_of_an_epoch_is_made_once_and_kept() -> None:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import WeightedRandomSampler
 
-from stateful_gpu_loader.randomness.philox import Stream
+from stateful_gpu_loader.randomness.philox import Stream, words_of_64
 from stateful_gpu_loader.samplers import WeightedSampler
-from stateful_gpu_loader.samplers.draws import words_of_64
 from stateful_gpu_loader.samplers.weighted import AliasOrder, AliasTable, RaceOrder, exponentials
 from tests.samplers.statistics import (
     LEAST_PROBABILITY,
@@ -203,16 +202,6 @@ def test_weights_are_a_list_an_array_or_a_tensor_and_are_copied(
     weights[0] = 0
     sampler.weights[2] = 0
     assert list(sampler) == expected
-
-
-def test_a_generator_gives_the_seed_and_does_not_move() -> None:
-    generators = [torch.Generator().manual_seed(seed) for seed in (3, 3, 4)]
-    before = generators[0].get_state()
-    drawn = [list(WeightedSampler(UNEVEN, 30, generator=generator)) for generator in generators]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert (generators[0].get_state() == before).all()
-    with pytest.raises(ValueError, match=r"seed = 1 and a generator.*Remedy"):
-        WeightedSampler(UNEVEN, 30, generator=generators[0], seed=1)
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from stateful_gpu_loader.engine.readers.reading import Reading, ReadySample
 from stateful_gpu_loader.errors import LoaderError
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
+from stateful_gpu_loader.randomness.permutation import permutations_of_seeds
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
 from stateful_gpu_loader.records import IndexArray, LanePart, LaneTurn, RestTurn
-from stateful_gpu_loader.samplers.draws import permutations_of_seeds
 from stateful_gpu_loader.state.bad_samples import FoundBad
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneProgress
 

@@ -15,9 +15,8 @@ from stateful_gpu_loader.engine.readers.lane_shards import LaneAddress
 from stateful_gpu_loader.engine.readers.sharded import LaneReader
 from stateful_gpu_loader.randomness.draw_rule import DrawRule
 from stateful_gpu_loader.randomness.global_generators import caller_generators_restored
-from stateful_gpu_loader.randomness.permutation import Permutation
+from stateful_gpu_loader.randomness.permutation import Permutation, permutations_of_seeds
 from stateful_gpu_loader.randomness.philox import Stream, sample_seeds
-from stateful_gpu_loader.samplers.draws import permutations_of_seeds
 from stateful_gpu_loader.state.lane_cursor import LaneCursor
 from tests.datasets.shards import DamagedShards, Numbers
 

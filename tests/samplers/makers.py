@@ -1,17 +1,24 @@
-"""One sampler of every kind that is addressed by position, over datasets of N samples."""
+"""One sampler of every kind that is addressed by position."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from stateful_gpu_loader.datasets import MixedDataset
 from stateful_gpu_loader.samplers import (
     BalancedSampler,
     Blocks,
+    DistributedShuffledSampler,
+    LastBatchPolicy,
+    MixtureSampler,
     OrderSampler,
     RepeatedSampler,
+    ShardSampler,
     ShuffledSampler,
     SubsetSampler,
     WeightedSampler,
@@ -23,6 +30,7 @@ WEIGHTS = np.random.default_rng(0).pareto(1.5, size=N) * (np.arange(N) % 5 > 0)
 TARGETS = np.repeat([7, 3, 9], [25, 12, 3])
 LENGTHS = [7, 0, 1, 12, 3, 0, 8, 9]
 Make = Callable[..., OrderSampler]
+Arguments = dict[str, Any]
 
 
 def make_even_blocks(**arguments: Any) -> OrderSampler:
@@ -93,3 +101,56 @@ SAMPLERS: dict[str, Make] = {
     "repeated": make_repeated,
     "repeated anywhere": make_repeated_anywhere,
 }
+"""Over datasets of N samples."""
+
+
+def make_mixture(*, shuffle: bool = True, seed: int | None = None, **arguments: Any) -> Any:
+    parts: Arguments = {
+        "datasets": [range(20), range(7)],
+        "weights": [0.7, 0.3],
+        "num_samples": 31,
+        "block_length": 8,
+    }
+    return MixtureSampler(MixedDataset(**{**parts, **arguments}), shuffle=shuffle, seed=seed)
+
+
+def make_nested_mixture(*, seed: int | None = None) -> Any:
+    inner = MixedDataset([range(4), range(3)], [1, 2], num_samples=9)
+    return make_mixture(datasets=[range(20), inner], seed=seed)
+
+
+def make_shard(**arguments: Any) -> Any:
+    given = {"data_source": Indices(23), "batch_size": 3, "shard_id": 1, "num_shards": 3}
+    return ShardSampler(**{**given, **arguments})
+
+
+SHUFFLES: dict[str, Arguments] = {
+    "in order": {},
+    "that stays": {"stick_to_shard": True},
+    "shuffled": {"random_shuffle": True},
+    "shuffled, that stays": {"random_shuffle": True, "stick_to_shard": True},
+    "shuffled after each epoch": {"shuffle_after_epoch": True},
+}
+POLICIES = (LastBatchPolicy.FILL, LastBatchPolicy.DROP, LastBatchPolicy.PARTIAL)
+SHARDS: dict[str, Make] = {
+    f"shard {name}{', padded' * pad}, {policy.value}": partial(
+        make_shard, pad_last_batch=pad, last_batch_policy=policy, **shuffle
+    )
+    for name, shuffle in SHUFFLES.items()
+    for pad, policy in product((False, True), POLICIES)
+}
+_LAST_BATCHES = ("fill", "padded, fill", "drop", "padded, partial", "partial")
+
+EVERY: dict[str, Make] = {
+    **SAMPLERS,
+    "shuffled": lambda **arguments: ShuffledSampler(Indices(50), **arguments),
+    "distributed": lambda seed=None, **_: DistributedShuffledSampler(Indices(52), 3, 1, seed=seed),
+    "mixture": make_mixture,
+    "mixture in order": partial(make_mixture, shuffle=False),
+    "mixture of a mixture": make_nested_mixture,
+    **{
+        f"shard {name}, {last}": SHARDS[f"shard {name}, {last}"]
+        for name, last in zip(SHUFFLES, _LAST_BATCHES, strict=True)
+    },
+}
+"""The others too. Of the shards there is each shuffle and each kind of last batch once."""

@@ -52,13 +52,6 @@ def test_a_class_is_used_up_before_any_of_it_comes_again(sizes: list[int]) -> No
         assert set(members) <= set(np.flatnonzero(targets == label).tolist())
 
 
-def test_an_index_does_not_depend_on_what_is_asked_for_beside_it() -> None:
-    order = BalancedSampler([0, 0, 1, 2, 2, 2], 40, seed=1).order.of_epoch(1, 2)
-    whole = order(np.arange(40))
-    assert [int(order(np.array([position]))[0]) for position in range(40)] == whole.tolist()
-    assert (order(np.arange(40).reshape(5, 8)) == whole.reshape(5, 8)).all()
-
-
 def test_the_order_of_classes_in_a_block_is_uniform_and_its_own() -> None:
     targets = np.arange(3)
     blocks = targets[order_of(targets, 3 * 3000)].reshape(-1, 3)
@@ -93,19 +86,6 @@ def test_targets_are_of_any_kind_and_an_epoch_as_long_as_they_are() -> None:
     assert len(BalancedSampler(numbers)) == len(expected) == 5
     for targets in (names, np.array(numbers), torch.tensor(numbers), tuple(names)):
         assert list(BalancedSampler(targets, seed=3)) == expected  # type: ignore[arg-type]
-
-
-def test_other_classes_are_another_order_by_name() -> None:
-    """Identity is compared, position is adopted."""
-    samplers = [
-        BalancedSampler([0, 0, 1, 1]),
-        BalancedSampler([0, 1, 0, 1]),
-        BalancedSampler([0, 0, 0, 1]),
-        BalancedSampler([0, 0, 1, 1], 5),
-    ]
-    assert len({sampler.order.algorithm for sampler in samplers}) == 4
-    renamed = BalancedSampler(["a", "a", "b", "b"])
-    assert renamed.order.algorithm == samplers[0].order.algorithm
 
 
 def test_the_bound_is_that_of_the_classes_not_of_the_samples() -> None:

@@ -7,25 +7,21 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.datasets import MixedDataset
 from stateful_gpu_loader.samplers import (
     Blocks,
     EpochOrder,
-    MixtureSampler,
     OrderSampler,
     RepeatedSampler,
-    ShardSampler,
     ShuffledSampler,
     SubsetSampler,
 )
 from stateful_gpu_loader.samplers.choice import InOrderSampler
 from stateful_gpu_loader.samplers.orders import has_inverse, positions_of
 from tests.map_datasets import Indices
-from tests.samplers.makers import SAMPLERS, Make
+from tests.samplers.makers import EVERY, Make
 
 MORE: dict[str, Make] = {
     "sequential": lambda **arguments: InOrderSampler(Indices(9)),
-    "permutation": lambda **arguments: ShuffledSampler(Indices(23)),
     "repeated in order": lambda **_: RepeatedSampler(range(7), 3, shuffle=False),
     "repeated, cut": lambda **_: RepeatedSampler(range(7), 3, num_samples=50),
     "repeated anywhere, in order": lambda **_: RepeatedSampler(
@@ -34,16 +30,12 @@ MORE: dict[str, Make] = {
     "repeated anywhere": lambda **_: RepeatedSampler(range(7), 3, adjacent=False, num_samples=50),
     "part of a range": lambda **_: SubsetSampler(range(30, 2, -4)),
     "an index twice": lambda **_: SubsetSampler([4, 8, 4, 15]),
-    "mixture": lambda **_: MixtureSampler(
-        MixedDataset([range(4), range(9)], [0.4, 0.6], num_samples=30)
-    ),
-    "shard": lambda **_: ShardSampler(range(7), 2, num_shards=2, random_shuffle=True),
 }
 BEYOND = 5
 """How many indices that the order never gives are asked for."""
 
 
-@pytest.mark.parametrize("make", [*SAMPLERS.values(), *MORE.values()], ids=[*SAMPLERS, *MORE])
+@pytest.mark.parametrize("make", [*EVERY.values(), *MORE.values()], ids=[*EVERY, *MORE])
 def test_the_positions_of_each_index_are_those_where_it_stands(make: Make) -> None:
     for seed, epoch in ((0, 0), (9, 4)):
         order = make().order.of_epoch(seed, epoch)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader.datasets.mixture import MixedDataset
 from stateful_gpu_loader.samplers.mixture import MixtureEpoch, MixtureSampler
 from tests.map_datasets import Indices
@@ -147,26 +146,6 @@ def test_the_order_within_a_part_is_uniform() -> None:
     assert_uniform(list(seen.values()))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_any_positions_are_looked_up_as_in_the_whole_epoch(shuffle: bool) -> None:
-    """Ranks take every so-manieth position, and replacements any."""
-    mixed = MixedDataset(
-        [range(70), range(30), range(11)], [0.5, 0.3, 0.2], num_samples=1000, block_length=64
-    )
-    order = MixtureSampler(mixed, shuffle=shuffle).order.of_epoch(7, 3)
-    whole = order(np.arange(1000))
-    generator = np.random.default_rng(1)
-    for positions in (
-        np.arange(3, 1000, 7),
-        generator.integers(1000, size=(4, 9)),
-        np.array([999]),
-    ):
-        found = order(positions)
-        assert found.dtype == np.int64
-        assert np.array_equal(found, whole[positions])
-    assert order(np.arange(0)).shape == (0,)
-
-
 def test_a_rank_of_many_holds_few_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its samples lies in another block."""
     mixed = MixedDataset([range(70), range(30)], [0.5, 0.5], num_samples=100_000, block_length=16)
@@ -254,53 +233,6 @@ def test_the_order_is_kept() -> None:
     sampler = MixtureSampler(mixed, seed=42)
     assert [list(sampler) for _ in range(2)] == GOLDEN
     assert sampler.order.algorithm == GOLDEN_NAME
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_sampler_resumes_at_every_index_and_goes_on_with_later_epochs(shuffle: bool) -> None:
-    def make() -> MixtureSampler:
-        mixed = MixedDataset([range(20), range(7)], [0.7, 0.3], num_samples=31, block_length=8)
-        return MixtureSampler(mixed, shuffle=shuffle, seed=3)
-
-    reference = make()
-    epochs = [list(reference) for _ in range(3)]
-    assert len({tuple(order) for order in epochs}) == 3
-    for taken in range(31):
-        sampler = make()
-        list(sampler)
-        running = iter(sampler)
-        for _ in range(taken):
-            next(running)
-        resumed = make()
-        resumed.load_state_dict(sampler.state_dict())
-        assert resumed.state_dict() == sampler.state_dict()
-        assert list(resumed) == epochs[1][taken:]
-        assert list(resumed) == epochs[2]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"weights": [0.6, 0.4]},
-        {"block_length": 9},
-        {"num_samples": 32},
-        {"datasets": [range(21), range(7)]},
-        {"datasets": [MixedDataset([range(20)], num_samples=20), range(7)]},
-    ],
-)
-def test_a_state_of_another_mixture_is_refused_and_changes_nothing(changed: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {
-        "datasets": [range(20), range(7)],
-        "weights": [0.7, 0.3],
-        "num_samples": 31,
-        "block_length": 8,
-    }
-    state = MixtureSampler(MixedDataset(**arguments), seed=1).state_dict()
-    other = MixtureSampler(MixedDataset(**{**arguments, **changed}), seed=1)
-    before = other.state_dict()
-    with pytest.raises(StateMismatch, match=r"order differs.*mixture-1\(shuffled"):
-        other.load_state_dict(state)
-    assert other.state_dict() == before
 
 
 def test_weights_of_the_same_proportions_are_the_same_mixture() -> None:

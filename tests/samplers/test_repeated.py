@@ -85,17 +85,6 @@ def test_one_repeat_is_a_shuffle() -> None:
     )
 
 
-def test_other_arguments_are_another_order_by_name() -> None:
-    """Identity is compared, position is adopted."""
-    samplers = [
-        RepeatedSampler(Indices(6), 2),
-        RepeatedSampler(Indices(4), 3),
-        RepeatedSampler(Indices(6), 2, shuffle=False),
-        RepeatedSampler(Indices(6), 2, adjacent=False),
-    ]
-    assert len({sampler.order.algorithm for sampler in samplers}) == len(samplers)
-
-
 @pytest.mark.parametrize(
     ("n", "arguments", "message"),
     [

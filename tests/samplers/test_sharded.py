@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader.samplers.orders import key_offset_of
 from stateful_gpu_loader.samplers.sharded import LastBatchPolicy, ShardSampler
 from tests.map_datasets import Indices
 from tests.samplers.dali_epochs import POLICIES, dali_epochs
+from tests.samplers.makers import SHARDS, SHUFFLES, make_shard
 from tests.samplers.statistics import assert_uniform
 
 pytest.importorskip("nvidia.dali")
@@ -46,7 +47,7 @@ def our_epochs(
     return cut
 
 
-def assert_as_dali(folder: Path, n: int, batch_size: int, **arguments: Any) -> None:
+def assert_as_dali(folder: Path, n: int, batch_size: int, epochs: int, **arguments: Any) -> None:
     """Equal epochs, or a refusal where DALI refuses."""
     drops = arguments["last_batch_policy"] == "drop"
     if drops and n // arguments["num_shards"] < batch_size:
@@ -55,43 +56,35 @@ def assert_as_dali(folder: Path, n: int, batch_size: int, **arguments: Any) -> N
         with pytest.raises(ValueError, match="DROP drops everything"):
             our_epochs(n, batch_size, epochs=1, **arguments)
         return
-    theirs = dali_epochs(folder, n, batch_size, epochs=EPOCHS, **arguments)
-    ours = our_epochs(n, batch_size, epochs=EPOCHS, **arguments)
+    theirs = dali_epochs(folder, n, batch_size, epochs=epochs, **arguments)
+    ours = our_epochs(n, batch_size, epochs=epochs, **arguments)
     assert ours == theirs, f"{n = }, {batch_size = }, {arguments}"
 
 
+def configurations() -> Iterator[tuple[int, int, int, int, int]]:
+    """Number of samples and shards, the shard, the batch size, and the number of epochs."""
+    for n, num_shards in itertools.product(range(1, 24), range(1, 6)):  # few of them divide
+        if num_shards <= n:
+            yield n, num_shards, n % num_shards, 1 + (n + num_shards) % 4, EPOCHS
+    for n, num_shards in ((11, 4), (13, 3)):  # every shard; also batches larger than a shard
+        for shard_id, batch_size in itertools.product(range(num_shards), (1, 2, 3, 5)):
+            yield n, num_shards, shard_id, batch_size, EPOCHS
+    # DALI's count of what it read ahead goes on from epoch to epoch; ours is a closed form.
+    for n, num_shards, batch_size in ((37, 5, 4), (10, 3, 3), (23, 5, 4), (9, 4, 2)):
+        yield n, num_shards, 1, batch_size, 40
+
+
 @pytest.mark.dali
 @modes
-def test_epochs_are_those_of_dali_at_all_sizes(
+def test_epochs_are_those_of_dali(
     folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
 ) -> None:
-    """1 to 23 samples in 1 to 5 shards, batch sizes 1 to 4: few of them divide."""
-    for n, num_shards in itertools.product(range(1, 24), range(1, 6)):
-        if num_shards <= n:
-            assert_as_dali(
-                folder,
-                n,
-                1 + (n + num_shards) % 4,
-                shard_id=n % num_shards,
-                num_shards=num_shards,
-                pad_last_batch=pad_last_batch,
-                stick_to_shard=stick_to_shard,
-                last_batch_policy=policy,
-            )
-
-
-@pytest.mark.dali
-@modes
-@pytest.mark.parametrize(("n", "num_shards"), [(11, 4), (13, 3)])
-def test_every_shard_is_that_of_dali(
-    folder: Path, n: int, num_shards: int, pad_last_batch: bool, stick_to_shard: bool, policy: str
-) -> None:
-    """Also where a batch is larger than a shard."""
-    for shard_id, batch_size in itertools.product(range(num_shards), (1, 2, 3, 5)):
+    for n, num_shards, shard_id, batch_size, epochs in configurations():
         assert_as_dali(
             folder,
             n,
             batch_size,
+            epochs,
             shard_id=shard_id,
             num_shards=num_shards,
             pad_last_batch=pad_last_batch,
@@ -100,37 +93,19 @@ def test_every_shard_is_that_of_dali(
         )
 
 
-@pytest.mark.dali
-@modes
-def test_many_epochs_later_they_are_still_those_of_dali(
-    folder: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
-) -> None:
-    """DALI's count of what it read ahead goes on from epoch to epoch; ours is a closed form."""
-    for n, num_shards, batch_size in ((37, 5, 4), (10, 3, 3), (23, 5, 4), (9, 4, 2)):
+def test_another_reader_of_dali_agrees(tmp_path: Path) -> None:
+    for policy, pad, stick in zip(
+        POLICIES, (False, True, False), (True, False, False), strict=True
+    ):
         arguments: dict[str, Any] = {
-            "shard_id": 1,
-            "num_shards": num_shards,
-            "pad_last_batch": pad_last_batch,
-            "stick_to_shard": stick_to_shard,
+            "shard_id": 2,
+            "num_shards": 3,
+            "pad_last_batch": pad,
+            "stick_to_shard": stick,
             "last_batch_policy": policy,
         }
-        theirs = dali_epochs(folder, n, batch_size, epochs=40, **arguments)
-        assert our_epochs(n, batch_size, epochs=40, **arguments) == theirs
-
-
-@modes
-def test_another_reader_of_dali_agrees(
-    tmp_path: Path, pad_last_batch: bool, stick_to_shard: bool, policy: str
-) -> None:
-    arguments: dict[str, Any] = {
-        "shard_id": 2,
-        "num_shards": 3,
-        "pad_last_batch": pad_last_batch,
-        "stick_to_shard": stick_to_shard,
-        "last_batch_policy": policy,
-    }
-    theirs = dali_epochs(tmp_path, 10, 2, epochs=EPOCHS, reader="file", **arguments)
-    assert our_epochs(10, 2, epochs=EPOCHS, **arguments) == theirs
+        theirs = dali_epochs(tmp_path, 10, 2, epochs=EPOCHS, reader="file", **arguments)
+        assert our_epochs(10, 2, epochs=EPOCHS, **arguments) == theirs
 
 
 @pytest.mark.parametrize("stick_to_shard", [False, True])
@@ -248,83 +223,17 @@ def test_what_dali_refuses_is_refused(tmp_path: Path, arguments: dict[str, Any],
 
 GOLDEN = [[5, 3, 4, 6, 9, 7], [8, 2, 1]]
 GOLDEN_AFTER = [2, 9, 0, 8, 5, 7]
-SHUFFLES: list[dict[str, Any]] = [
-    {},
-    {"stick_to_shard": True},
-    {"random_shuffle": True},
-    {"random_shuffle": True, "stick_to_shard": True},
-    {"shuffle_after_epoch": True},
-]
-MODES = [
-    {"pad_last_batch": pad, "last_batch_policy": policy, **shuffle}
-    for pad, policy, shuffle in itertools.product((False, True), LastBatchPolicy, SHUFFLES)
-]
 
 
 def make(**arguments: Any) -> ShardSampler:
-    defaults = {"data_source": Indices(23), "batch_size": 3, "shard_id": 1, "num_shards": 3}
-    return ShardSampler(**{**defaults, "seed": 6, **arguments})
-
-
-@pytest.mark.dali
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_sampler_resumes_at_every_index_and_goes_on_with_later_epochs(
-    mode: dict[str, Any],
-) -> None:
-    reference = make(**mode)
-    epochs = [list(reference) for _ in range(4)]
-    for taken in range(len(epochs[1])):
-        sampler = make(**mode)
-        list(sampler)
-        running = iter(sampler)
-        for _ in range(taken):
-            next(running)
-        resumed = make(**mode)
-        resumed.load_state_dict(sampler.state_dict())
-        assert resumed.state_dict() == sampler.state_dict()
-        assert [list(resumed) for _ in range(3)] == [epochs[1][taken:], *epochs[2:]]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"shard_id": 2},
-        {"num_shards": 4},
-        {"batch_size": 4},
-        {"stick_to_shard": True},
-        {"pad_last_batch": True},
-        {"last_batch_policy": LastBatchPolicy.PARTIAL},
-        {"random_shuffle": True},
-        {"shuffle_after_epoch": True},
-    ],
-    ids=str,
-)
-def test_a_state_of_another_shard_is_refused_by_name(changed: dict[str, Any]) -> None:
-    """Where DALI restores in silence."""
-    state = make().state_dict()
-    other = make(**changed)
-    before = other.state_dict()
-    name, value = next(iter(changed.items()))
-    shown = value.value if isinstance(value, LastBatchPolicy) else value
-    with pytest.raises(StateMismatch, match=f"order differs.*expected was .*{name}={shown}[,)]"):
-        other.load_state_dict(state)
-    assert other.state_dict() == before
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_any_positions_are_looked_up_as_in_the_whole_epoch(mode: dict[str, Any]) -> None:
-    order = make(**mode).order.of_epoch(6, 5)
-    whole = order(np.arange(order.n))
-    positions = np.random.default_rng(1).integers(order.n, size=(3, 5))
-    assert order(positions).dtype == np.int64
-    assert np.array_equal(order(positions), whole[positions])
-    assert order(np.arange(0)).shape == (0,)
+    sampler: ShardSampler = make_shard(**{"seed": 6, **arguments})
+    return sampler
 
 
 @pytest.mark.parametrize("policy", list(LastBatchPolicy))
 def test_padded_epochs_give_each_shard_and_nothing_else(policy: LastBatchPolicy) -> None:
     """All shards of an epoch are a pass over the dataset, whatever rotates or is shuffled."""
-    for shuffle in SHUFFLES:
+    for shuffle in SHUFFLES.values():
         samplers = [
             make(shard_id=i, pad_last_batch=True, last_batch_policy=policy, **shuffle)
             for i in range(3)
@@ -371,20 +280,18 @@ def test_the_order_within_a_shard_is_uniform() -> None:
     assert_uniform(list(seen.values()))
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_a_late_epoch_of_a_large_dataset_is_found_without_passing_through(
-    mode: dict[str, Any],
-) -> None:
+def test_a_late_epoch_of_a_large_dataset_is_found_without_passing_through() -> None:
     """Constant time, also where the stream's places are beyond int64."""
     n, epoch = (1 << 45) + 1, 2**32 - 2
-    sampler = make(data_source=Indices(n), num_shards=7, batch_size=256, **mode)
-    order = sampler.order.of_epoch(6, epoch)
-    shard = 1 if mode.get("stick_to_shard") else (1 + epoch) % 7
-    for positions in (np.arange(64), np.arange(order.n - 64, order.n)):
-        indices = order(positions)
-        assert ((indices >= 0) & (indices < n)).all()
-        if mode["pad_last_batch"] and not mode.get("shuffle_after_epoch"):
-            assert n * shard // 7 <= indices.min() <= indices.max() < n * (shard + 1) // 7
+    for name, make_one in SHARDS.items():
+        sampler = make_one(data_source=Indices(n), num_shards=7, batch_size=256)
+        order = sampler.order.of_epoch(6, epoch)
+        shard = 1 if "stays" in name else (1 + epoch) % 7
+        for positions in (np.arange(64), np.arange(order.n - 64, order.n)):
+            indices = order(positions)
+            assert ((indices >= 0) & (indices < n)).all()
+            if "padded" in name and "after each epoch" not in name:
+                assert n * shard // 7 <= indices.min() <= indices.max() < n * (shard + 1) // 7
 
 
 def test_epochs_that_fill_up_from_the_next_shard_follow_one_another_without_a_gap() -> None:
@@ -428,12 +335,6 @@ def test_arguments_out_of_range_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=text):
         make(**changed)
-
-
-def test_whether_chance_is_in_the_order_is_told() -> None:
-    assert [make(**shuffle).order.is_shuffled for shuffle in SHUFFLES] == [
-        False, False, True, True, True
-    ]  # fmt: skip
 
 
 def test_shards_draw_augmentations_of_their_own() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import RandomSampler
 
 from stateful_gpu_loader.samplers import ShuffledSampler
@@ -69,21 +68,6 @@ def test_without_num_samples_an_epoch_is_as_long_as_the_dataset_is_now() -> None
         assert (len(sampler), sampler.order.num_positions) == (15, 15)
 
 
-def test_other_arguments_are_another_order_by_name() -> None:
-    """Identity is compared, position is adopted."""
-    given: list[dict[str, Any]] = [
-        {},
-        {"num_samples": 10},
-        {"num_samples": 12},
-        {"replacement": True},
-    ]
-    names = [ShuffledSampler(Indices(10), **arguments).order.algorithm for arguments in given]
-    assert len(set(names)) == len(given)
-    assert names[0] == "feistel-1", "saved states name it so"
-    other = ShuffledSampler(Indices(11), num_samples=10).order.algorithm
-    assert other != names[1], "of another dataset"
-
-
 def test_it_is_torchs_random_sampler_with_its_arguments() -> None:
     sampler = ShuffledSampler(Indices(10), True, 7, None, seed=1)
     assert isinstance(sampler, RandomSampler)
@@ -95,14 +79,6 @@ def test_it_is_torchs_random_sampler_with_its_arguments() -> None:
         ShuffledSampler(Indices(10), num_samples=2.5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="replacement"):
         ShuffledSampler(Indices(10), replacement=1)  # type: ignore[arg-type]
-
-
-def test_a_generator_gives_the_seed_and_does_not_move() -> None:
-    generators = [torch.Generator().manual_seed(seed) for seed in (3, 3, 4)]
-    before = generators[0].get_state()
-    drawn = [list(ShuffledSampler(Indices(20), generator=generator)) for generator in generators]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert (generators[0].get_state() == before).all()
 
 
 def test_golden_orders() -> None:

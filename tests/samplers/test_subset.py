@@ -79,19 +79,6 @@ def test_an_array_on_disk_is_not_copied(tmp_path: Path) -> None:
     assert peak < 2**20
 
 
-def test_another_subset_is_another_order_by_name() -> None:
-    """Identity is compared, position is adopted."""
-    samplers = [
-        SubsetSampler([1, 2, 3]),
-        SubsetSampler([1, 3, 2]),
-        SubsetSampler([1, 2, 4]),
-        SubsetSampler([1, 2, 3], shuffle=False),
-        SubsetSampler(range(1, 4)),
-        SubsetSampler(range(1, 5)),
-    ]
-    assert len({sampler.order.algorithm for sampler in samplers}) == len(samplers)
-
-
 def test_nothing_is_a_subset_too() -> None:
     for nothing in ([], range(0), np.array([], dtype=np.int64)):
         assert list(SubsetSampler(nothing)) == []  # type: ignore[arg-type]

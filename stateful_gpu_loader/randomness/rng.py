@@ -7,22 +7,22 @@ import math
 import operator
 import random
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stateful_gpu_loader.errors import StateMismatch
-from stateful_gpu_loader.randomness.philox import checked_seed, philox4x32
+from stateful_gpu_loader.randomness.philox import WORDS_PER_BLOCK, checked_seed, words
 
 _STATE = re.compile(r"philox1_([0-9a-f]{16})_([0-9a-f]{16})")
 _STATE_KEY = "rng"
 _NUM_OFFSETS = 1 << 64
 _DRAWS_PER_BLOCK = 2
 _DROPPED_BITS = np.uint64(64 - 53)
-_LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _LAST_BLOCK = np.uint64(_NUM_OFFSETS // _DRAWS_PER_BLOCK - 1)
 
@@ -58,9 +58,8 @@ class RNG:
     either way). The numbers are equal on every machine, but for the last bits of `normal`,
     which follow the logarithm and the cosine of the NumPy build.
 
-    A torch dtype makes a tensor of that dtype, on the CPU, of the same draws: the numbers that
-    NumPy would get, rounded to the nearest of the dtype. Numbers that the dtype may not hold are
-    refused before any is drawn.
+    The argument ``dtype`` of the drawing methods, which makes a tensor of the numbers, is
+    deprecated.
 
     Args:
         seed: -2**63 <= seed < 2**64; taken modulo 2**64. Draws have nothing in common with those
@@ -175,98 +174,69 @@ class RNG:
     def uniform(self, low: float = ..., high: float = ..., size: None = ...) -> float: ...
     @overload
     def uniform(self, low: float = ..., high: float = ..., size: _Size = ...) -> _Floats: ...
-    @overload
-    def uniform(
-        self,
-        low: float = ...,
-        high: float = ...,
-        size: _Size | None = ...,
-        *,
-        dtype: torch.dtype,
-    ) -> torch.Tensor: ...
     def uniform(
         self,
         low: float = 0.0,
         high: float = 1.0,
         size: _Size | None = None,
         *,
-        dtype: torch.dtype | None = None,
-    ) -> float | _Floats | torch.Tensor:
+        dtype: Any = None,
+    ) -> Any:
         """Numbers uniform in [low, high): multiples of 2**-53, scaled; rounding may reach high.
-
-        Not so in float32, float16 and bfloat16: what rounding to these would take out of the
-        interval becomes the number of the dtype that is next to the end and inside. (Where there
-        is none inside, it is the nearest.)
 
         Args:
             low: the lower end.
             high: the upper end, at least low.
             size: the shape of the array; None for a float.
-            dtype: float64, float32, float16 or bfloat16, for a tensor.
+            dtype: deprecated.
 
         Returns:
-            float64 [*size], or a float; with a dtype, dtype [*size] or [].
+            float64 [*size], or a float.
 
         Raises:
-            ValueError: the ends are not finite, not in order or beyond the dtype, or size is
-                negative.
+            ValueError: the ends are not finite or not in order, or size is negative.
 
         >>> RNG(42).uniform(2, 3, size=2)
         array([2.8665714 , 2.06436331])
-        >>> RNG(42).uniform(2, 3, size=2, dtype=torch.float32)
-        tensor([2.8666, 2.0644])
         """
         if not (low <= high and math.isfinite(high - low)):
             raise ValueError(
                 f"{low = } and {high = } bound no interval. Remedy: pass finite low <= high"
             )
         _check_dtype(dtype, _FLOATS, low, high)
-        shape = _shape(size)
-        numbers = low + (high - low) * self._units(math.prod(shape))
+        numbers = low + (high - low) * self._units(_count(size))
         if dtype is not None:
-            return _shaped(_rounded_within(numbers, low, high, dtype), size)
-        return float(numbers[0]) if size is None else numbers.reshape(shape)
+            numbers = _rounded_within(numbers, low, high, dtype)
+        return _given(numbers, size, dtype)
 
     @overload
     def normal(self, mean: float = ..., std: float = ..., size: None = ...) -> float: ...
     @overload
     def normal(self, mean: float = ..., std: float = ..., size: _Size = ...) -> _Floats: ...
-    @overload
-    def normal(
-        self,
-        mean: float = ...,
-        std: float = ...,
-        size: _Size | None = ...,
-        *,
-        dtype: torch.dtype,
-    ) -> torch.Tensor: ...
     def normal(
         self,
         mean: float = 0.0,
         std: float = 1.0,
         size: _Size | None = None,
         *,
-        dtype: torch.dtype | None = None,
-    ) -> float | _Floats | torch.Tensor:
+        dtype: Any = None,
+    ) -> Any:
         """Normal numbers, by the cosine half of Box and Muller's transform.
 
         Args:
             mean: the mean.
             std: the standard deviation, not negative.
             size: the shape of the array; None for a float.
-            dtype: float64, float32, float16 or bfloat16, for a tensor.
+            dtype: deprecated.
 
         Returns:
-            float64 [*size], or a float; with a dtype, dtype [*size] or [].
+            float64 [*size], or a float.
 
         Raises:
-            ValueError: mean or std is not finite, std or size is negative, or the dtype ends less
-                than 8.6 std from the mean.
+            ValueError: mean or std is not finite, or std or size is negative.
 
         >>> RNG(42).normal(size=2).round(6)
         array([ 1.845183, -1.169438])
-        >>> RNG(42).normal(size=2, dtype=torch.float16)
-        tensor([ 1.8447, -1.1699], dtype=torch.float16)
         """
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):
             raise ValueError(
@@ -274,35 +244,22 @@ class RNG:
             )
         reach = _GREATEST_NORMAL * std
         _check_dtype(dtype, _FLOATS, mean - reach, mean + reach)
-        shape = _shape(size)
-        units = self._units(2 * math.prod(shape)).reshape(-1, 2)
+        units = self._units(2 * _count(size)).reshape(-1, 2)
         radius = np.sqrt(-2.0 * np.log1p(-units[:, 0]))
-        numbers = mean + std * radius * np.cos(2.0 * math.pi * units[:, 1])
-        if dtype is not None:
-            return _shaped(torch.from_numpy(numbers).to(dtype), size)
-        return float(numbers[0]) if size is None else numbers.reshape(shape)
+        return _given(mean + std * radius * np.cos(2.0 * math.pi * units[:, 1]), size, dtype)
 
     @overload
     def integers(self, low: int, high: int | None = ..., size: None = ...) -> int: ...
     @overload
     def integers(self, low: int, high: int | None = ..., size: _Size = ...) -> _Integers: ...
-    @overload
-    def integers(
-        self,
-        low: int,
-        high: int | None = ...,
-        size: _Size | None = ...,
-        *,
-        dtype: torch.dtype,
-    ) -> torch.Tensor: ...
     def integers(
         self,
         low: int,
         high: int | None = None,
         size: _Size | None = None,
         *,
-        dtype: torch.dtype | None = None,
-    ) -> int | _Integers | torch.Tensor:
+        dtype: Any = None,
+    ) -> Any:
         """Integers uniform in [low, high), without bias; in [0, low) if high is None.
 
         A draw beyond the greatest multiple of ``high - low`` in 64 bits is rejected.
@@ -311,18 +268,16 @@ class RNG:
             low: the least, or the end if high is None; -2**63 <= low.
             high: the end, itself excluded; low < high <= 2**63.
             size: the shape of the array; None for an int.
-            dtype: of integers, for a tensor.
+            dtype: deprecated.
 
         Returns:
-            int64 [*size], or an int; with a dtype, dtype [*size] or [].
+            int64 [*size], or an int.
 
         Raises:
-            ValueError: the range is empty or not within int64 or the dtype, or size is negative.
+            ValueError: the range is empty or not within int64, or size is negative.
 
         >>> RNG(42).integers(100, size=4)
         array([38, 42, 60,  3])
-        >>> RNG(42).integers(100, size=4, dtype=torch.uint8)
-        tensor([38, 42, 60,  3], dtype=torch.uint8)
         """
         first, end = (0, operator.index(low)) if high is None else map(operator.index, (low, high))
         if not -(1 << 63) <= first < end <= 1 << 63:
@@ -331,63 +286,45 @@ class RNG:
                 "Remedy: pass -2**63 <= low < high <= 2**63"
             )
         _check_dtype(dtype, _INTEGERS, first, end - 1)
-        shape = _shape(size)
         span = end - first
-        draws = self._accepted(math.prod(shape), (1 << 64) - 1 - (1 << 64) % span)
+        draws = self._accepted(_count(size), (1 << 64) - 1 - (1 << 64) % span)
         if span < 1 << 64:
             draws %= np.uint64(span)
-        numbers = (draws + np.uint64(first % (1 << 64))).view(np.int64)
-        if dtype is not None:
-            return _shaped(torch.from_numpy(numbers).to(dtype), size)
-        return int(numbers[0]) if size is None else numbers.reshape(shape)
+        return _given((draws + np.uint64(first % (1 << 64))).view(np.int64), size, dtype)
 
     @overload
     def coin_flip(self, probability: float = ..., size: None = ...) -> bool: ...
     @overload
     def coin_flip(self, probability: float = ..., size: _Size = ...) -> _Flips: ...
-    @overload
-    def coin_flip(
-        self, probability: float = ..., size: _Size | None = ..., *, dtype: torch.dtype
-    ) -> torch.Tensor: ...
     def coin_flip(
         self,
         probability: float = 0.5,
         size: _Size | None = None,
         *,
-        dtype: torch.dtype | None = None,
-    ) -> bool | _Flips | torch.Tensor:
+        dtype: Any = None,
+    ) -> Any:
         """True with the given probability.
 
         Args:
             probability: in [0, 1].
             size: the shape of the array; None for a bool.
-            dtype: bool, or of integers or floats for 0 and 1, for a tensor.
+            dtype: deprecated.
 
         Returns:
-            bool [*size], or a bool; with a dtype, dtype [*size] or [].
+            bool [*size], or a bool.
 
         Raises:
             ValueError: probability lies outside [0, 1], or size is negative.
 
         >>> RNG(42).coin_flip(size=4)
         array([False,  True, False, False])
-        >>> RNG(42).coin_flip(size=4, dtype=torch.float32)
-        tensor([0., 1., 0., 0.])
         """
         if not 0 <= probability <= 1:
             raise ValueError(f"{probability = } is no probability. Remedy: pass one in [0, 1]")
         _check_dtype(dtype, _FLAGS, 0, 1)
-        shape = _shape(size)
-        flips = self._units(math.prod(shape)) < probability
-        if dtype is not None:
-            return _shaped(torch.from_numpy(flips).to(dtype), size)
-        return bool(flips[0]) if size is None else flips.reshape(shape)
+        return _given(self._units(_count(size)) < probability, size, dtype)
 
-    @overload
-    def permutation(self, n: int, *, dtype: None = ...) -> _Integers: ...
-    @overload
-    def permutation(self, n: int, *, dtype: torch.dtype) -> torch.Tensor: ...
-    def permutation(self, n: int, *, dtype: torch.dtype | None = None) -> _Integers | torch.Tensor:
+    def permutation(self, n: int, *, dtype: Any = None) -> _Integers:
         """range(n) in random order: the order in which n draws sort.
 
         :class:`~stateful_gpu_loader.randomness.permutation.Permutation` gives single elements
@@ -395,34 +332,28 @@ class RNG:
 
         Args:
             n: number of elements, not negative.
-            dtype: of integers, for a tensor.
+            dtype: deprecated.
 
         Returns:
-            int64 [n]; with a dtype, dtype [n].
+            int64 [n].
 
         Raises:
-            ValueError: n is negative, or n - 1 beyond the dtype.
+            ValueError: n is negative.
 
         >>> RNG(42).permutation(5)
         array([1, 2, 3, 4, 0])
-        >>> RNG(42).permutation(5, dtype=torch.int32)
-        tensor([1, 2, 3, 4, 0], dtype=torch.int32)
         """
-        (n,) = _shape(operator.index(n))
+        n = _count(operator.index(n))
         _check_dtype(dtype, _INTEGERS, 0, max(n - 1, 0))
         order = np.argsort(self._draw(n), kind="stable").astype(np.int64, copy=False)
-        return order if dtype is None else torch.from_numpy(order).to(dtype)
+        return cast(_Integers, _given(order, n, dtype))
 
     def _draw(self, num_draws: int) -> _Draws:
         first_block, skipped = divmod(self._offset, _DRAWS_PER_BLOCK)
         num_blocks = -(-(skipped + num_draws) // _DRAWS_PER_BLOCK)
         blocks = (np.arange(num_blocks, dtype=np.uint64) + np.uint64(first_block)) & _LAST_BLOCK
-        counter = np.zeros((num_blocks, 4), dtype=np.uint32)
-        counter[:, 0] = blocks & _LOW
-        counter[:, 1] = blocks >> _HALF
-        key = np.array([self._key & 0xFFFFFFFF, self._key >> 32], dtype=np.uint32)
-        words = philox4x32(counter, key).astype(np.uint64)
-        draws: _Draws = (words[:, 0::2] | words[:, 1::2] << _HALF).reshape(-1)
+        halves = words(self._key, 0, blocks.astype(np.int64), 0, WORDS_PER_BLOCK).astype(np.uint64)
+        draws: _Draws = (halves[:, 0::2] | halves[:, 1::2] << _HALF).reshape(-1)
         self._offset = (self._offset + num_draws) % _NUM_OFFSETS
         return draws[skipped : skipped + num_draws]
 
@@ -462,32 +393,35 @@ def _shape(size: _Size | None) -> tuple[int, ...]:
     return shape
 
 
-def _shaped(numbers: torch.Tensor, size: _Size | None) -> torch.Tensor:
-    return numbers.reshape(() if size is None else _shape(size))
+def _count(size: _Size | None) -> int:
+    """Return how many numbers an array of this size holds."""
+    return math.prod(_shape(size))
+
+
+def _given(numbers: npt.NDArray[Any], size: _Size | None, dtype: Any) -> Any:
+    """Return the numbers as an array of the size, as one of Python's, or as a tensor."""
+    if dtype is not None:
+        return torch.from_numpy(numbers).to(dtype).reshape(() if size is None else _shape(size))
+    return numbers[0].item() if size is None else numbers.reshape(_shape(size))
 
 
 def _check_dtype(
     dtype: Any, allowed: tuple[torch.dtype, ...], least: float, greatest: float
 ) -> None:
-    """Whether the numbers from least to greatest fit, before any is drawn.
-
-    Args:
-        dtype: a torch.dtype, or None for NumPy.
-        allowed: the dtypes that make sense.
-        least: of the numbers.
-        greatest: of the numbers.
+    """Warn of the deprecated argument, and check that it holds the numbers before any is drawn.
 
     Raises:
-        ValueError: they do not, or it is no such dtype.
-
-    >>> _check_dtype(torch.uint8, _INTEGERS, 0, 256)
-    Traceback (most recent call last):
-        ...
-    ValueError: numbers from 0 to 256 do not fit into torch.uint8, which ends at 0 and 255. \
-Remedy: pass a wider dtype or a narrower range
+        ValueError: it is none of the allowed dtypes, or ends before the least or the greatest.
     """
     if dtype is None:
         return
+    warnings.warn(
+        "dtype= of RNG is deprecated and will be removed in 1.0. Remedy: "
+        "torch.as_tensor(rng.uniform(...)).to(dtype), which makes the same numbers (rounding to "
+        "less than 64 bits may reach the upper end)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
     if not isinstance(dtype, torch.dtype) or dtype not in allowed:
         names = ", ".join(map(str, allowed))
         raise ValueError(f"{dtype = } is none for these numbers. Remedy: pass None or {names}")
@@ -501,24 +435,22 @@ Remedy: pass a wider dtype or a narrower range
         )
 
 
-def _rounded_within(
-    numbers: npt.NDArray[np.float64], low: float, high: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """Numbers of [low, high) rounded to the nearest of a dtype, and not out of the interval.
+def _rounded_within(numbers: _Floats, low: float, high: float, dtype: torch.dtype) -> _Floats:
+    """Round numbers of [low, high) to the nearest of a dtype that does not leave the interval.
 
-    Rounding to 8 bits would turn one in 512 numbers of [0, 1) into 1. Such a number becomes the
-    greatest of the dtype below ``high``, and one below ``low`` the least that is not. If the
-    interval holds no number of the dtype, they stay the nearest. In float64 nothing is rounded.
+    If the interval holds no number of the dtype, they stay the nearest.
 
     >>> _rounded_within(np.array([0.5, 0.9999]), 0.0, 1.0, torch.bfloat16)
-    tensor([0.5000, 0.9961], dtype=torch.bfloat16)
+    array([0.5       , 0.99609375])
     """
-    rounded = torch.from_numpy(numbers).to(dtype)
     if dtype == torch.float64:
-        return rounded
+        return numbers
+    rounded = torch.from_numpy(numbers).to(dtype)
     least, greatest = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
+    infinity = torch.tensor(math.inf, dtype=dtype, device="cpu")
     if least.double() < low:
-        least = torch.nextafter(least, torch.tensor(math.inf, dtype=dtype, device="cpu"))
+        least = torch.nextafter(least, infinity)
     if greatest.double() >= high:
-        greatest = torch.nextafter(greatest, torch.tensor(-math.inf, dtype=dtype, device="cpu"))
-    return rounded.clamp(least, greatest) if least <= greatest else rounded
+        greatest = torch.nextafter(greatest, -infinity)
+    inside = rounded.clamp(least, greatest) if least <= greatest else rounded
+    return inside.double().numpy()

@@ -19,12 +19,7 @@ import torch
 from stateful_gpu_loader.decoders.decoder import Image
 from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
 from stateful_gpu_loader.decoders.orientation import turned
-from stateful_gpu_loader.decoders.rule import (
-    NO_CAUSE,
-    OUT_OF_MEMORY,
-    SOURCE_LOCATION,
-    without_cause,
-)
+from stateful_gpu_loader.decoders.rule import NO_CAUSE, OUT_OF_MEMORY, reason_of, without_cause
 from stateful_gpu_loader.errors import LoaderError
 
 RawBatch = Callable[[list[torch.Tensor]], Sequence[Image | None]]
@@ -115,7 +110,7 @@ def _attempt(
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        reason = SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
+        reason = reason_of(error)
         if NO_MEMORY.search(reason):
             raise torch.OutOfMemoryError(f"no memory to decode images: {reason}") from error
         if NO_FAULT_OF_THE_BYTES.search(reason):
@@ -244,13 +239,14 @@ SUBSAMPLINGS = frozenset({"4:0:0", "4:4:4", "4:2:2", "4:2:0", "4:4:0"})
 """What the JPEG engines of a GPU take; nvJPEG's CUDA kernels take a few rare ones more."""
 
 
-def is_common_jpeg(header: ImageHeader) -> bool:
+def is_common_jpeg(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
     """Whether this is a JPEG as cameras, phones and libraries write them.
 
     True of 8-bit JPEGs, baseline in one scan or progressive, grey or YCbCr. False of what some
     part of nvJPEG cannot decode, or decodes to other colours than libjpeg: CMYK, YCCK and RGB
     inside, 12 bits, arithmetic coding, extended or lossless frames, baseline in several scans,
     4:1:1 and rarer subsamplings; and of PNG, WebP and PPM. Those are decoded on the CPU.
+    It has the arguments of :meth:`BatchDecoder.takes`.
 
     >>> from stateful_gpu_loader.decoders import PngHeader
     >>> is_common_jpeg(PngHeader("png", 4, 4, 1, bit_depth=8, color_type=2, interlaced=False))
@@ -265,15 +261,10 @@ def is_common_jpeg(header: ImageHeader) -> bool:
     )
 
 
-def takes_common(header: ImageHeader, data: torch.Tensor) -> bool:
-    """As a decoder's ``takes``: :func:`is_common_jpeg`."""
-    return is_common_jpeg(header)
-
-
-def takes_baseline(header: ImageHeader, data: torch.Tensor) -> bool:
-    """As a decoder's ``takes``: :func:`is_common_jpeg`, and not progressive.
+def is_common_baseline(header: ImageHeader, data: torch.Tensor | None = None) -> bool:
+    """Whether :func:`is_common_jpeg` holds and the JPEG is not progressive.
 
     For backends that decode progressive JPEGs one after the other in the calling thread, where
     the workers decode them side by side.
     """
-    return is_common_jpeg(header) and isinstance(header, JpegHeader) and not header.progressive
+    return is_common_jpeg(header) and not header.progressive

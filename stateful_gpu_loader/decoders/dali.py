@@ -15,7 +15,6 @@ from stateful_gpu_loader.decoders.batch_rule import (
     NO_MEMORY,
     decode_batch_by_rule,
     is_common_jpeg,
-    takes_common,
     wait_for_the_stream,
     with_index,
 )
@@ -182,7 +181,6 @@ class DaliDecoder:
     """
 
     family = "dali"
-    takes = staticmethod(is_common_jpeg)
 
     def __init__(self) -> None:
         require_dali()
@@ -197,17 +195,6 @@ class DaliDecoder:
         if not is_common_jpeg(header):
             return self._other.decode(data, header)
         return decode_by_rule({"jpeg": _decode_one}, data, header)
-
-    def decode_batch(
-        self, data: Sequence[torch.Tensor], headers: Sequence[ImageHeader]
-    ) -> list[Image | ValueError]:
-        """What :meth:`decode` gives or raises for each image, in one run of DALI.
-
-        Args:
-            data: uint8 [num_bytes] each, on the CPU: images that :attr:`takes` is true of.
-            headers: what ``probe`` says of each.
-        """
-        return decode_batch_by_rule(_POOL.decode, data, headers)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -235,7 +222,7 @@ class DaliBatchDecoder:
     """
 
     family = "dali-cuda"
-    takes = staticmethod(takes_common)
+    takes = staticmethod(is_common_jpeg)
     acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:

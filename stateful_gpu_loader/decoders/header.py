@@ -21,6 +21,11 @@ class ImageHeader:
     """EXIF orientation, 1 to 8; 1 where there is none or it is no such number."""
 
     @property
+    def progressive(self) -> bool:
+        """Whether a JPEG's coefficients come in several passes over the image."""
+        return False
+
+    @property
     def stored_size(self) -> tuple[int, int]:
         """(height, width) in pixels as encoded, before the orientation is applied.
 
@@ -54,7 +59,6 @@ class JpegHeader(ImageHeader):
 
     @property
     def progressive(self) -> bool:
-        """Whether the coefficients come in several passes over the image."""
         return self.process in (0xC2, 0xC6, 0xCA, 0xCE)
 
     def without_exif(self) -> JpegHeader:

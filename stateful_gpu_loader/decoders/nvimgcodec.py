@@ -14,13 +14,13 @@ from torch.utils.dlpack import from_dlpack
 from stateful_gpu_loader.decoders.batch_rule import (
     SPARE_BYTES,
     decode_batch_by_rule,
-    takes_common,
+    is_common_jpeg,
     wait_for_the_stream,
     with_index,
 )
 from stateful_gpu_loader.decoders.cuda_driver import keep_freed_memory
 from stateful_gpu_loader.decoders.decoder import Decoder, Image, StridedImage
-from stateful_gpu_loader.decoders.header import ImageHeader, JpegHeader
+from stateful_gpu_loader.decoders.header import ImageHeader
 from stateful_gpu_loader.decoders.machine import (
     NVIMGCODEC,
     describe_versions,
@@ -59,7 +59,7 @@ class NvimgcodecBatchDecoder:
     """
 
     family = "nvimgcodec"
-    takes = staticmethod(takes_common)
+    takes = staticmethod(is_common_jpeg)
     acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class NvimgcodecBatchDecoder:
         wait_for_the_stream(self._device)
         answers: list[Image | ValueError | None] = [None] * len(data)
         self._stages.keep(bytes_to_keep(headers))
-        simple = [i for i, header in enumerate(headers) if _is_for_engines(header)]
+        simple = [i for i, header in enumerate(headers) if not header.progressive]
         if self._stages.engines is not None:
             _fill(answers, simple, self._stages.engines, data, headers)
         rest = [i for i, answer in enumerate(answers) if not isinstance(answer, Image)]
@@ -173,10 +173,6 @@ def _fill(
     )
     for i, answer in zip(places, found, strict=True):
         answers[i] = answer
-
-
-def _is_for_engines(header: ImageHeader) -> bool:
-    return isinstance(header, JpegHeader) and not header.progressive
 
 
 def _strided(image: Any, stream: int) -> StridedImage:

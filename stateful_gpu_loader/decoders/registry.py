@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -107,17 +108,11 @@ def make_batch_decoder(name: str, device: torch.device, prefer: str | None = Non
             f"device={str(device)!r} decodes image by image. Remedy: make_decoder({name!r}), or "
             "pass a CUDA device"
         )
-    makers = {each: _on(device, make) for each, make in BATCH_DECODERS.items()}
+    makers = {each: partial(make, device) for each, make in BATCH_DECODERS.items()}
     if name == "auto":
         return _first(makers, FAMILIES.get((prefer or "").partition(",")[0]))
     _check_name(name)
     return makers[name]()
-
-
-def _on(
-    device: torch.device, make: Callable[[torch.device], BatchDecoder]
-) -> Callable[[], BatchDecoder]:
-    return lambda: make(device)
 
 
 def _first(makers: Mapping[str, Callable[[], AnyDecoder]], prefer: str | None) -> AnyDecoder:

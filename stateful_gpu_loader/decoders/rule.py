@@ -41,7 +41,7 @@ parentheses."""
 _SPARE_BYTES = 2**20
 """What a library's working memory may come to beside a small image."""
 
-SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
+_SOURCE_LOCATION = re.compile(r"^\S+, \S+:\d+, ")
 """Where in its C++ the operator failed, which its message begins with."""
 
 
@@ -80,7 +80,7 @@ def decode_by_rule(
     try:
         image = operators[header.format](data, RGB)
     except RuntimeError as error:
-        reason = SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
+        reason = reason_of(error)
         if OUT_OF_MEMORY.search(reason):
             raise
         _check_memory(header)
@@ -99,6 +99,11 @@ def decode_by_rule(
             f"{[3, header.height, header.width]}"
         )
     return image
+
+
+def reason_of(error: RuntimeError) -> str:
+    """Return the first line of an operator's message, without the place in its C++."""
+    return _SOURCE_LOCATION.sub("", str(error).partition("\n")[0])
 
 
 def without_cause(header: ImageHeader, reason: str) -> LoaderError:

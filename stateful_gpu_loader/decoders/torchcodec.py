@@ -9,7 +9,7 @@ import torch
 
 from stateful_gpu_loader.decoders.batch_rule import (
     decode_batch_by_rule,
-    takes_baseline,
+    is_common_baseline,
     wait_for_the_stream,
 )
 from stateful_gpu_loader.decoders.decoder import Decoder, Image
@@ -102,7 +102,7 @@ class TorchcodecBatchDecoder:
     """
 
     family = "torchcodec-cuda"
-    takes = staticmethod(takes_baseline)
+    takes = staticmethod(is_common_baseline)
     acts_on_exif = True
 
     def __init__(self, device: torch.device) -> None:
@@ -129,7 +129,13 @@ class TorchcodecBatchDecoder:
             for each, header in zip(data, headers, strict=True)
         ]
         has_engines = torch.cuda.get_device_capability(self._device) in _WITH_ENGINES
-        together = [i for i, one in enumerate(headers) if has_engines and _goes_to_an_engine(one)]
+        together = [
+            i
+            for i, header in enumerate(headers)
+            if has_engines
+            and not header.progressive
+            and max(header.height, header.width) <= _LONGEST_SIDE
+        ]
         alone = sorted(set(range(len(plain))).difference(together))
         images: dict[int, Image | ValueError] = {}
         for part in (together, *([i] for i in alone)):
@@ -147,12 +153,3 @@ class TorchcodecBatchDecoder:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._device})"
-
-
-def _goes_to_an_engine(header: ImageHeader) -> bool:
-    """Whether an engine decodes an image that ``takes`` has let through."""
-    return (
-        isinstance(header, JpegHeader)
-        and not header.progressive
-        and max(header.height, header.width) <= _LONGEST_SIDE
-    )

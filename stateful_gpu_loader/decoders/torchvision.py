@@ -10,7 +10,7 @@ import torch
 
 from stateful_gpu_loader.decoders.batch_rule import (
     decode_batch_by_rule,
-    takes_baseline,
+    is_common_baseline,
     wait_for_the_stream,
     with_index,
 )
@@ -74,7 +74,7 @@ class TorchvisionBatchDecoder:
     """
 
     family = "torchvision-cuda"
-    takes = staticmethod(takes_baseline)
+    takes = staticmethod(is_common_baseline)
     acts_on_exif = False
 
     def __init__(self, device: torch.device) -> None:

@@ -158,11 +158,11 @@ def test_a_broken_machine_is_no_fault_of_the_bytes(message: str) -> None:
         decode_batch_by_rule(AllOrNothing(message), [damaged(FILES[0])], HEADERS[:1])
 
 
-@pytest.mark.parametrize("status", [2, 3, 4, 6, 8, 9, 10])
-def test_what_nvjpeg_says_of_bytes_is_a_refusal(status: int) -> None:
-    decode = AllOrNothing(f"Error while decoding JPEG images: Failed to parse: {status}\nmore")
-    (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
-    assert isinstance(answer, ValueError)
+def test_what_nvjpeg_says_of_bytes_is_a_refusal() -> None:
+    for status in (2, 3, 4, 6, 8, 9, 10):
+        decode = AllOrNothing(f"Error while decoding JPEG images: Failed to parse: {status}\nmore")
+        (answer,) = tensors(decode_batch_by_rule(decode, [damaged(FILES[0])], HEADERS[:1]))
+        assert isinstance(answer, ValueError)
 
 
 def test_pixels_of_another_size_than_the_header_says_are_refused() -> None:

@@ -12,17 +12,18 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stateful_gpu_loader.decoders import JpegHeader, make_decoder, probe
+from stateful_gpu_loader.decoders import JpegHeader, dali, make_decoder, probe
+from stateful_gpu_loader.decoders.batch_rule import decode_batch_by_rule, is_common_jpeg
 from stateful_gpu_loader.decoders.dali import DaliDecoder, PipelinePool
 from tests.decoders.cuda_stub import same, tensors
 from tests.decoders.variants import photo, pillow_variants
 from tests.images import PHOTOGRAPHS, encode, photograph
 from tests.patience import seconds
 
-dali = pytest.importorskip("nvidia.dali")
+pytest.importorskip("nvidia.dali")
 
 PHOTOS = [encode(photograph(name), quality=90) for name in PHOTOGRAPHS]
-COMMON = {name: data for name, data in pillow_variants().items() if DaliDecoder.takes(probe(data))}
+COMMON = {name: data for name, data in pillow_variants().items() if is_common_jpeg(probe(data))}
 
 
 @pytest.fixture
@@ -38,8 +39,9 @@ def decode(decoder: DaliDecoder, data: torch.Tensor) -> torch.Tensor:
     return decoder.decode(data, probe(data))
 
 
-def decode_all(decoder: DaliDecoder, files: list[torch.Tensor]) -> list[Any]:
-    return tensors(decoder.decode_batch(files, [probe(data) for data in files]))
+def decode_all(files: list[torch.Tensor]) -> list[Any]:
+    """In one run of DALI; the decoder itself takes one image at a time."""
+    return tensors(decode_batch_by_rule(dali._POOL.decode, files, [probe(data) for data in files]))
 
 
 def two_frames(data: torch.Tensor) -> torch.Tensor:
@@ -79,7 +81,7 @@ def test_every_subsampling_that_is_taken_agrees_with_torchvision(
     stream = encoder.encode(codec.as_image(pixels), codec="jpeg", params=parameters)
     data = torch.frombuffer(bytearray(memoryview(stream)), dtype=torch.uint8)
     header = probe(data)
-    assert decoder.takes(header)
+    assert is_common_jpeg(header)
     assert isinstance(header, JpegHeader)
     assert header.subsampling.replace(":", "") == sampling.removeprefix("CSS_")
     # DALI agrees with Pillow to the bit; torchvision 0.23 widens the color of 4:4:0 otherwise.
@@ -92,15 +94,13 @@ def test_batches_of_changing_lengths_give_what_single_images_give(
     decoder: DaliDecoder, sizes: list[int]
 ) -> None:
     for size in sizes:
-        for image, data in zip(decode_all(decoder, PHOTOS[:size]), PHOTOS, strict=False):
+        for image, data in zip(decode_all(PHOTOS[:size]), PHOTOS, strict=False):
             assert same(image, decode(decoder, data))
 
 
 def test_every_common_variant_in_one_batch(decoder: DaliDecoder) -> None:
     """1 x 1 pixels and 20,000 among them; grey, progressive, turned."""
-    for image, (name, data) in zip(
-        decode_all(decoder, list(COMMON.values())), COMMON.items(), strict=True
-    ):
+    for image, (name, data) in zip(decode_all(list(COMMON.values())), COMMON.items(), strict=True):
         assert same(image, decode(decoder, data)), name
 
 
@@ -113,7 +113,7 @@ def test_delivered_pixels_outlive_later_batches_and_their_pipeline() -> None:
         for image, data in zip(pool.decode(PHOTOS[turn:]), PHOTOS[turn:], strict=True)
     ]
     del pool
-    DaliDecoder().decode_batch(PHOTOS, [probe(data) for data in PHOTOS])
+    decode_all(PHOTOS)
     assert all(same(image, reference(data)) for image, data in kept)
 
 
@@ -124,7 +124,7 @@ def test_a_bad_file_costs_none_of_the_others_and_is_refused_each_time(
     """One such file ends a pipeline for good."""
     files = [make(data) if i in (1, 4) else data for i, data in enumerate(PHOTOS)]
     for _ in range(3):
-        images = decode_all(decoder, files)
+        images = decode_all(files)
         assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [1, 4]
         assert all(same(images[i], reference(PHOTOS[i])) for i in (0, 2, 3, 5))
         with pytest.raises(ValueError, match=r"^JPEG cannot be decoded: DALI failed to decode it$"):
@@ -164,16 +164,66 @@ def test_the_machines_faults_are_not_the_files(
         PipelinePool(device_id=None, num_threads=1),
     )
     with pytest.raises(torch.OutOfMemoryError):
-        decode_all(decoder, PHOTOS)
+        decode_all(PHOTOS)
     with pytest.raises(RuntimeError, match="bad_alloc"):
         decode(decoder, PHOTOS[0])
 
 
-def test_threads_share_no_pipeline(decoder: DaliDecoder) -> None:
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The batch sizes of the pipelines that were built."""
+    sizes: list[int] = []
+    build = dali.build
+
+    def counted(size: int, **options: Any) -> Any:
+        sizes.append(size)
+        return build(size, **options)
+
+    monkeypatch.setattr(dali, "build", counted)
+    return sizes
+
+
+def test_a_pipeline_is_used_again_until_it_is_too_short_or_failed(built: list[int]) -> None:
+    """After an error DALI calls it invalid, though 2.4 would still run it on the CPU."""
+    pool = PipelinePool(device_id=None, num_threads=1)
+    for length in (1, 1, 3, 4, 2, 5, 1):
+        assert len(pool.decode(PHOTOS[:length])) == length
+    assert built == [1, 4, 8]
+    with pytest.raises(RuntimeError):
+        pool.decode([PHOTOS[0], missing_table(PHOTOS[1])])
+    pool.decode(PHOTOS[:1])
+    assert built == [1, 4, 8, 1]
+
+
+def test_threads_share_no_pipeline(decoder: DaliDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, running = dali.run, set[int]()
+
+    def run_alone(pipeline: Any, data: Any) -> Any:
+        assert id(pipeline) not in running
+        running.add(id(pipeline))
+        try:
+            return run(pipeline, data)
+        finally:
+            running.remove(id(pipeline))
+
+    monkeypatch.setattr(dali, "run", run_alone)
     expected = [reference(data) for data in PHOTOS]
     with ThreadPoolExecutor(4) as pool:
         images = list(pool.map(lambda i: decode(decoder, PHOTOS[i % 6]), range(48)))
     assert all(same(image, expected[i % 6]) for i, image in enumerate(images))
+
+
+def test_another_process_builds_its_own_and_frees_none(
+    built: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline that a fork inherits would hang, when it runs and when it is freed."""
+    pool = PipelinePool(device_id=None, num_threads=1)
+    pool.decode(PHOTOS[:1])
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    pool.decode(PHOTOS[:1])
+    monkeypatch.undo()
+    assert built == [1, 1]
+    assert sorted(pool._idle) == [-1, os.getpid()]
 
 
 class Photos(Dataset[torch.Tensor]):
@@ -214,7 +264,7 @@ def test_a_fork_ends_though_it_inherited_pipelines(decoder: DaliDecoder) -> None
 def test_a_decoder_holds_no_state(decoder: DaliDecoder) -> None:
     decode(decoder, PHOTOS[0])
     assert len(pickle.dumps(decoder)) < 300
-    assert decoder.version() == dali.__version__
+    assert decoder.version() == dali.require_dali().__version__
 
 
 def test_an_image_of_one_pixel(decoder: DaliDecoder) -> None:

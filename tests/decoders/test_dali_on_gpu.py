@@ -13,7 +13,7 @@ from stateful_gpu_loader.decoders import dali as module
 from stateful_gpu_loader.decoders import make_decoder, probe
 from stateful_gpu_loader.decoders.batch_rule import is_common_jpeg
 from stateful_gpu_loader.decoders.dali import DaliBatchDecoder
-from tests.decoders.cuda_stub import DEVICE, CudaStub, damaged, is_damaged, same, tensors
+from tests.decoders.cuda_stub import DEVICE, CudaStub, is_damaged, same, tensors
 from tests.decoders.variants import pillow_variants
 
 pytest.importorskip("nvidia.dali")
@@ -70,20 +70,6 @@ def test_pixels_are_copied_out_before_dali_writes_again(stub: CudaStub) -> None:
 def test_the_host_waits_before_decoding_and_for_the_copies(stub: CudaStub) -> None:
     decode(DaliBatchDecoder(DEVICE), FILES[:2])
     assert stub.events == ["wait", "decode", "wait"]
-
-
-def test_a_bad_image_costs_none_of_the_others(stub: CudaStub) -> None:
-    files = [damaged(data) if i == 2 else data for i, data in enumerate(FILES)]
-    images = decode(DaliBatchDecoder(DEVICE), files)
-    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [2]
-    assert all(same(images[i], reference(FILES[i])) for i in range(len(FILES)) if i != 2)
-
-
-def test_a_refusal_on_a_full_gpu_is_want_of_memory(stub: CudaStub) -> None:
-    stub.free_bytes = 2**20
-    decode(DaliBatchDecoder(DEVICE), FILES[:2])
-    with pytest.raises(torch.OutOfMemoryError):
-        decode(DaliBatchDecoder(DEVICE), [damaged(FILES[0])])
 
 
 def test_pipelines_are_made_at_the_first_batch_for_the_device(

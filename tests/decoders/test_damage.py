@@ -59,7 +59,7 @@ def right_or_refused(decoder: Decoder, data: torch.Tensor) -> bool:
 
 
 @given(st.sampled_from(MAGIC), st.binary(max_size=300))
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 def test_any_bytes_are_refused(magic: bytes, rest: bytes) -> None:
     data = np.frombuffer(magic + rest, dtype=np.uint8).copy()
     with pytest.raises(ValueError, match=r"\w"):
@@ -100,7 +100,7 @@ def test_truncated_files_are_refused(name: str, where: float) -> None:
     st.integers(1, 4),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=150)
 def test_png_pixels_of_any_content_do_no_harm(
     pixels: bytes, channels: int, interlaced: bool
 ) -> None:

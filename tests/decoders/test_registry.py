@@ -31,16 +31,27 @@ from stateful_gpu_loader.errors import LoaderError, MissingDependency
 from stateful_gpu_loader.integrations.dali import DALILoader
 from tests.decoders.variants import pillow_variants
 
+DEVICE = torch.device("cuda")
 
-@pytest.fixture
-def without_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def forget() -> None:
+    for cached in (dali.require_dali, nvimgcodec._library, torchcodec._operators):
+        cached.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Packages that are not found as long as they are in this set; none at first."""
+    absent: set[str] = set()
     find_spec = importlib.util.find_spec
 
-    def find_no_torchcodec(name: str, *rest: Any) -> Any:
-        return None if name == "torchcodec" else find_spec(name, *rest)
+    def find(name: str, *rest: Any) -> Any:
+        return None if name in absent else find_spec(name, *rest)
 
-    monkeypatch.setattr(importlib.util, "find_spec", find_no_torchcodec)
-    torchcodec._operators.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    forget()
+    yield absent
+    forget()
 
 
 @pytest.fixture
@@ -50,13 +61,6 @@ def with_broken_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(f"libavutil.so.60: cannot open shared object file ({name})\nand more")
 
     monkeypatch.setattr(torch.ops, "torchcodec_ns", Broken(), raising=False)
-    torchcodec._operators.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def _forget_operators() -> Any:
-    yield
-    torchcodec._operators.cache_clear()
 
 
 def test_every_available_decoder_can_be_made_by_name() -> None:
@@ -81,14 +85,11 @@ def test_an_unknown_name_lists_the_choices() -> None:
         make_decoder("pillow")
 
 
-@pytest.mark.usefixtures("without_torchcodec")
-def test_without_torchcodec_auto_is_torchvision() -> None:
-    """Optional; asked for by name, it says how to get it."""
+def test_without_torchcodec_auto_is_torchvision(missing: set[str]) -> None:
+    missing.add("torchcodec")
     assert available()[0] == "torchvision"
     assert "torchcodec" not in available()
     assert make_decoder("auto", prefer="torchcodec").family == "torchvision"
-    with pytest.raises(MissingDependency, match=r"pip install 'stateful_gpu_loader\[codec\]'"):
-        make_decoder("torchcodec")
 
 
 @pytest.mark.usefixtures("with_broken_torchcodec")
@@ -100,19 +101,6 @@ def test_a_torchcodec_that_cannot_be_loaded_is_not_available_and_says_why() -> N
     assert make_decoder("auto").family == "torchvision"
     with pytest.raises(LoaderError, match=r"failed with OSError: libavutil.so.60.*\. Remedy"):
         make_decoder("torchcodec")
-
-
-@pytest.mark.processes
-def test_importing_the_package_imports_no_backend() -> None:
-    """They take a second, and torchcodec is optional."""
-    code = (
-        "import sys, stateful_gpu_loader.decoders as d;"
-        "print('torchcodec' in sys.modules, d.available())"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.startswith("False ['torch")
 
 
 @pytest.mark.parametrize("name", available())
@@ -137,29 +125,6 @@ def test_threads_decode_what_one_thread_decodes(name: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(decode, files * 4))
     assert all(torch.equal(image, alone[i % len(files)]) for i, image in enumerate(together))
-
-
-DEVICE = torch.device("cuda")
-
-
-def forget() -> None:
-    for cached in (dali.require_dali, nvimgcodec._library, torchcodec._operators):
-        cached.cache_clear()
-
-
-@pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Packages that are not found as long as they are in this set."""
-    absent: set[str] = set()
-    find_spec = importlib.util.find_spec
-
-    def find(name: str, *rest: Any) -> Any:
-        return None if name in absent else find_spec(name, *rest)
-
-    monkeypatch.setattr(importlib.util, "find_spec", find)
-    forget()
-    yield absent
-    forget()
 
 
 PACKAGES = {"dali": "nvidia.dali", "torchcodec": "torchcodec"}
@@ -282,14 +247,15 @@ def test_a_batch_decoder_of_the_cpu_is_refused() -> None:
 
 
 @pytest.mark.processes
-def test_auto_imports_no_more_than_it_needs() -> None:
-    """DALI's import takes a while, and starts with what CUDA finds."""
+def test_no_backend_is_imported_before_it_is_needed() -> None:
+    """Each takes a second, torchcodec is optional, and DALI starts with what CUDA finds."""
     code = (
         "import sys, torch, stateful_gpu_loader.decoders as d;"
+        "print('torchcodec' in sys.modules);"
         "d.make_decoder('auto'); d.make_batch_decoder('auto', torch.device('cuda'));"
         "print([name for name in sys.modules if name.startswith('nvidia.')])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert result.stdout == "[]\n"
+    assert result.stdout == "False\n[]\n"

@@ -22,7 +22,6 @@ from stateful_gpu_loader.errors import LoaderError
 from tests.decoders.cuda_stub import (
     DEVICE,
     CudaStub,
-    damaged,
     decode_as_stored,
     is_damaged,
     same,
@@ -110,15 +109,6 @@ def test_torchcodec_gets_images_for_cuda_one_a_call(
         assert sizes == [1] * len(COMMON)
 
 
-def test_a_bad_image_costs_none_of_the_others(decoder: BatchDecoder, operator: Operator) -> None:
-    files = [*FOR_ENGINES.values()]
-    files[3] = damaged(files[3])
-    images = decode(decoder, files)
-    assert [i for i, image in enumerate(images) if isinstance(image, ValueError)] == [3]
-    assert len(operator.calls[0][0]) == len(files)
-    assert len(operator.calls) <= 1 + 2 * 5
-
-
 def test_the_host_waits_for_the_stream_before_nvjpeg_writes(
     decoder: BatchDecoder, operator: Operator
 ) -> None:
@@ -163,12 +153,6 @@ def test_torchcodec_is_given_no_exif(operator: Operator) -> None:
     (((data,), _, _),) = operator.calls
     assert b"Exif" not in data.numpy().tobytes()
     assert b"Exif" in COMMON["jpeg orientation 6"].numpy().tobytes()
-
-
-def test_a_build_without_nvjpeg_is_named(decoder: BatchDecoder, operator: Operator) -> None:
-    operator.message = "decode_jpegs_cuda: torchvision not compiled with nvJPEG support"
-    with pytest.raises(LoaderError, match="not compiled with nvJPEG"):
-        decode(decoder, [damaged(COMMON["jpeg grey"])])
 
 
 def test_a_torchcodec_that_decodes_on_the_cpu_alone_is_refused(

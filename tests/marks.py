@@ -58,6 +58,7 @@ COSTLY = {
     "loader/test_lanes_cost.py::test_ten_thousand_shards",
     "loader/test_lanes_damage.py::test_undecodable_images_are_dropped",
     "loader/test_out_of_order.py::test_out_of_order_a_slow_worker_holds_back_nobody",
+    "transforms/batches/test_ragged.py::test_error_against_aten",
 }
 """Of these marked tests no case is fast."""
 

@@ -7,12 +7,12 @@ image goes where is known on the CPU, so nothing waits for the device.
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from stateful_gpu_loader.transforms.arguments import (
     as_fill,
     as_interpolation,
 )
-from stateful_gpu_loader.transforms.batches.device import on_device
+from stateful_gpu_loader.transforms.batches.device import apply_by_group
 from stateful_gpu_loader.transforms.color.adjustments import (
     adjust_brightness,
     adjust_contrast,
@@ -270,20 +270,15 @@ def augment_batch(
     is_square = images.shape[-1] == images.shape[-2]
     pairs = list(zip(operations.tolist(), magnitudes.tolist(), strict=True))
     groups = np.array([_group(*pair, is_square) for pair in pairs], dtype=np.int64)
-    order = np.argsort(groups)
-    packed = np.array([order, [_parameter(*pairs[i]) for i in order]], dtype=np.float64)
-    numbers = on_device(packed, images.device)
-    places, parameters = numbers[0].to(torch.int64), numbers[1].view(-1, 1, 1, 1)
-    augmented = torch.empty(images.shape, dtype=images.dtype, device=images.device)
-    for part in _runs(groups[order]):
-        rows, chosen = order[part], images.index_select(0, places[part])
-        group = int(groups[rows[0]])
+    parameters = np.array([_parameter(*pair) for pair in pairs])
+
+    def carry_out(group: int, chosen: Tensor, numbers: Tensor, rows: IndexArray) -> Tensor:
         if group == _WARP:
-            made = how.warp(chosen, operations[rows], magnitudes[rows])
-        else:
-            made = _carry_out(group, chosen, parameters[part])
-        augmented.index_copy_(0, places[part], made)
-    return augmented
+            return how.warp(chosen, operations[rows], magnitudes[rows])
+        return _carry_out(group, chosen, numbers)
+
+    steps = {group: partial(carry_out, group) for group in set(groups.tolist())}
+    return apply_by_group(images, groups, steps, parameters)
 
 
 def _carry_out(group: int, images: Tensor, parameters: Tensor) -> Tensor:
@@ -317,14 +312,6 @@ def _parameter(operation: int, magnitude: float) -> float:
     if operation == Operation.POSTERIZE:
         return 2.0 ** int(magnitude)
     return 1.0 + magnitude if operation in _WITH_FACTOR else magnitude
-
-
-def _runs(groups: IndexArray) -> Iterator[slice]:
-    """Where equal groups lie in a sorted array."""
-    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-    for begin, end in itertools.pairwise(bounds):
-        if begin < end:
-            yield slice(begin, end)
 
 
 def _check_dtype(images: Tensor) -> None:

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from stateful_gpu_loader.transforms import (
+    CenterCrop,
     ColorJitter,
     Normalize,
+    RandomCrop,
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomRotation,
     RandomVerticalFlip,
     Recipe,
+    Resize,
     ToDtype,
 )
 from stateful_gpu_loader.transforms.color.blur import GaussianBlur
@@ -38,6 +41,19 @@ RECIPES = {
     "blur": GaussianBlur((5, 3), (0.1, 5.0)),
     "erasing": RandomErasing(0.7, value=(5, 6.7, -3)),
     "noise": RandomErasing(0.7, value="random"),
+    "center crop": CenterCrop((20, 21)),
+    "center crop, padded": CenterCrop((50, 30)),
+    "crop": RandomCrop((20, 21)),
+    "crop, padded": RandomCrop((23, 24), padding=(5, 2), fill=9),
+    "crop, padded if needed": RandomCrop(64, pad_if_needed=True, fill=[1, 2, 3]),
+    "crop, reflected": RandomCrop(30, padding=6, padding_mode="reflect"),
+    "crop, symmetric": RandomCrop(26, padding=4, padding_mode="symmetric"),
+    "resize": Resize(20),
+    "resize one side": Resize((64, 53)),
+    "resize to its size": Resize((37, 53)),
+    "resize, bicubic": Resize(20, interpolation="bicubic"),
+    "resize, without antialias": Resize((20, 80), antialias=False),
+    "resize, nearest": Resize((20, 80), interpolation="nearest-exact"),
 }
 DTYPES = (torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

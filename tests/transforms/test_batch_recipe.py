@@ -152,24 +152,6 @@ def test_a_users_batch_recipe_works_and_has_another_fingerprint() -> None:
 
 @every_kind
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"alpha": 0}, ValueError, "alpha = 0"),
-        ({"num_classes": 0}, ValueError, "num_classes = 0"),
-        ({"num_classes": 2.5}, TypeError, "float"),
-        ({"labels_getter": None}, ValueError, "labels_getter = None"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_refused(
-    kind: type[BatchRecipe], arguments: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        kind(**arguments)
-
-
-@every_kind
-@pytest.mark.parametrize(
     ("arguments", "images", "labels", "match"),
     [
         ({}, (2, 3, 4, 4), torch.zeros(2).long(), "num_classes="),

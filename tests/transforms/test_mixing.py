@@ -14,7 +14,6 @@ from stateful_gpu_loader.transforms.mixing import (
     MixUp,
     beta_quantile,
     beta_share,
-    checked_alpha,
 )
 from tests.transforms.augmented_batches import batch, by_torchvision
 
@@ -62,17 +61,6 @@ def test_threads_do_not_matter() -> None:
     alone = MixUp(num_classes=5).apply(images, labels, (0.3,))[0]
     torch.set_num_threads(2)
     assert torch.equal(MixUp(num_classes=5).apply(images, labels, (0.3,))[0], alone)
-
-
-@pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
-def test_shares_are_distributed_as_torchvisions(alpha: float) -> None:
-    """Kolmogorov-Smirnov over 3000 shares."""
-    torch.manual_seed(3)
-    recipe, reference = MixUp(alpha=alpha, num_classes=5), v2.MixUp(alpha=alpha, num_classes=5)
-    uniforms = np.random.default_rng(0).random((3000, recipe.num_draws))
-    ours = [recipe.draw(row, 64, (224, 224))[0] for row in uniforms]
-    theirs = [reference.make_params([])["lam"] for _ in range(3000)]
-    assert stats.ks_2samp(ours, theirs).pvalue > 1e-3
 
 
 def test_images_that_cannot_hold_a_blend_are_refused() -> None:
@@ -131,21 +119,6 @@ def test_boxes_follow_torchvisions_formula(
         assert made == (*params["box"], params["lam_adjusted"])
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
-def test_boxes_are_distributed_as_torchvisions(alpha: float) -> None:
-    """Kolmogorov-Smirnov of each side and of the share kept, over 3000 boxes."""
-    torch.manual_seed(5)
-    recipe, reference = CutMix(alpha=alpha, num_classes=5), v2.CutMix(alpha=alpha, num_classes=5)
-    image = torch.empty(1, 3, 120, 200)
-    rows = np.random.default_rng(2).random((3000, recipe.num_draws))
-    ours = np.array([recipe.draw(row, 1, (120, 200)) for row in rows])
-    drawn = [reference.make_params([image]) for _ in range(3000)]
-    theirs = np.array([(*params["box"], params["lam_adjusted"]) for params in drawn])
-    for column in range(5):
-        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
-
-
 ALPHAS = [0.001, 0.05, 0.1, 0.2, 0.4, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 7.7, 10.0, 300.0, 10000.0]
 EXTREMES = [0.0, 2.0**-32, 0.5 - 2.0**-32, 0.5, 0.5 + 2.0**-32, 1.0 - 2.0**-32]
 
@@ -187,9 +160,3 @@ def test_golden_shares() -> None:
     for alpha, units in golden.items():
         assert [beta_share(alpha, uniform) * 2**24 for uniform in uniforms] == units
         assert np.rint(stats.beta.ppf(uniforms, alpha, alpha) * 2**24).tolist() == units
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 1e-4, 1e5, float("nan"), float("inf")])
-def test_alphas_out_of_range_are_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match=f"alpha = {alpha}"):
-        checked_alpha(alpha)

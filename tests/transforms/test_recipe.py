@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -16,7 +18,7 @@ from torchvision.transforms import v2
 from stateful_gpu_loader import transforms as T
 from tests.images import photograph
 from tests.torchvisions_words import in_torchvisions_words
-from tests.transforms.pictures import as_float, decoded, noise, sizes_of
+from tests.transforms.pictures import as_float, decoded, noise, rows_for, sizes_of
 
 RECIPES = [
     T.Resize(64),
@@ -83,6 +85,18 @@ def test_rows_depend_on_their_own_sample_alone(recipe: T.Recipe) -> None:
         assert np.array_equal(drawn.numbers, whole.numbers[part])
         assert np.array_equal(drawn.sizes, whole.sizes[part])
         assert drawn.numbers.dtype == whole.numbers.dtype
+
+
+@pytest.mark.parametrize("kind", [T.RandomHorizontalFlip, T.RandomVerticalFlip, T.RandomGrayscale])
+def test_an_image_is_chosen_with_a_probability_and_left_alone_otherwise(kind: Any) -> None:
+    """0 and 1 are never and always."""
+    image = decoded("coffee")
+    assert kind().apply(image, [0]) is image
+    for p in (0.0, 0.1, 0.5, 1.0):
+        rows = rows_for(kind(p), image, 4000)
+        assert stats.binomtest(sum(chosen for (chosen,) in rows), len(rows), p).pvalue > 1e-3
+        edges = kind(p).draw(np.array([[0.0], [1 - 2.0**-32]]), np.ones((2, 2), np.int64))
+        assert edges.numbers.tolist() == [[int(p > 0)], [int(p == 1)]]
 
 
 @pytest.mark.fuzz

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 
-Operation = Callable[[Tensor, IndexArray], Tensor]
-"""Of m images [m, C, H, W] and their rows in the batch, int64 [m]; it leaves them as they are."""
+Operation = Callable[[Tensor, Tensor, IndexArray], Tensor]
+"""Of m images [m, C, H, W], their parameters, float64 [m, 1, 1, 1] on the same device, and their
+rows in the batch, int64 [m] on the CPU; it leaves the images as they are."""
 
 _logger = logging.getLogger(__name__)
 
@@ -55,34 +56,42 @@ def constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device
 
 
 def apply_by_group(
-    images: Tensor, groups: IndexArray, operations: Mapping[int, Operation]
+    images: Tensor,
+    groups: IndexArray,
+    operations: Mapping[int, Operation],
+    parameters: npt.NDArray[np.float64] | None = None,
 ) -> Tensor:
     """Apply to each image its group's operation, as many calls as there are groups.
 
     Args:
-        images: [n, C, H, W], n > 0; they stay as they are, the result may be a view of them.
+        images: [n, C, H, W]; they stay as they are, the result may be a view of them.
         groups: int64 [n], known on the CPU, so that nothing is read back from the device.
         operations: one for each group; all that are called give results of one size and dtype.
+        parameters: float64 [n], one for each image; None for zeros.
 
     Raises:
         ValueError: the operations gave results of several sizes.
 
     >>> import torch
     >>> images = torch.tensor([1, 2, 3]).view(3, 1, 1, 1)
-    >>> operations = {0: lambda chosen, rows: chosen, 1: lambda chosen, rows: -chosen}
+    >>> operations = {0: lambda chosen, add, rows: chosen, 1: lambda chosen, add, rows: -chosen}
     >>> apply_by_group(images, np.array([1, 0, 1]), operations).flatten()
     tensor([-1,  2, -3])
     """
     order = np.argsort(groups, kind="stable")
     present, starts = np.unique(groups[order], return_index=True)
+    if not len(present):
+        return images
+    sorted_parameters = np.zeros(len(order)) if parameters is None else parameters[order]
+    packed = on_device(np.stack((order, sorted_parameters)), images.device)
+    places, numbers = packed[0].to(torch.int64), packed[1].view(-1, 1, 1, 1)
     if len(present) == 1:
-        return operations[int(present[0])](images, order)
-    order_there = on_device(order, images.device)
+        return operations[int(present[0])](images, numbers, order)
     ends = [*starts[1:].tolist(), len(groups)]
     made = []
     for group, start, end in zip(present.tolist(), starts.tolist(), ends, strict=True):
-        chosen = order_there[start:end]
-        result = operations[group](images.index_select(0, chosen), order[start:end])
+        chosen, part = places[start:end], slice(start, end)
+        result = operations[group](images.index_select(0, chosen), numbers[part], order[part])
         made.append((chosen, result))
     first = made[0][1]
     results = first.new_empty(len(groups), *first.shape[1:])

@@ -7,6 +7,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from stateful_gpu_loader.records import IndexArray
 from stateful_gpu_loader.transforms.arguments import as_range
-from stateful_gpu_loader.transforms.batches.device import kernels_that_run, on_device
+from stateful_gpu_loader.transforms.batches.device import apply_by_group, kernels_that_run
 from stateful_gpu_loader.transforms.color.adjustments import (
     Factor,
     adjust_brightness,
@@ -33,6 +34,8 @@ from stateful_gpu_loader.transforms.recipe import (
 )
 
 _LARGEST_INT32 = 2**31 - 1
+_NOTHING = 4
+"""An operation that leaves the image as it is."""
 _ORDERS = np.array(list(itertools.permutations(range(4))), dtype=np.float64)
 _ADJUSTMENTS: tuple[Callable[[Tensor, Factor], Tensor], ...] = (
     adjust_brightness,
@@ -73,10 +76,11 @@ class ColorJitter(Recipe):
         saturation: float | Sequence[float] | None = None,
         hue: float | Sequence[float] | None = None,
     ) -> None:
-        self.brightness = _factor_range("brightness", brightness)
-        self.contrast = _factor_range("contrast", contrast)
-        self.saturation = _factor_range("saturation", saturation)
-        self.hue = _hue_range(hue)
+        factors = 0.0, math.inf
+        self.brightness = _range_around(1.0, "brightness", brightness, factors)
+        self.contrast = _range_around(1.0, "contrast", contrast, factors)
+        self.saturation = _range_around(1.0, "saturation", saturation, factors)
+        self.hue = _range_around(0.0, "hue", hue, (-0.5, 0.5))
         self._ranges = (self.brightness, self.contrast, self.saturation, self.hue)
 
     def draw(self, uniforms: FloatArray, sizes: IndexArray) -> Draw:
@@ -100,37 +104,29 @@ class ColorJitter(Recipe):
         return image
 
     def apply_batch(self, images: Tensor, numbers: IndexArray | FloatArray) -> Tensor:
-        """In two launches where Triton can; else step by step, with at most sixteen calls in all.
+        """In two launches where Triton can; else in four steps, each one call for each operation.
 
-        In a step there is one call for each operation. Both ways give the same pixels: bytes bit
-        for bit; of float ones, a last bit in 2**29 may differ.
+        Both ways give the same pixels: bytes bit for bit; of float ones, a last bit in 2**29 may
+        differ.
         """
-        operations = [i for i in range(4) if self._ranges[i] is not None]
-        if not operations:
+        asked = np.array([i if self._ranges[i] is not None else _NOTHING for i in range(4)])
+        orders = asked[numbers[:, :4].astype(np.int64)]
+        if (asked == _NOTHING).all():
             return images
-        orders = numbers[:, :4].astype(np.int64)
         if _within_kernels(images) and (kernels := _kernels(images.device)):
-            asked = np.array([i if i in operations else kernels.NOTHING for i in range(4)])
-            made: Tensor = kernels.jitter(images, asked[orders], numbers[:, 4:])
+            made: Tensor = kernels.jitter(images, orders, numbers[:, 4:])
             return made
-        # [4, n]: for each step, the rows of the batch by what is done to them.
-        rows = np.argsort(orders, axis=0, kind="stable").T
-        factors = numbers[rows, 4 + np.take_along_axis(orders.T, rows, axis=1)]
-        packed = on_device(np.stack((rows, factors)), images.device)
-        rows_there, factors_there = packed[0].to(torch.int64), packed[1].view(4, -1, 1, 1, 1)
-        jittered = images.clone(memory_format=torch.contiguous_format)
-        # [4, 5]: for each step, where the rows of each operation begin, and end.
-        bounds = (orders[:, :, None] < np.arange(5)).sum(axis=0).tolist()
-        for step in range(4):
-            for operation in operations:
-                group = slice(*bounds[step][operation : operation + 2])
-                if group.start < group.stop:
-                    chosen = rows_there[step, group]
-                    adjusted = _ADJUSTMENTS[operation](
-                        jittered.index_select(0, chosen), factors_there[step, group]
-                    )
-                    jittered.index_copy_(0, chosen, adjusted)
-        return jittered
+        steps = {operation: partial(_adjusted, operation) for operation in range(5)}
+        factors = np.column_stack((numbers[:, 4:], np.zeros(len(numbers)))).astype(np.float64)
+        images = images.contiguous()
+        for groups in orders.T:
+            chosen = np.take_along_axis(factors, groups[:, None], axis=1)[:, 0]
+            images = apply_by_group(images, groups, steps, chosen)
+        return images
+
+
+def _adjusted(operation: int, images: Tensor, factors: Tensor, rows: IndexArray) -> Tensor:
+    return images if operation == _NOTHING else _ADJUSTMENTS[operation](images, factors)
 
 
 class RandomGrayscale(WithProbability):
@@ -187,30 +183,20 @@ def _kernels(device: torch.device) -> ModuleType | None:
     return kernels_that_run(try_out, "torch changes colors")
 
 
-def _factor_range(name: str, value: float | Sequence[float] | None) -> tuple[float, float] | None:
+def _range_around(
+    neutral: float, name: str, value: float | Sequence[float] | None, bounds: tuple[float, float]
+) -> tuple[float, float] | None:
+    """The range of a factor or shift within bounds; None where nothing is asked for."""
     if value is None:
         return None
+    given, (least, most) = value, bounds
     if isinstance(value, (int, float)):
-        _refuse_negative(name, value)
-        value = (max(1.0 - value, 0.0), 1.0 + value)
+        if value < 0:
+            raise ValueError(
+                f"{name}={value!r} must not be negative. Remedy: pass (lowest, highest)"
+            )
+        value = (max(neutral - value, least), neutral + value)
     lowest, highest = as_range(name, value)
-    if lowest < 0:
-        raise ValueError(f"{name}={value!r} must not be negative")
-    return None if lowest == highest == 1.0 else (lowest, highest)
-
-
-def _hue_range(value: float | Sequence[float] | None) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    if isinstance(value, (int, float)):
-        _refuse_negative("hue", value)
-        value = (-value, value)
-    lowest, highest = as_range("hue", value)
-    if not -0.5 <= lowest <= highest <= 0.5:
-        raise ValueError(f"hue={value!r} must lie within -0.5 and 0.5")
-    return None if lowest == highest == 0.0 else (lowest, highest)
-
-
-def _refuse_negative(name: str, value: float) -> None:
-    if value < 0:
-        raise ValueError(f"{name}={value!r} must not be negative. Remedy: pass (lowest, highest)")
+    if not least <= lowest <= highest <= most:
+        raise ValueError(f"{name}={given!r} must lie within {least} and {most}")
+    return None if lowest == highest == neutral else (lowest, highest)

@@ -29,9 +29,6 @@ from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.kernels import divided
 from stateful_gpu_loader.transforms.recipe import FloatArray
 
-NOTHING = 4
-"""An operation that leaves the image as it is."""
-
 FIELDS = 10
 """Numbers a sample: four operations, four factors, how many operations come before contrast, and
 the sum of grey, which the first launch fills in."""

@@ -193,10 +193,10 @@ class RandomRotation(BatchwiseRecipe):
         angles = np.asarray(numbers[:, 0], dtype=np.float64) % 360.0
         turns = self._quarter_turns(angles, is_square=height == width)
 
-        def turn(chosen: Tensor, rows: IndexArray) -> Tensor:
+        def turn(chosen: Tensor, _: Tensor, rows: IndexArray) -> Tensor:
             return torch.rot90(chosen, int(turns[rows[0]]), dims=(-2, -1))
 
-        def warp_freely(chosen: Tensor, rows: IndexArray) -> Tensor:
+        def warp_freely(chosen: Tensor, _: Tensor, rows: IndexArray) -> Tensor:
             size = self._one_size_after(angles[rows], (height, width)) if self.expand else None
             matrices = inverse_affine_matrices(
                 (height, width), angles=-angles[rows], center=self.center

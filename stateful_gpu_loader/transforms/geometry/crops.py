@@ -21,7 +21,7 @@ from stateful_gpu_loader.transforms.arguments import (
 )
 from stateful_gpu_loader.transforms.batches.device import on_device
 from stateful_gpu_loader.transforms.batches.placement import Placement
-from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, crop, resized_crop
+from stateful_gpu_loader.transforms.geometry.resize import INTERPOLATIONS, crop, resize
 from stateful_gpu_loader.transforms.motion import scaled_and_shifted
 from stateful_gpu_loader.transforms.recipe import Draw, FloatArray, Recipe, between
 
@@ -314,9 +314,8 @@ class RandomResizedCrop(Recipe):
         return Draw(np.concatenate((corners, boxes), axis=1), np.full_like(sizes, self.size))
 
     def apply(self, image: Tensor, numbers: Sequence[float]) -> Tensor:
-        top, left, height, width = numbers
-        box = int(top), int(left), int(height), int(width)
-        return resized_crop(image, box, self.size, self.interpolation, self.antialias)
+        box = crop(image, *map(int, numbers))
+        return resize(box, self.size, self.interpolation, self.antialias)
 
     def place(self, placement: Placement, numbers: IndexArray | FloatArray) -> Placement | None:
         if self.interpolation != "bilinear":

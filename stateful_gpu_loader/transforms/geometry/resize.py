@@ -147,36 +147,6 @@ def crop(image: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
     return image.narrow(1, top, height).narrow(2, left, width)
 
 
-def resized_crop(
-    image: Tensor,
-    box: tuple[int, int, int, int],
-    size: tuple[int, int],
-    interpolation: str,
-    antialias: bool,
-) -> Tensor:
-    """:func:`crop` and :func:`resize`; in one view less where bytes are resized as such.
-
-    Args:
-        image: [C, H, W], uint8 or float.
-        box: top, left, height, width in pixels.
-        size: (height, width) of the result in pixels.
-        interpolation: one of :data:`INTERPOLATIONS`.
-        antialias: whether bilinear and bicubic average over the pixels they skip.
-
-    Raises:
-        RuntimeError: the box lies outside the image.
-    """
-    top, left, height, width = box
-    channels, rows, columns = image.shape
-    inside = 0 <= top <= rows - height and 0 <= left <= columns - width
-    if not (inside and (height, width) != size and _goes_by_bytes(image, interpolation, antialias)):
-        return resize(crop(image, top, left, height, width), size, interpolation, antialias)
-    strides = image.stride()
-    offset = image.storage_offset() + top * strides[1] + left * strides[2]
-    view = image.as_strided((1, channels, height, width), (image.numel(), *strides), offset)
-    return _resize_bytes(view, size)
-
-
 def resize(image: Tensor, size: tuple[int, int], interpolation: str, antialias: bool) -> Tensor:
     """Bit for bit ``torchvision.transforms.v2.functional.resize``; a view if nothing changes.
 

@@ -15,7 +15,7 @@ from tests.transforms.pictures import decoded, sizes_of
 def test_crops_of_photographs_are_those_of_torchvision_and_near_those_of_the_cpu() -> None:
     """At most half a level of 255 from torchvision's unrounded float32, which is rounding itself;
     at most one from the CPU's whole-number resize."""
-    images = [decoded(PHOTOGRAPHS[i % len(PHOTOGRAPHS)]) for i in range(12)]
+    images = [decoded(name) for name in PHOTOGRAPHS]
     recipes = T.Compose([T.RandomResizedCrop(112), T.RandomHorizontalFlip()])
     drawn = recipes.draw(1, 0, np.arange(len(images)), sizes_of(images))
     batch = recipes.apply_batch(images, drawn)

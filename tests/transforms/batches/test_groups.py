@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,25 +17,26 @@ IMAGES = torch.arange(6).view(6, 1, 1, 1)
 def test_each_image_gets_its_groups_operation_in_one_call() -> None:
     calls = []
 
-    def times(factor: int, chosen: Tensor, rows: np.ndarray) -> Tensor:
+    def times(factor: int, chosen: Tensor, added: Tensor, rows: np.ndarray) -> Tensor:
         calls.append((factor, rows.tolist()))
         assert chosen.flatten().tolist() == rows.tolist()
-        return chosen * factor
+        return chosen * factor + added
 
-    operations = {g: lambda chosen, rows, g=g: times(g, chosen, rows) for g in (-1, 2, 3)}
-    made = apply_by_group(IMAGES, np.array([2, -1, 2, -1, 2, 2]), operations)
-    assert made.flatten().tolist() == [0, -1, 4, -3, 8, 10]
+    operations = {group: partial(times, group) for group in (-1, 2, 3)}
+    groups, parameters = np.array([2, -1, 2, -1, 2, 2]), np.arange(6) / 10
+    made = apply_by_group(IMAGES, groups, operations, parameters)
+    assert made.flatten().tolist() == pytest.approx([0, -0.9, 4.2, -2.7, 8.4, 10.5])
     assert calls == [(-1, [1, 3]), (2, [0, 2, 4, 5])]
 
 
 def test_one_group_is_not_copied() -> None:
-    assert apply_by_group(IMAGES, np.full(6, 5), {5: lambda chosen, rows: chosen}) is IMAGES
+    assert apply_by_group(IMAGES, np.full(6, 5), {5: lambda chosen, _, rows: chosen}) is IMAGES
 
 
 def test_dtype_and_size_are_those_of_the_results() -> None:
     operations = {
-        0: lambda chosen, rows: chosen.float().expand(-1, -1, 2, 2),
-        1: lambda chosen, rows: torch.zeros(len(rows), 1, 2, 2),
+        0: lambda chosen, _, rows: chosen.float().expand(-1, -1, 2, 2),
+        1: lambda chosen, _, rows: torch.zeros(len(rows), 1, 2, 2),
     }
     made = apply_by_group(IMAGES, np.array([0, 1, 0, 1, 1, 0]), operations)
     assert made.dtype is torch.float32
@@ -41,6 +44,9 @@ def test_dtype_and_size_are_those_of_the_results() -> None:
 
 
 def test_results_of_several_sizes_are_refused() -> None:
-    operations = {0: lambda chosen, rows: chosen, 1: lambda chosen, rows: chosen.repeat(1, 1, 2, 1)}
+    operations = {
+        0: lambda chosen, _, rows: chosen,
+        1: lambda chosen, _, rows: chosen.repeat(1, 1, 2, 1),
+    }
     with pytest.raises(ValueError, match=r"\[1, 1, 1\] and of \[1, 2, 1\]"):
         apply_by_group(IMAGES, np.array([0, 1, 0, 1, 1, 0]), operations)

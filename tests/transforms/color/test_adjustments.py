@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from stateful_gpu_loader.transforms import ColorJitter
 from stateful_gpu_loader.transforms.color.adjustments import (
+    adjust_contrast,
     adjust_hue,
+    adjust_saturation,
     adjust_sharpness,
     autocontrast,
     equalize,
     posterize,
     solarize,
+    to_grey,
 )
 from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise
 
@@ -108,6 +114,9 @@ def test_two_channels_are_refused() -> None:
         autocontrast(noise(4, 4, 2)[None])
     with pytest.raises(TypeError, match="2 channels"):
         adjust_sharpness(noise(4, 4, 2)[None], columns([0.5]))
+    for adjust in (adjust_contrast, adjust_saturation, adjust_hue):
+        with pytest.raises(TypeError, match="2 channels"):
+            adjust(noise(4, 4, 2), 0.5)
 
 
 SIXTHS = [i / 6 for i in range(-3, 4)]
@@ -142,12 +151,9 @@ def test_a_hue_keeps_other_floats(dtype: torch.dtype) -> None:
     assert torch.equal(made, F.adjust_hue(image, 0.2))
 
 
-def test_the_hue_of_one_channel_and_of_two() -> None:
-    """One channel has no hue, two are refused, as torchvision has it."""
+def test_one_channel_has_no_hue() -> None:
     grey = noise(5, 5, channels=1)
     assert adjust_hue(grey, 0.3) is grey
-    with pytest.raises(TypeError, match="2 channels"):
-        adjust_hue(noise(5, 5, channels=2), 0.3)
 
 
 FACTORS = [0.01, 0.505, 1.0, 1.33, 1.99]
@@ -215,10 +221,28 @@ def test_every_level_is_blended_as_by_torchvision() -> None:
         assert torch.equal(made, F.adjust_sharpness(image, factor))
 
 
-def test_threads_do_not_matter() -> None:
-    """A batch is a pure function of its configuration and its positions."""
-    for image in (noise(641, 479), as_float(noise(641, 479))):
-        torch.set_num_threads(1)
-        alone = adjust_sharpness(image[None], columns([0.37]))
-        torch.set_num_threads(2)
-        assert torch.equal(adjust_sharpness(image[None], columns([0.37])), alone)
+def test_contrast_blends_with_the_exact_mean() -> None:
+    """97 * 1601 * 1743 is no float32, by which the mean would fall to 96.99999."""
+    image = torch.full((1, 1601, 1743), 97, dtype=torch.uint8)
+    assert (adjust_contrast(image, 0.0) == 97).all()
+
+
+def test_grey_of_every_color_is_torchvisions() -> None:
+    """Bit for bit, for one red in sixteen and all greens and blues."""
+    levels = torch.arange(256, dtype=torch.uint8)
+    greens, blues = levels.view(1, -1, 1), levels.view(1, 1, -1)
+    for red in range(3, 256, 16):
+        reds = torch.full((1, 256, 256), red, dtype=torch.uint8)
+        image = torch.cat([reds, greens.expand(1, 256, 256), blues.expand(1, 256, 256)])
+        assert torch.equal(to_grey(image), F.rgb_to_grayscale(image))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"brightness": 2.0}, {"brightness": (0.5, 3)}])
+@pytest.mark.parametrize("name", ["contrast", "saturation", "hue"])
+def test_ranges_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
+    """One number, a pair, None, and a range that changes nothing."""
+    for value in (0.3, (0.1, 0.2), 0, None):
+        recipe = ColorJitter(**arguments, **{name: value})
+        reference = v2.ColorJitter(**arguments, **{name: value})
+        for attribute in ("brightness", "contrast", "saturation", "hue"):
+            assert getattr(recipe, attribute) == getattr(reference, attribute)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,33 +20,15 @@ from stateful_gpu_loader.transforms import ColorJitter
 from stateful_gpu_loader.transforms.color import jitter
 from tests.transforms.batch_recipes import images, numbers_for, one_by_one
 from tests.transforms.color.jitter_cases import DTYPES, SIZE, USUAL, cases, in_any_order
+from tests.transforms.triton_runs import interpreted, needs_triton, ptx_for_hopper
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
 NAMES = list(cases())
 
 
 @pytest.fixture(scope="module")
 def found() -> Any:
     """For each case, what the kernels made of it."""
-    return json.loads(_interpreted())
-
-
-def _interpreted() -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.transforms.color.interpreted_jitter"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-    )
-    if run.returncode and "0-dimensional" in run.stderr:
-        pytest.skip("this triton's interpreter fails with this numpy (triton < 3.7, numpy >= 2.4)")
-    if run.returncode and "rounds twice" in run.stderr:
-        pytest.skip("this triton's interpreter has no fused multiply-add")
-    assert not run.returncode, run.stderr
-    return run.stdout
+    return interpreted("tests.transforms.color.interpreted_jitter")
 
 
 @needs_triton
@@ -76,27 +53,12 @@ def test_the_kernels_compile_for_hopper(
 ) -> None:
     """To machine code, by the ptxas that triton brings, and fused only where it is meant."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from stateful_gpu_loader.transforms.color import jitter_kernels
 
     constants = {"FIELDS": jitter_kernels.FIELDS, "BLOCK": jitter_kernels.BLOCK}
-    types = {"table": "*fp64", "images": f"*{dtype}", "out": f"*{dtype}"}
-    function = getattr(jitter_kernels, kernel)
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in function.arg_names
-    }
-    source = ASTSource(function, signature, constants)
-    options = {"num_warps": jitter_kernels.NUM_WARPS, "enable_fp_fusion": False}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    text = compiled.asm["ptx"]
-    assert ".target sm_90" in text
-    assert len(compiled.asm["cubin"]) > 1000
-    # Registers that do not suffice would show as local memory.
-    assert ".local" not in text
+    pointers = {"table": "*fp64", "images": f"*{dtype}", "out": f"*{dtype}"}
+    num_warps = jitter_kernels.NUM_WARPS
+    text = ptx_for_hopper(getattr(jitter_kernels, kernel), pointers, constants, num_warps)
     pixels = jitter_kernels.BLOCK // (32 * jitter_kernels.NUM_WARPS)
     # Three for each blend, two for each grey.
     assert text.count("fma.rn.f32") == pixels * (8 if kernel == "jitter_kernel" else 7)

@@ -1,91 +1,17 @@
-"""CenterCrop and RandomCrop: boxes of fixed size."""
+"""Crops: which boxes are drawn, and which are refused."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+import math
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
 
-from stateful_gpu_loader.transforms import CenterCrop, RandomCrop
-from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for
-
-PADDED = [
-    {"size": (200, 180)},
-    {"size": 64, "padding": 8},
-    {"size": 64, "padding": (3, 0)},
-    {"size": 64, "padding": [1, 2, 3, 4], "fill": (124, 116, 104)},
-    {"size": 64, "padding": 0, "fill": 5},
-    {"size": 700, "pad_if_needed": True},
-    {"size": 700, "pad_if_needed": True, "fill": (124, 116, 104)},
-    {"size": (700, 40), "padding": 5, "pad_if_needed": True, "padding_mode": "edge"},
-    {"size": 64, "padding": 9, "padding_mode": "reflect"},
-    {"size": 64, "padding": 9, "padding_mode": "symmetric", "fill": [7]},
-    {"size": 64, "padding": (-3, 5)},
-]
-
-
-@pytest.mark.parametrize("size", ODD_SIZES)
-@pytest.mark.parametrize("box", [1, 4, 224, (2, 300)])
-def test_center_crop_is_torchvisions(size: tuple[int, int], box: int | tuple[int, int]) -> None:
-    """Bit for bit, for images smaller and larger, with every parity of the margins."""
-    image, recipe = noise(*size), CenterCrop(box)
-    (numbers,) = rows_for(recipe, image, 1)
-    assert torch.equal(recipe.apply(image, numbers), v2.CenterCrop(box)(image))
-
-
-@pytest.mark.parametrize("arguments", PADDED, ids=str)
-def test_random_crop_is_torchvisions(arguments: dict[str, Any]) -> None:
-    """Bit for bit for the same padding and box, on uint8 and float."""
-    recipe, reference = RandomCrop(**arguments), v2.RandomCrop(**arguments)
-    for image in (decoded("coffee"), decoded("rocket"), as_float(decoded("coffee"))):
-        for numbers in rows_for(recipe, image, 3):
-            *padding, top, left = numbers
-            expected = image
-            if any(padding):
-                expected = F.pad(
-                    image,
-                    padding,
-                    fill=reference._fill["others"],
-                    padding_mode=reference.padding_mode,
-                )
-            expected = F.crop(expected, top, left, *recipe.size)
-            assert torch.equal(recipe.apply(image, numbers), expected)
-
-
-@pytest.mark.parametrize("arguments", PADDED, ids=str)
-def test_padding_is_that_of_torchvision(arguments: dict[str, Any]) -> None:
-    """The same pixels are padded, and the box lies within the same room."""
-    recipe, reference = RandomCrop(**arguments), v2.RandomCrop(**arguments)
-    for image in (decoded("coffee"), decoded("rocket")):
-        params = reference.make_params([image])
-        for numbers in rows_for(recipe, image, 20):
-            *padding, top, left = numbers
-            assert padding == params["padding"]
-            padded_height = image.shape[1] + padding[1] + padding[3]
-            padded_width = image.shape[2] + padding[0] + padding[2]
-            assert 0 <= top <= padded_height - params["height"]
-            assert 0 <= left <= padded_width - params["width"]
-
-
-def test_places_are_distributed_as_torchvisions() -> None:
-    """Chi-square of the box's place over the 3 x 4 places there are."""
-    torch.manual_seed(0)
-    image, n = noise(6, 8), 6000
-    recipe, reference = RandomCrop(4, padding=0), v2.RandomCrop(4)
-    image = image[:, :, :7]
-    ours = Counter((row[4], row[5]) for row in rows_for(recipe, image, n))
-    params = [reference.make_params([image]) for _ in range(n)]
-    theirs = Counter((param["top"], param["left"]) for param in params)
-    places = sorted(ours | theirs)
-    assert places == [(top, left) for top in range(3) for left in range(4)]
-    table = [[count[place] for place in places] for count in (ours, theirs)]
-    assert stats.chi2_contingency(table).pvalue > 1e-3
+from stateful_gpu_loader.transforms import RandomCrop, RandomResizedCrop
+from stateful_gpu_loader.transforms.geometry.crops import portable_exp
+from tests.transforms.pictures import noise, rows_for
 
 
 def test_small_image_is_refused_by_number() -> None:
@@ -101,19 +27,43 @@ def test_box_outside_the_image_is_not_cut_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"size": -1}, ValueError, "-1"),
-        ({"size": 4, "padding": (1, 2, 3)}, ValueError, r"\(1, 2, 3\)"),
-        ({"size": 4, "padding": 1.5}, ValueError, "1.5"),
-        ({"size": 4, "padding_mode": "wrap"}, ValueError, "'wrap'"),
-        ({"size": 4, "fill": {torch.Tensor: 1}}, TypeError, "dict"),
-        ({"size": 4, "fill": (1, 2, 3), "padding_mode": "edge"}, ValueError, "edge"),
-    ],
-    ids=str,
+    ("size", "ratio"), [((20, 2000), (0.75, 4 / 3)), ((2000, 20), (0.75, 4 / 3)), ((9, 9), (1, 1))]
 )
-def test_wrong_arguments_are_refused(
-    arguments: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        RandomCrop(**arguments)
+def test_fallback_is_torchvisions(size: tuple[int, int], ratio: tuple[float, float]) -> None:
+    """Where no attempt fits, the central box; a scale beyond the image forces it."""
+    arguments = {"scale": (5.0, 6.0), "ratio": ratio}
+    image = torch.empty(1, *size)
+    params = v2.RandomResizedCrop(8, **arguments).make_params([image])
+    expected = [params[name] for name in RandomResizedCrop.number_names]
+    assert rows_for(RandomResizedCrop(8, **arguments), image, 3) == [expected] * 3
+
+
+def test_first_fitting_attempt_is_taken() -> None:
+    """A later attempt's draws do not matter once one fits; an earlier one's misfit does."""
+    uniforms = np.full((2, 22), 0.5)
+    uniforms[1, 2], uniforms[1, 12] = 1 - 2.0**-32, 0.0  # nearly all of the area, narrow: misfit
+    size = np.array([[375, 500]] * 2)
+    first, second = RandomResizedCrop(8).draw(uniforms, size).numbers.tolist()
+    assert first == second
+    uniforms[:, 3:12] = 0.1
+    first, second = RandomResizedCrop(8).draw(uniforms, size).numbers.tolist()
+    assert first[2] > second[2]
+
+
+def test_no_pixel_is_left_out_of_reach() -> None:
+    """The largest draw still lies inside, the smallest is the corner."""
+    lowest, highest = np.zeros((1, 22)), np.full((1, 22), 1 - 2.0**-32)
+    lowest[:, 2:] = highest[:, 2:] = 0.3
+    size = np.array([[101, 203]])
+    ((top, left, *_),) = RandomResizedCrop(8).draw(lowest, size).numbers.tolist()
+    assert (top, left) == (0, 0)
+    ((top, left, height, width),) = RandomResizedCrop(8).draw(highest, size).numbers.tolist()
+    assert (top + height, left + width) == (101, 203)
+
+
+def test_powers_are_those_of_the_library() -> None:
+    """Within 1e-12 of math.exp, over ratios from 1:100 to 100:1."""
+    exponents = np.linspace(-4.7, 4.7, 1001)
+    expected = np.array([math.exp(value) for value in exponents])
+    np.testing.assert_allclose(portable_exp(exponents), expected, rtol=1e-12)
+    assert portable_exp(np.zeros(1)) == 1.0

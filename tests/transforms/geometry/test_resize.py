@@ -2,61 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from stateful_gpu_loader.transforms import Resize
 from stateful_gpu_loader.transforms.geometry.resize import crop, resize, resizes_bytes
-from tests.torchvisions_words import in_torchvisions_words
-from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, rows_for, sizes_of
-
-ARGUMENTS = [
-    {"size": 256},
-    {"size": [100]},
-    {"size": (192, 256)},
-    {"size": 100, "max_size": 120},
-    {"size": None, "max_size": 200},
-    {"size": 128, "interpolation": "nearest"},
-    {"size": 128, "interpolation": InterpolationMode.NEAREST_EXACT},
-    {"size": 128, "interpolation": "bicubic"},
-    {"size": 128, "interpolation": 2, "antialias": False},
-    {"size": 128, "interpolation": InterpolationMode.BICUBIC, "antialias": None},
-]
+from tests.transforms.pictures import ODD_SIZES, decoded, noise, rows_for, sizes_of
 
 
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
-@pytest.mark.parametrize("name", ["astronaut", "coffee"])
-def test_pixels_are_torchvisions(arguments: dict[str, Any], name: str) -> None:
-    """Bit for bit on uint8, from the decoder's view and from planar memory; on float too."""
-    recipe, reference = Resize(**arguments), v2.Resize(**in_torchvisions_words(arguments))
-    for image in (decoded(name), decoded(name).contiguous(), as_float(decoded(name))):
-        (numbers,) = rows_for(recipe, image, 1)
-        torch.testing.assert_close(recipe.apply(image, numbers), reference(image), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("size", ODD_SIZES)
-@pytest.mark.parametrize("arguments", ARGUMENTS[:5], ids=str)
-def test_odd_images(arguments: dict[str, Any], size: tuple[int, int]) -> None:
-    """Drawn sizes and pixels equal torchvision's, down to 1x1."""
-    image = noise(*size)
-    try:
-        expected = v2.Resize(**in_torchvisions_words(arguments))(image)
-    except RuntimeError:
-        with pytest.raises(ValueError, match=f"{size[0]}x{size[1]}"):
-            rows_for(Resize(**arguments), image, 1)
-        return
-    (numbers,) = rows_for(Resize(**arguments), image, 1)
-    assert tuple(numbers) == tuple(expected.shape[1:])
-    assert torch.equal(Resize(**arguments).apply(image, numbers), expected)
-
-
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     height=st.integers(1, 400),
     width=st.integers(1, 400),
@@ -127,28 +84,3 @@ def test_sizes_are_those_of_the_batch() -> None:
         for image, numbers in zip(images, drawn.numbers.tolist(), strict=True)
     ]
     assert (sizes_of(made) == drawn.sizes).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        ({"size": (1, 2, 3)}, ValueError, "3 sides"),
-        ({"size": 0}, ValueError, "at least 1 pixel"),
-        ({"size": 224.5}, TypeError, "224.5"),
-        ({"size": "224"}, TypeError, "'224'"),
-        ({"size": None}, ValueError, "needs max_size"),
-        ({"size": (10, 20), "max_size": 30}, ValueError, "fixes both"),
-        ({"size": 30, "max_size": 30}, ValueError, "greater than"),
-        ({"size": 30, "interpolation": "box"}, ValueError, "'box'"),
-        ({"size": 30, "interpolation": InterpolationMode.LANCZOS}, ValueError, "LANCZOS"),
-        ({"size": 30, "interpolation": 5}, ValueError, "interpolation=5"),
-        ({"size": 30, "antialias": "warn"}, ValueError, "'warn'"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_refused(
-    arguments: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    """What v2 refuses, and what recipes do not support, is refused when it is built."""
-    with pytest.raises(error, match=match):
-        Resize(**arguments)

@@ -55,25 +55,6 @@ def test_one_number_serves_all_matrices() -> None:
         assert both[i].tolist() == alone.tolist()
 
 
-@pytest.mark.parametrize("fill", [None, 0.0, 7.0, (1.0, 2.0, 3.0)])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
-def test_pixels_are_torchvisions(interpolation: str, fill: float | None) -> None:
-    """Bit for bit, on uint8, float32 and float64, for each image with its own matrix."""
-    for dtype in (torch.uint8, torch.float32, torch.float64):
-        for size in ((47, 60), (50, 50), (1, 1), (5, 1)):
-            batch = images(20, size, dtype, "interleaved")
-            matrices = inverse_affine_matrices(
-                size, angles=ANGLES, translations=TRANSLATIONS, scales=SCALES, shears=SHEARS
-            )
-            made = warp(batch, matrices, interpolation, fill)
-            for i, image in enumerate(batch):
-                filling = list(fill) if isinstance(fill, tuple) else fill
-                expected = F.affine_image(
-                    image, **params(i), interpolation=InterpolationMode(interpolation), fill=filling
-                )
-                assert torch.equal(made[i], expected)
-
-
 def test_however_the_product_is_rounded_pixels_are_a_level_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,19 +77,6 @@ def test_odd_images_stay_when_nothing_moves(size: tuple[int, int]) -> None:
     batch = noise(*size).unsqueeze(0)
     for interpolation in ("nearest", "bilinear"):
         assert torch.equal(warp(batch, inverse_affine_matrices(size), interpolation, 9.0), batch)
-
-
-def test_the_precision_of_matrix_products_does_not_matter() -> None:
-    """A process that allows coarse products for its model warps the same pixels."""
-    batch = as_float(decoded("coffee")).unsqueeze(0)
-    matrices = inverse_affine_matrices(tuple(batch.shape[-2:]), angles=[17.0])
-    expected = warp(batch, matrices, "bilinear", 0.0)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert torch.equal(warp(batch, matrices, "bilinear", 0.0), expected)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

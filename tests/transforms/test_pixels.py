@@ -1,0 +1,280 @@
+"""Each recipe's pixels are torchvision's, for the numbers that were drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as F
+
+from stateful_gpu_loader import transforms as T
+from tests.torchvisions_words import in_torchvisions_words
+from tests.transforms.pictures import ODD_SIZES, as_float, decoded, noise, sizes_of
+
+PHOTOGRAPHS = [
+    decoded("coffee")[:, :250, :233],
+    decoded("rocket").contiguous()[:, :150, :201],
+    as_float(decoded("chelsea")[:, :150, :200]),
+    as_float(noise(37, 53)).double(),
+]
+ODD = [noise(*size) for size in ODD_SIZES]
+JITTER = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+
+ByTorchvision = Callable[[Any, Tensor, list[Any]], Tensor]
+"""Of a transform of torchvision's, an image, and our numbers."""
+
+
+def affine(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    angle, x, y, scale, *shear = numbers
+    return F.affine(
+        image,
+        angle=angle,
+        translate=[int(x), int(y)],
+        scale=scale,
+        shear=shear,
+        interpolation=reference.interpolation,
+        fill=reference._fill["others"],
+        center=reference.center,
+    )
+
+
+def rotated(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    return F.rotate(
+        image,
+        numbers[0],
+        interpolation=reference.interpolation,
+        expand=reference.expand,
+        center=reference.center,
+        fill=reference._fill["others"],
+    )
+
+
+def cropped(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    *padding, top, left = numbers
+    assert padding == reference.make_params([image])["padding"]
+    if any(padding):
+        fill, mode = reference._fill["others"], reference.padding_mode
+        image = F.pad(image, padding, fill=fill, padding_mode=mode)
+    height, width = reference.size
+    assert 0 <= top <= image.shape[1] - height
+    assert 0 <= left <= image.shape[2] - width
+    return F.crop(image, top, left, height, width)
+
+
+def resized_crop(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    top, left, height, width = numbers
+    assert 0 <= top <= image.shape[1] - height < image.shape[1]
+    assert 0 <= left <= image.shape[2] - width < image.shape[2]
+    mode, antialias = reference.interpolation, reference.antialias
+    return F.resized_crop(image, *numbers, reference.size, mode, antialias)
+
+
+def jittered(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    for operation in map(int, numbers[:4]):
+        if getattr(reference, T.ColorJitter.number_names[4 + operation]) is not None:
+            image = JITTER[operation](image, numbers[4 + operation])
+    return image
+
+
+def erased(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    *box, _, _ = numbers
+    return F.erase(image, *box, torch.tensor(reference.value, dtype=torch.float32).view(-1, 1, 1))
+
+
+def grey(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    return F.rgb_to_grayscale(image, num_output_channels=3) if numbers[0] else image
+
+
+def normalized(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    floats = image if image.is_floating_point() else F.to_dtype(image, torch.float32, scale=True)
+    return F.normalize(floats, reference.mean, reference.std)
+
+
+def as_it_is(reference: Any, image: Tensor, numbers: list[Any]) -> Tensor:
+    return reference(image)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of recipe, and torchvision's pixels for its numbers."""
+
+    kind: str
+    expected: ByTorchvision
+    arguments: Sequence[dict[str, Any]]
+    images: Sequence[Tensor] = (*PHOTOGRAPHS, *ODD)
+    level: int = 0
+    """By how many levels one in ten thousand bytes may differ."""
+    atol: float = 0.0
+    """By how much floats may differ."""
+
+
+CASES = [
+    Case(
+        "RandomAffine",
+        affine,
+        [
+            {"degrees": 30},
+            {"degrees": 0, "translate": (0.3, 0.1), "interpolation": "bilinear"},
+            {"degrees": (-90, 90), "scale": (0.3, 2.0), "fill": (124, 116, 104)},
+            {"degrees": 5, "shear": 20, "interpolation": "bilinear", "fill": None},
+            {"degrees": 5, "shear": (1, 2, -30, 30), "center": (3, 50), "fill": 7},
+        ],
+    ),
+    Case(
+        "RandomRotation",
+        rotated,
+        [
+            {"degrees": 30},
+            {"degrees": (-10, 200), "interpolation": "bilinear"},
+            {"degrees": 45, "interpolation": "bilinear", "fill": (124, 116, 104)},
+            {"degrees": 45, "expand": True, "fill": None},
+            {"degrees": [90, 90], "expand": True},
+            {"degrees": [180, 180]},
+            {"degrees": 180, "center": (10, 20), "fill": 7},
+        ],
+    ),
+    Case("CenterCrop", as_it_is, [{"size": size} for size in (1, 4, 224, (2, 300))]),
+    Case(
+        "RandomCrop",
+        cropped,
+        [
+            {"size": (30, 40)},
+            {"size": 37, "padding": 8},
+            {"size": 37, "padding": (3, 0)},
+            {"size": 37, "padding": [1, 2, 3, 4], "fill": (124, 116, 104)},
+            {"size": 37, "padding": 0, "fill": 5},
+            {"size": 300, "pad_if_needed": True},
+            {"size": 300, "pad_if_needed": True, "fill": (124, 116, 104)},
+            {"size": (60, 40), "padding": 5, "pad_if_needed": True, "padding_mode": "edge"},
+            {"size": 37, "padding": 9, "padding_mode": "reflect"},
+            {"size": 37, "padding": 9, "padding_mode": "symmetric", "fill": [7]},
+            {"size": 37, "padding": (-3, 5)},
+        ],
+        images=PHOTOGRAPHS,
+    ),
+    Case(
+        "RandomResizedCrop",
+        resized_crop,
+        [
+            {"size": (96, 64)},
+            {"size": 32, "interpolation": "bicubic"},
+            {"size": 32, "interpolation": "nearest"},
+            {"size": (96, 64), "antialias": False},
+        ],
+    ),
+    Case(
+        "RandomHorizontalFlip",
+        lambda _, image, numbers: F.horizontal_flip(image) if numbers[0] else image,
+        [{}],
+    ),
+    Case(
+        "RandomVerticalFlip",
+        lambda _, image, numbers: F.vertical_flip(image) if numbers[0] else image,
+        [{}],
+    ),
+    Case(
+        "Resize",
+        as_it_is,
+        [
+            {"size": 256},
+            {"size": [100]},
+            {"size": (192, 256)},
+            {"size": 100, "max_size": 120},
+            {"size": None, "max_size": 200},
+            {"size": 128, "interpolation": "nearest"},
+            {"size": 128, "interpolation": InterpolationMode.NEAREST_EXACT},
+            {"size": 128, "interpolation": "bicubic"},
+            {"size": 128, "interpolation": 2, "antialias": False},
+            {"size": 128, "interpolation": InterpolationMode.BICUBIC, "antialias": None},
+        ],
+    ),
+    Case(
+        "GaussianBlur",
+        lambda reference, image, sigma: F.gaussian_blur(image, reference.kernel_size, sigma * 2),
+        [
+            {"kernel_size": 3},
+            {"kernel_size": [1]},
+            {"kernel_size": (5, 9), "sigma": (0.1, 5)},
+            {"kernel_size": (1, 3), "sigma": 1},
+            {"kernel_size": 23, "sigma": [2.5]},
+        ],
+        images=[*PHOTOGRAPHS, noise(12, 23)],
+    ),
+    Case(
+        "ColorJitter",
+        jittered,
+        [
+            {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+            {"hue": 0.1},
+            {},
+            *({name: 0.4} for name in T.ColorJitter.number_names[4:]),
+        ],
+        images=[*PHOTOGRAPHS, *ODD, *(image[:1] for image in ODD)],
+        level=1,
+        atol=2e-6,
+    ),
+    Case("RandomGrayscale", grey, [{"p": 0.5}], atol=1e-15),
+    Case(
+        "RandomErasing",
+        erased,
+        [{"p": 0.9, "value": value} for value in (0, 7.9, (1, 254.6, 3), [0.1])],
+    ),
+    Case(
+        "Normalize",
+        normalized,
+        [
+            {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+            {"mean": [0.5], "std": [0.25]},
+        ],
+        atol=1e-6,
+    ),
+    Case(
+        "ToDtype",
+        as_it_is,
+        [
+            {"dtype": dtype, "scale": scale}
+            for scale in (False, True)
+            for dtype in (
+                *(torch.uint8, torch.int16),
+                *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+            )
+        ],
+    ),
+]
+
+
+def assert_close(made: Tensor, expected: Tensor, case: Case) -> None:
+    assert made.dtype is expected.dtype
+    if made.is_floating_point():
+        torch.testing.assert_close(made, expected, rtol=0, atol=case.atol)
+    else:
+        difference = (made.int() - expected.int()).abs()
+        assert difference.max() <= case.level
+        assert made.numel() < 10_000 or (difference > 0).float().mean() <= 1e-4
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+def test_pixels_are_torchvisions(case: Case) -> None:
+    """Bit for bit but where the case says otherwise; sizes and dtypes are as they were told."""
+    for arguments in case.arguments:
+        recipe = getattr(T, case.kind)(**arguments)
+        reference = getattr(v2, case.kind)(**in_torchvisions_words(arguments))
+        for image in case.images:
+            uniforms, sizes = np.random.default_rng(0).random((3, recipe.num_draws)), [image] * 3
+            try:
+                drawn = recipe.draw(uniforms, sizes_of(sizes))
+            except ValueError:
+                with pytest.raises(RuntimeError):  # torchvision finds out when it makes the pixels
+                    reference(image)
+                continue
+            for numbers, size in zip(drawn.numbers.tolist(), drawn.sizes.tolist(), strict=True):
+                made = recipe.apply(image, numbers)
+                assert_close(made, case.expected(reference, image, numbers), case)
+                assert list(made.shape[1:]) == size
+                assert made.dtype is recipe.dtype_after(image.dtype)

@@ -85,26 +85,19 @@ def _share_off(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(((one.float() - other.float()).abs() * levels > 1.001).float().mean())
 
 
-def _check(case: Case, dtype: torch.dtype, device: torch.device) -> None:
-    images, numbers = _images(16, dtype), _numbers(case.recipe, 16)
-    wanted = torch.stack(
-        [case.recipe.apply(image, row) for image, row in zip(images, numbers.tolist(), strict=True)]
-    )
-    batch = case.recipe.apply_batch(images.to(device), numbers)
-    assert batch.device.type == device.type
-    assert _share_off(batch.cpu(), wanted) <= (0 if device.type == "cpu" else case.share)
-
-
-@pytest.mark.fuzz
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_bytes_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
-    _check(case, torch.uint8, device)
-
-
-@pytest.mark.fuzz
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
-def test_floats_are_what_the_cpu_makes_of_them(case: Case, device: torch.device) -> None:
-    _check(case, torch.float32, device)
+def test_pixels_are_what_the_cpu_makes_of_each_image(case: Case) -> None:
+    """Bytes, where the recipe keeps them bytes, and floats."""
+    for dtype in (torch.uint8, torch.float32):
+        if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:
+            continue
+        images, numbers = _images(16, dtype), _numbers(case.recipe, 16)
+        rows = zip(images, numbers.tolist(), strict=True)
+        wanted = torch.stack([case.recipe.apply(image, row) for image, row in rows])
+        batch = case.recipe.apply_batch(images.cuda(), numbers)
+        assert batch.is_cuda
+        assert _share_off(batch.cpu(), wanted) <= case.share
 
 
 @contextmanager
@@ -117,13 +110,24 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) -> int:
+    recipe.apply_batch(images, numbers)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        recipe.apply_batch(images, numbers)
+        torch.cuda.synchronize()
+    return sum(event.device_type == DeviceType.CUDA for event in found.events())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_nothing_waits_for_the_device(case: Case) -> None:
+def test_nothing_waits_and_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
     images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
-    case.recipe.apply_batch(images, numbers)  # what is loaded at the first call may wait
+    once = _num_kernels(case.recipe, images, numbers)  # what is loaded at the first call may wait
     with _no_waiting():
         case.recipe.apply_batch(images, numbers)
+    twice = _num_kernels(case.recipe, images.repeat(2, 1, 1, 1), np.concatenate([numbers] * 2))
+    assert twice - once < 4  # a larger sum may be made in two steps; sixteen samples more are not
 
 
 @pytest.mark.gpu
@@ -145,24 +149,6 @@ def test_a_whole_pipeline_waits_for_nothing() -> None:
         recipes.apply_batch(images, drawn)
 
 
-def _num_kernels(recipe: T.Recipe, images: torch.Tensor, numbers: np.ndarray) -> int:
-    recipe.apply_batch(images, numbers)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        recipe.apply_batch(images, numbers)
-        torch.cuda.synchronize()
-    return sum(event.device_type == DeviceType.CUDA for event in found.events())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_batch_twice_as_large_takes_no_more_launches(case: Case) -> None:
-    images, numbers = _images(16, torch.uint8).cuda(), _numbers(case.recipe, 16)
-    once = _num_kernels(case.recipe, images, numbers)
-    twice = _num_kernels(case.recipe, images.repeat(2, 1, 1, 1), np.concatenate([numbers] * 2))
-    assert twice - once < 4  # a larger sum may be made in two steps; sixteen samples more are not
-
-
 @pytest.fixture
 def _settings_restored() -> Iterator[None]:
     cudnn = torch.backends.cudnn
@@ -178,17 +164,18 @@ def _settings_restored() -> Iterator[None]:
 @pytest.mark.fuzz
 @pytest.mark.usefixtures("_settings_restored")
 @pytest.mark.parametrize("change", GLOBAL_SETTINGS.values(), ids=GLOBAL_SETTINGS.keys())
-@pytest.mark.parametrize("case", FLOATS.values(), ids=FLOATS.keys())
 def test_the_users_settings_change_no_pixel(
-    case: Case, change: Callable[[], None], device: torch.device
+    change: Callable[[], None], device: torch.device
 ) -> None:
     """A batch is a function of the configuration, of which these are no part."""
-    for dtype in (torch.uint8, torch.float32):
-        images, numbers = _images(8, dtype).to(device), _numbers(case.recipe, 8)
-        if dtype is torch.uint8 and case.recipe.dtype_after(dtype) is not torch.uint8:
-            continue
-        before = case.recipe.apply_batch(images, numbers)
-        change()
-        after = case.recipe.apply_batch(images, numbers)
-        assert torch.equal(before, after)
-        assert before.dtype is after.dtype
+    calls = [
+        (case.recipe, _images(8, dtype).to(device), _numbers(case.recipe, 8))
+        for case in FLOATS.values()
+        for dtype in (torch.uint8, torch.float32)
+    ]
+    before = [recipe.apply_batch(images, numbers) for recipe, images, numbers in calls]
+    change()
+    for (recipe, images, numbers), expected in zip(calls, before, strict=True):
+        made = recipe.apply_batch(images, numbers)
+        assert made.dtype is expected.dtype, recipe
+        assert torch.equal(made, expected), recipe

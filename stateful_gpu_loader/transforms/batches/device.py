@@ -82,8 +82,11 @@ def apply_by_group(
     present, starts = np.unique(groups[order], return_index=True)
     if not len(present):
         return images
-    sorted_parameters = np.zeros(len(order)) if parameters is None else parameters[order]
-    packed = on_device(np.stack((order, sorted_parameters)), images.device)
+    if len(present) == 1 and parameters is None:
+        zeros = images.new_zeros((len(order), 1, 1, 1), dtype=torch.float64)
+        return operations[int(present[0])](images, zeros, order)
+    in_order = np.zeros(len(order)) if parameters is None else parameters[order]
+    packed = on_device(np.stack((order, in_order)), images.device)
     places, numbers = packed[0].to(torch.int64), packed[1].view(-1, 1, 1, 1)
     if len(present) == 1:
         return operations[int(present[0])](images, numbers, order)

@@ -169,7 +169,7 @@ def test_the_users_settings_change_no_pixel(
 ) -> None:
     """A batch is a function of the configuration, of which these are no part."""
     calls = [
-        (case.recipe, _images(8, dtype).to(device), _numbers(case.recipe, 8))
+        (case.recipe, _images(4, dtype).to(device), _numbers(case.recipe, 4))
         for case in FLOATS.values()
         for dtype in (torch.uint8, torch.float32)
     ]

@@ -69,6 +69,7 @@ def test_rounds_of_a_class_and_neighbouring_classes_are_shuffled_independently()
     assert_uniform(np.bincount(starts[0][:-1] * 3 + starts[0][1:], minlength=9))
 
 
+@pytest.mark.fuzz
 def test_a_large_class_is_seen_whole_over_epochs() -> None:
     """An epoch shows another random part of it each time."""
     targets = np.repeat([0, 1], [60, 3])

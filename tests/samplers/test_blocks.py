@@ -65,6 +65,7 @@ def test_even_blocks_are_those_of_the_same_lengths_written_out() -> None:
         assert order_of(25, 7, 2, seed) == order_of(25, [7, 7, 7, 4], 2, seed)
 
 
+@pytest.mark.fuzz
 def test_every_pair_of_blocks_shares_a_window_equally_often() -> None:
     num_blocks, window = 6, 3
     shared = np.zeros((num_blocks, num_blocks))
@@ -76,6 +77,7 @@ def test_every_pair_of_blocks_shares_a_window_equally_often() -> None:
     assert_uniform(shared[np.triu_indices(num_blocks, 1)])
 
 
+@pytest.mark.fuzz
 def test_every_block_comes_first_equally_often_also_the_shorter_one() -> None:
     first = [order_of(10, 4, 1, seed)[0] // 4 for seed in range(500)]
     assert_uniform(np.bincount(first, minlength=3))
@@ -89,6 +91,7 @@ def test_within_a_window_every_order_is_equally_frequent(lengths: int | list[int
     assert_uniform(np.bincount(seen, minlength=len(places)))
 
 
+@pytest.mark.fuzz
 def test_windows_of_an_epoch_are_shuffled_independently() -> None:
     pairs = []
     for seed in range(500):

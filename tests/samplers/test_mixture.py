@@ -135,6 +135,7 @@ def test_the_places_of_the_parts_within_a_block_are_uniform() -> None:
     assert_uniform(list(seen.values()))
 
 
+@pytest.mark.fuzz
 def test_the_order_within_a_part_is_uniform() -> None:
     """All 24 orders of a pass over 4 samples come equally often."""
     mixed = MixedDataset([range(4), range(50)], [1, 1], num_samples=80)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stateful_gpu_loader.randomness.permutation import Permutation
 from stateful_gpu_loader.samplers import RepeatedSampler
 from tests.map_datasets import Indices
 from tests.samplers.statistics import assert_uniform
@@ -75,14 +74,6 @@ def test_beyond_all_copies_the_dataset_is_gone_through_in_another_order() -> Non
     scattered = order_of(7, num_repeats=2, num_samples=31, adjacent=False)
     assert sorted(scattered[:14]) == sorted(scattered[14:28])
     assert scattered[:14] != scattered[14:28]
-
-
-def test_one_repeat_is_a_shuffle() -> None:
-    first = [order_of(5, epoch, num_repeats=1)[0] for epoch in range(500)]
-    assert_uniform(np.bincount(first, minlength=5))
-    assert sorted(Permutation(5, seed=5, epoch=0)(np.arange(5))) == sorted(
-        order_of(5, num_repeats=1)
-    )
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,7 @@ def test_permutations_of_shards_and_turns_differ() -> None:
     assert len({tuple(order) for order in orders}) == 9
 
 
+@pytest.mark.fuzz
 def test_the_order_within_a_shard_is_uniform() -> None:
     """All 24 orders of a shard of 4 come equally often, over turns and seeds."""
     seen: Counter[tuple[int, ...]] = Counter()

@@ -40,6 +40,7 @@ def test_every_order_of_a_round_is_equally_frequent() -> None:
     assert_uniform(np.bincount(seen[:-1] * 6 + seen[1:], minlength=36))
 
 
+@pytest.mark.fuzz
 def test_a_part_of_the_dataset_is_another_part_in_each_epoch() -> None:
     counts = sum(
         np.bincount(order_of(20, epoch, num_samples=7), minlength=20) for epoch in range(800)

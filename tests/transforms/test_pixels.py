@@ -266,9 +266,10 @@ def test_pixels_are_torchvisions(case: Case) -> None:
         recipe = getattr(T, case.kind)(**arguments)
         reference = getattr(v2, case.kind)(**in_torchvisions_words(arguments))
         for image in case.images:
-            uniforms, sizes = np.random.default_rng(0).random((3, recipe.num_draws)), [image] * 3
+            n = 3 if recipe.num_draws else 1
+            uniforms = np.random.default_rng(0).random((n, recipe.num_draws))
             try:
-                drawn = recipe.draw(uniforms, sizes_of(sizes))
+                drawn = recipe.draw(uniforms, sizes_of([image] * n))
             except ValueError:
                 with pytest.raises(RuntimeError):  # torchvision finds out when it makes the pixels
                     reference(image)

@@ -41,6 +41,7 @@ import torch
 
 from stateful_gpu_loader.state.schema import SAMPLED
 from stateful_gpu_loader.state.tables import columns_of, is_scalar, is_table, shape_of, some_rows
+from stateful_gpu_loader.state.tensors import bytes_of
 
 MOST_COST = 600_000_000
 """Nanoseconds, about, that the digest of one dataset may take."""
@@ -265,7 +266,7 @@ class Contents:
     def _below_their_folder(self, texts: list[str]) -> list[str]:
         """Return texts without the folder that the absolute paths among them share."""
         if self._roots:
-            return [_without_root(text, self._roots) for text in texts]
+            return [without_root(text, self._roots) for text in texts]
         if self._folders is None:
             return texts
         first, last = min(texts), max(texts)
@@ -486,7 +487,12 @@ def _common_folder(paths: list[str]) -> str:
     return first[: first.rfind(os.sep, 0, next(unlike, len(first))) + 1]
 
 
-def _without_root(text: str, roots: tuple[str, ...]) -> str:
+def without_root(text: str, roots: tuple[str, ...]) -> str:
+    """Return a path below the first of the folders that holds it; other text as it is.
+
+    >>> without_root("/data/cat/1.jpg", ("/photos/", "/data/"))
+    'cat/1.jpg'
+    """
     for root in roots:
         if text.startswith(root) or text + os.sep == root:
             return text[len(root) :]
@@ -517,8 +523,7 @@ def _blocks(given: Any) -> Iterator[memoryview[int]]:
     for start in range(0, shape[0], step):
         rows = given[start : start + step]
         if isinstance(rows, torch.Tensor):
-            plain = rows.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            yield plain.view(torch.uint8).cpu().numpy().data
+            yield bytes_of(rows).data
         else:
             yield np.ascontiguousarray(without_padding(rows)).reshape(-1).view(np.uint8).data
 

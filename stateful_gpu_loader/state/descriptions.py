@@ -34,7 +34,9 @@ from stateful_gpu_loader.state.contents import (
     is_content,
     spread,
     without_padding,
+    without_root,
 )
+from stateful_gpu_loader.state.tensors import bytes_of
 
 TRANSFORM_ATTRIBUTES = ("transform", "target_transform", "transforms")
 """Where datasets, and transforms made of others, keep transforms."""
@@ -323,10 +325,7 @@ class Describer:
         return self._object(thing)
 
     def _string(self, text: str) -> str:
-        for root in self._roots:
-            if text.startswith(root) or text + os.sep == root:
-                text = text[len(root) :]
-                break
+        text = without_root(text, self._roots)
         if len(text) > _LONGEST_STRING:
             return f"{len(text)} characters {digest(_encoded(text))}"
         return repr(text)
@@ -580,8 +579,7 @@ def _sampled_bytes(array: np.ndarray[Any, Any] | torch.Tensor, most_rows: int) -
     if isinstance(array, torch.Tensor):
         given = array.detach().reshape(1) if array.ndim == 0 else array.detach()
         found = given[tuple(torch.from_numpy(place).to(array.device) for place in places)]
-        plain = found.resolve_conj().resolve_neg().contiguous()
-        return plain.view(torch.uint8).cpu().numpy().tobytes()
+        return bytes_of(found).tobytes()
     if array.dtype.hasobject:
         raise TypeError("pointers are no content")
     return without_padding((array.reshape(1) if array.ndim == 0 else array)[places]).tobytes()

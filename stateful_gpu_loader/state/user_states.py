@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from stateful_gpu_loader.errors import LoaderError, StateMismatch
+from stateful_gpu_loader.state.tensors import bytes_of, is_plain, tensor_of
 
 
 def freeze(state: Any, owner: str) -> bytes:
@@ -49,36 +50,12 @@ def thaw(frozen: bytes) -> Any:
     return pickle.loads(frozen)
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the bytes, dtype, shape and strides of a tensor are all that there is to it."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_nested
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
-
-
 def _plain_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Pickle a tensor by its bytes, in a third of the time that torch's own file format takes."""
     if not is_plain(tensor):
         return tuple(tensor.__reduce_ex__(2))
-    rows = tensor.contiguous().reshape(-1)
-    if rows.stride() != (1,):
-        # A tensor of one element or none is contiguous whatever its stride, but then it cannot be
-        # viewed as bytes.
-        rows = rows.clone(memory_format=torch.contiguous_format)
-    data: Any = rows.view(torch.uint8).numpy()
-    return _rebuild, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
-
-
-def _rebuild(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not data:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)
+    data: Any = bytes_of(tensor)
+    return tensor_of, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
 
 
 class _Pickler(pickle.Pickler):

@@ -38,7 +38,7 @@ from stateful_gpu_loader.engine.workers.segments import (
     SentSegment,
     WorkerSegments,
 )
-from stateful_gpu_loader.state.user_states import is_plain
+from stateful_gpu_loader.state.tensors import is_plain
 
 
 class Packed(NamedTuple):

@@ -119,7 +119,7 @@ class Checkpoint:
         self._is_complete = False
         self._is_loaded = False
         self._is_set = False
-        self._known_files: dict[str, Stamp] = {}
+        self._known_files: set[Stamp] = set()
 
     @property
     def names(self) -> tuple[str, ...]:

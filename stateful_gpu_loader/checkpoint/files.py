@@ -20,7 +20,6 @@ import os
 import re
 import secrets
 import stat
-import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO, TypeGuard
@@ -29,7 +28,11 @@ from stateful_gpu_loader.checkpoint import document
 from stateful_gpu_loader.checkpoint.document import SavedState
 from stateful_gpu_loader.errors import CheckpointError, CheckpointNotFound
 
-_WIDTH = re.compile(r"(0[1-9]\d?)?d?")
+_LITERAL = r"(?:[^{}]|\{\{|\}\})*"
+_PATTERN = re.compile(
+    rf"(?P<before>{_LITERAL})(?:\{{seq(?::(?P<width>0[1-9]\d?)?d?)?\}}(?P<after>{_LITERAL}))?",
+    re.DOTALL,
+)
 _MOST_DIGITS = 18
 """Most digits of a number, unless the pattern asks for more."""
 _TOKEN = re.compile("[0-9a-f]{16}")
@@ -46,6 +49,8 @@ _MOST_BEYOND = 1 << 20
 """Most bytes that are read of a file without a head, or after the end that its head gives."""
 
 _States = dict[str, SavedState]
+Stamp = tuple[str, int, int, int]
+"""A file's path, and what changes when the file is written anew."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,8 @@ class Pattern:
     >>> pattern = Pattern.of("run_{seq:04d}.json")
     >>> pattern.path(7)
     'run_0007.json'
-    >>> pattern.number("run_0007.json"), pattern.number("run_7.json")
-    (7, None)
+    >>> pattern.numbers(["run_0007.json", "run_7.json"])
+    [7]
     """
 
     text: str
@@ -72,41 +77,27 @@ class Pattern:
         """Parse a path, in which ``{{`` and ``}}`` stand for braces.
 
         Raises:
-            CheckpointError: it has another field than ``{seq}``, a format other than ``d`` or
-                ``04d``, the number in its folder or twice, or no name.
+            CheckpointError: it has other braces than one ``{seq}`` or ``{seq:04d}`` in the file's
+                name, or no name.
         """
         text = path if isinstance(path, str) else getattr(path, "__fspath__", lambda: None)()
         if not _is_path(text):
             raise _refused(path, "it is no path", "pass a str or pathlib.Path")
-        try:
-            pieces = list(string.Formatter().parse(text))
-        except ValueError as error:
-            raise _refused(text, str(error), "write {{ and }} for braces in a path") from None
-        before, after = "", ""
-        width: int | None = None
-        for literal, field, spec, conversion in pieces:
-            if width is None:
-                before += literal
-            else:
-                after += literal
-            if field is None:
-                continue
-            if field != "seq" or conversion:
-                mark = f"{{{field}{f'!{conversion}' if conversion else ''}}}"
-                remedy = "use {seq} alone, and {{ and }} for braces in a path"
-                raise _refused(text, f"{mark} is no field of it", remedy)
-            if width is not None:
-                raise _refused(text, "{seq} stands in it twice", "leave one out")
-            if not (found := _WIDTH.fullmatch(spec or "")):
-                remedy = "write {seq} or, for four digits at least, {seq:04d}"
-                raise _refused(text, f"the format {spec!r} gives no plain number", remedy)
-            width = int(found[1] or 1)
-        folder, before = os.path.split(before)
-        if "/" in after:
-            raise _refused(text, "{seq} stands in its folder", "put {seq} into the file's name")
-        if width is None and before in ("", ".", ".."):
+        found = _PATTERN.fullmatch(text)
+        if found is None or "/" in (found["after"] or ""):
+            raise _refused(
+                text,
+                "of braces it may have one {seq}, or {seq:04d} for four digits at least, in the "
+                "name of the file",
+                "write {{ and }} for other braces",
+            )
+        folder, before = os.path.split(_unescaped(found["before"]))
+        if found["after"] is not None:
+            width = int(found["width"] or 1)
+            return cls(text, folder, before, width, _unescaped(found["after"]))
+        if before in ("", ".", ".."):
             raise _refused(text, "it names no file", "pass the path of a file")
-        return cls(text, folder, before, width, after)
+        return cls(text, folder, before, width=None)
 
     @classmethod
     def to_read(cls, path: str | os.PathLike[str]) -> Pattern:
@@ -134,14 +125,6 @@ class Pattern:
         digits = "" if self.width is None else f"{number:0{self.width}d}"
         return os.path.join(self.folder, f"{self.before}{digits}{self.after}")
 
-    def number(self, name: str) -> int | None:
-        """The number of the file of this name, or None.
-
-        A name has one number and a number one name, so "run_7.json" is not of "run_{seq:04d}.json".
-        """
-        found = self._numbered.fullmatch(name)
-        return int(found[1]) if found else None
-
     def listed(self) -> list[str]:
         """All names in the folder; none where there is no folder.
 
@@ -162,7 +145,10 @@ class Pattern:
         return {number: self.path(number) for number in sorted(self.numbers(self.listed()))[::-1]}
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """The numbers of the names that have one."""
+        """The numbers of the names that have one.
+
+        A name has one number and a number one name, so "run_7.json" is not of "run_{seq:04d}.json".
+        """
         # A folder may have thousands of files, and each save looks through them.
         match = self._numbered.fullmatch
         return [int(found[1]) for name in names if (found := match(name))]
@@ -299,7 +285,7 @@ def read_newest(pattern: Pattern) -> tuple[str, _States, dict[str, CheckpointErr
 
 
 def remove_old(
-    pattern: Pattern, *, newest: int, keep: int, known: dict[str, Stamp]
+    pattern: Pattern, *, newest: int, keep: int, known: set[Stamp]
 ) -> dict[str, OSError]:
     """Remove what is older than the newest ``keep`` whole checkpoints of a pattern.
 
@@ -310,13 +296,13 @@ def remove_old(
         pattern: with a number.
         newest: the number of a file that is whole and durable; none above it is removed.
         keep: 1 or more.
-        known: files that were found whole before and need not be read again; brought up to date.
+        known: files that were found whole before and need not be read again; replaced.
 
     Returns:
         The files that should have been removed and could not be, or the pattern where its folder
         could not be listed, each with the reason.
     """
-    whole: dict[str, Stamp] = {}
+    whole: set[Stamp] = set()
     failures: dict[str, OSError] = {}
     try:
         found = pattern.files()
@@ -325,9 +311,9 @@ def remove_old(
     for number, path in found.items():
         try:
             if len(whole) < keep:
-                stamp = Stamp.of(path)
-                if number == newest or known.get(path) == stamp or _is_whole(path):
-                    whole[path] = stamp
+                stamp = _stamp(path)
+                if number == newest or stamp in known or _is_whole(path):
+                    whole.add(stamp)
             elif number < newest and _begins_as_checkpoint(path):
                 os.unlink(path)
         except FileNotFoundError:
@@ -339,19 +325,9 @@ def remove_old(
     return failures
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What changes when a file is written anew."""
-
-    inode: int
-    size: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, path: str) -> Stamp:
-        """The present stamp of a file."""
-        status = os.stat(path)
-        return cls(status.st_ino, status.st_size, status.st_mtime_ns)
+def _stamp(path: str) -> Stamp:
+    status = os.stat(path)
+    return path, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @functools.cache
@@ -367,6 +343,10 @@ def _is_path(text: object) -> TypeGuard[str]:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("{{", "{").replace("}}", "}")
 
 
 def _refused(path: object, reason: str, remedy: str) -> CheckpointError:

@@ -74,9 +74,6 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (make_enormous, "bytes follow its end"),
     (make_enormous_and_foreign, "no checkpoint of stateful_gpu_loader"),
 ]
-EACH_DAMAGE = pytest.mark.parametrize(
-    ("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES]
-)
 
 
 def test_files_are_numbered_from_zero_and_the_newest_is_loaded(tmp_path: Path) -> None:
@@ -115,38 +112,36 @@ def test_path_relative_to_the_working_folder(
     assert sorted(os.listdir()) == ["last.json", "run_0001.json"]
 
 
-@EACH_DAMAGE
-def test_damaged_file_is_refused_by_name(
+@pytest.mark.parametrize(
+    ("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES]
+)
+def test_a_damaged_file_is_refused_passed_over_and_not_counted(
     tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    """And nothing is changed."""
-    file = fill(tmp_path, 1)[0]
-    damage(file)
-    checkpoint = collected(counter=3)
+    """With its name and the reason; what the checkpoint held stays, and the number is taken."""
+    files = fill(tmp_path, 0, 1, 2, 3)
+    damage(files[3])
+    checkpoint = collected(counter=9)
     with pytest.raises(CheckpointError, match=reason) as caught:
-        checkpoint.load(file)
-    assert str(file) in str(caught.value)
+        checkpoint.load(files[3])
+    assert str(files[3]) in str(caught.value)
     assert "Remedy: " in str(caught.value)
-    assert checkpoint.get_state("counter")["count"] == 3
+    assert checkpoint.get_state("counter")["count"] == 9
     assert checkpoint.is_complete
     assert not checkpoint.is_loaded
 
-
-@EACH_DAMAGE
-def test_damaged_file_is_passed_over_for_the_one_before(
-    tmp_path: Path, damage: Callable[[Path], None], reason: str
-) -> None:
-    """With a warning that names it and says why; the next number is higher all the same."""
-    files = fill(tmp_path, 1, 2, 3)
-    damage(files[2])
-    checkpoint = Checkpoint()
-    with pytest.warns(UserWarning, match=reason) as caught:
-        assert checkpoint.load(tmp_path / PATTERN) == str(files[1])
-    assert len(caught) == 1
-    assert str(caught[0].message).startswith(f"{files[2]} is passed over for {files[1]}: ")
-    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=reason) as warned:
+        assert checkpoint.load(tmp_path / PATTERN) == str(files[2])
+    assert len(warned) == 1
+    assert str(warned[0].message).startswith(f"{files[3]} is passed over for {files[2]}: ")
+    assert warned[0].filename == __file__
     assert checkpoint.get_state("counter")["count"] == 2
-    assert fill(tmp_path, 4)[0].name == "run_0003.json"
+
+    assert collected(counter=4).save(tmp_path / PATTERN, keep=2) == str(tmp_path / "run_0004.json")
+    assert files[2].exists(), "the newest two whole ones stay"
+    assert os.path.lexists(files[3])
+    assert not files[1].exists()
+    assert not files[0].exists()
 
 
 def test_all_damaged_files_are_listed_where_none_is_whole(tmp_path: Path) -> None:
@@ -202,21 +197,6 @@ def test_keep_removes_what_is_older_than_the_newest(tmp_path: Path) -> None:
         found = set(os.listdir(tmp_path)) - {other.name for other in others}
         assert found == {f"run_{n:04d}.json" for n in (count - 1, count) if n >= 0}
     assert all(other.exists() for other in others)
-
-
-@EACH_DAMAGE
-def test_keep_does_not_count_what_is_damaged(
-    tmp_path: Path, damage: Callable[[Path], None], reason: str
-) -> None:
-    """The newest n whole ones stay."""
-    files = fill(tmp_path, 0, 1, 2, 3)
-    damage(files[3])
-    written = collected(counter=4).save(tmp_path / PATTERN, keep=2)
-    assert Path(written).exists()
-    assert files[2].exists()
-    assert os.path.lexists(files[3])
-    assert not files[1].exists()
-    assert not files[0].exists()
 
 
 def test_keep_notices_damage_to_files_it_wrote_itself(tmp_path: Path) -> None:

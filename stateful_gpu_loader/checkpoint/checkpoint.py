@@ -13,7 +13,6 @@ from stateful_gpu_loader.checkpoint.files import Pattern, Stamp
 from stateful_gpu_loader.checkpoint.objects import (
     Stateful,
     put_all,
-    put_one,
     saved_state,
     type_name,
 )
@@ -177,7 +176,7 @@ class Checkpoint:
             self._check_open(stateful)
             stateful.prepare()
         if name in self._pending:
-            put_one(stateful, self._states[name])
+            put_all({name: stateful}, self._states)
             self._pending.discard(name)
         self._objects[name] = stateful
         return name

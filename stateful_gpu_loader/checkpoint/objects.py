@@ -32,9 +32,6 @@ _METHODS = (
 _ADVICE = "register an object with state_dict() and load_state_dict(state)"
 
 
-_WayBack = Callable[[], object] | None
-
-
 @dataclass(frozen=True)
 class Stateful:
     """A registered object with its name."""
@@ -130,31 +127,26 @@ class Stateful:
         _, put = _methods(self.object)
         put(saved.state)
 
-    def way_back(self) -> Callable[[], None]:
-        """A function that brings the object's present state back.
-
-        Raises:
-            CheckpointError: the present state cannot be taken.
-        """
+    def way_back(self) -> Callable[[], object] | None:
+        """A function that brings the object's present state back; None if there is no way back."""
         if _is_dali(self.object) and hasattr(self.object, "_pending_state"):
             # Before its first iteration a reader has no state, only one to begin with.
-            pending = self.object._pending_state
-            return lambda: setattr(self.object, "_pending_state", pending)
-        present = self.take()
-        return lambda: self.put(present)
+            return functools.partial(
+                setattr, self.object, "_pending_state", self.object._pending_state
+            )
+        if isinstance(self.object, DataLoader) and not self.checks_first:
+            # torchdata's loader refuses no state. Taking its former one would start workers and
+            # draw from its generator, which may have been restored before it.
+            return None
+        try:
+            present = self.take()
+        except CheckpointError:
+            return None
+        return functools.partial(self.put, present)
 
 
-def put_one(stateful: Stateful, saved: SavedState) -> None:
-    """Put a state into an object; if it refuses, it gets its former state back.
-
-    Raises:
-        CheckpointError: the state is of another type, or the object refuses it.
-    """
-    stateful.check(saved)
-    # torchdata's loader refuses no state. Taking its former one would start workers and draw from
-    # its generator, which may have been registered, and restored, before it.
-    way_back = bool if isinstance(stateful.object, DataLoader) else _way_back(stateful)
-    _put([(stateful, saved, way_back)])
+_Way = tuple[Stateful, SavedState, Callable[[], object] | None]
+"""An object, the state that is put into it, and the way back."""
 
 
 def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -> None:
@@ -165,22 +157,8 @@ def put_all(objects: Mapping[str, Stateful], states: Mapping[str, SavedState]) -
     """
     for name, stateful in objects.items():
         stateful.check(states[name])
-    ways = [(stateful, states[name], _way_back(stateful)) for name, stateful in objects.items()]
-    _put(sorted(ways, key=_turn))
-
-
-def _turn(way: tuple[Stateful, SavedState, _WayBack]) -> int:
-    """In which turn a state is put, so that a refusal costs the least.
-
-    This package's objects are unchanged when they refuse a state, but would lose their iterators if
-    their former state had to be put back, so they come after the others. Objects whose former state
-    cannot be taken come last.
-    """
-    stateful, _, way_back = way
-    return 2 if way_back is None else int(stateful.checks_first)
-
-
-def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
+    ways = [(stateful, states[name], stateful.way_back()) for name, stateful in objects.items()]
+    ways.sort(key=_turn)
     for number, (stateful, saved, _) in enumerate(ways):
         try:
             stateful.put(saved)
@@ -214,7 +192,18 @@ def _put(ways: list[tuple[Stateful, SavedState, _WayBack]]) -> None:
             raise CheckpointError(text) from error
 
 
-def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:
+def _turn(way: _Way) -> int:
+    """In which turn a state is put, so that a refusal costs the least.
+
+    This package's objects are unchanged when they refuse a state, but would lose their iterators if
+    their former state had to be put back, so they come after the others. Objects whose former state
+    cannot be taken come last.
+    """
+    stateful, _, way_back = way
+    return 2 if way_back is None else int(stateful.checks_first)
+
+
+def _go_back(changed: list[_Way]) -> list[str]:
     """Put the former states back, the last first; return the names of objects where that failed."""
     failed = []
     for stateful, _, way_back in reversed(changed):
@@ -226,13 +215,6 @@ def _go_back(changed: list[tuple[Stateful, SavedState, _WayBack]]) -> list[str]:
         except Exception:
             failed.append(stateful.name)
     return failed[::-1]
-
-
-def _way_back(stateful: Stateful) -> _WayBack:
-    try:
-        return stateful.way_back()
-    except CheckpointError:
-        return None
 
 
 def saved_state(name: str, type_of_object: str | None, state: Any) -> SavedState:

@@ -67,7 +67,7 @@ class Standing(NamedTuple):
     following: Address | None = None
     """Place of the next pass, once this one has ended."""
     bad: BadSamples | None = None
-    """Bad samples that the pass has met up to its place; None if it has met none."""
+    """Record of the loader's bad samples up to its last one in the pass; None if it met none."""
     last: Delivered | None = None
     """The last batch of the pass; None if there was none."""
 
@@ -150,9 +150,7 @@ class _Base(NamedTuple):
     generation: int
     """Number of loads."""
     bad_samples: BadSamples
-    """Record of those of earlier passes."""
-    recorded: frozenset[int] = frozenset()
-    """Numbers of the passes that the record counts already."""
+    """Record up to there."""
     gone_back: Standing | None = None
     """Standing of the pass that had to stop there, if no state was loaded since."""
 
@@ -227,11 +225,9 @@ class Passes:
         if current is None and gone_back is not None:
             new.set_standing(Standing(start, gone_back.history, gone_back.last_delivered))
         before = 0 if current is None else current.number
-        left = tuple(one for one in self._passes if one.number < before and one.is_over)
-        self._base = self._base._replace(
-            bad_samples=self._recorded(left), recorded=frozenset(one.number for one in left)
-        )
-        self._passes = (*(one for one in self._passes if one not in left), new)
+        self._base = self._base._replace(bad_samples=self.bad_samples)
+        kept = (one for one in self._passes if one.number >= before or not one.is_over)
+        self._passes = (*kept, new)
         return new
 
     def offer(
@@ -259,7 +255,7 @@ class Passes:
             (*history[1 - HISTORY :], before),
             delivered=True,
             has_moved=True,
-            bad=_with(standing.bad, found) if found else standing.bad,
+            bad=self._recorded(found) or standing.bad,
             last=Delivered(next(self._offers), request, bad),
         )
         current.offer(batch, standing)
@@ -289,7 +285,7 @@ class Passes:
                 last_delivered=standing.last_delivered or standing.place,
                 has_moved=True,
             )
-        standing = standing._replace(bad=_with(standing.bad, found))
+        standing = standing._replace(bad=self._recorded(found) or standing.bad)
         current.offer(error, standing, is_failure=True)
 
     def end(self, current: Pass, following: Address, *, found: tuple[FoundBad, ...] = ()) -> None:
@@ -304,19 +300,21 @@ class Passes:
                 history=self._history_of(current),
                 has_moved=True,
                 following=following,
-                bad=_with(standing.bad, found),
+                bad=self._recorded(found) or standing.bad,
             )
         )
 
     def note_bad(self, current: Pass, found: tuple[FoundBad, ...]) -> None:
         """Record bad samples that no batch follows."""
         standing = current.standing
-        current.set_standing(standing._replace(bad=_with(standing.bad, found)))
+        current.set_standing(standing._replace(bad=self._recorded(found) or standing.bad))
 
     @property
     def bad_samples(self) -> BadSamples:
         """Record of the samples that could not be used up to the place of the stream."""
-        return self._recorded(self._passes)
+        records = [one.standing.bad for one in self._passes if one.generation == self.generation]
+        known = [record for record in records if record is not None]
+        return max([self._base.bad_samples, *known], key=lambda record: record.total)
 
     @property
     def last(self) -> Delivered | None:
@@ -407,16 +405,13 @@ class Passes:
         twin._base = _Base(self._following(), self._loaded, self.generation, record)
         return twin
 
-    def _recorded(self, passes: tuple[Pass, ...]) -> BadSamples:
-        """Return the record with what these passes have met."""
-        base = self._base
-        record = base.bad_samples
-        for one in passes:
-            found = one.standing.bad
-            counts = one.generation == base.generation and one.number not in base.recorded
-            if found is not None and counts:
-                record = record.followed_by(found)
-        return record
+    def _recorded(self, found: tuple[FoundBad, ...]) -> BadSamples | None:
+        """Return the record with what was found after it; None if nothing was."""
+        if not found:
+            return None
+        later = BadSamples()
+        later.add(found)
+        return self.bad_samples.followed_by(later)
 
     @property
     def _current(self) -> Pass | None:
@@ -474,12 +469,3 @@ class Passes:
         if requested is None or self._loaded:
             return following
         return Address(requested, 0, user=following.user)
-
-
-def _with(record: BadSamples | None, found: tuple[FoundBad, ...]) -> BadSamples | None:
-    """Return the record with the samples that were found after it."""
-    if not found:
-        return record
-    behind = BadSamples()
-    behind.add(found)
-    return behind if record is None else record.followed_by(behind)

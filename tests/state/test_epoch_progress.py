@@ -240,16 +240,15 @@ def test_bad_samples_and_the_last_request_follow_from_what_was_taken() -> None:
     assert passes.twin().bad_samples == passes.bad_samples
 
 
-def test_an_offer_that_waits_is_counted_whatever_came_between() -> None:
+def test_what_another_pass_found_meanwhile_is_counted_too() -> None:
     passes = Passes()
     first, second = passes.begin(), passes.begin()
-    for number, current in enumerate((first, second)):
-        passes.offer(current, "batch", Address(0, 8), request=number, found=BAD)
-    for number, current in ((1, second), (0, first)):
+    for total, current in enumerate((first, second, first, second), start=1):
+        passes.offer(current, "batch", Address(0, 8 * total), request=total, found=BAD)
         take(current)
         assert passes.last is not None
-        assert passes.last.request == 1
-        assert passes.bad_samples.total == 2 - number
+        assert passes.last.request == total
+        assert passes.bad_samples.total == total
 
 
 def test_a_pass_of_before_a_load_adds_nothing_to_the_record() -> None:

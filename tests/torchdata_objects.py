@@ -14,29 +14,6 @@ from tests.map_datasets import Indices
 LENGTH = 11
 
 
-class StatefulSampler(torch.utils.data.Sampler[int]):
-    """Its state is its own, and belongs to the iterator that began last."""
-
-    def __init__(self) -> None:
-        self.place = 0
-        self.start = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
-        while self.place < LENGTH:
-            self.place += 1
-            yield LENGTH - self.place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
-
-
 class Countdown:
     """An iterator with a state, under names that torchdata uses for other things."""
 
@@ -74,20 +51,6 @@ class IteratorSampler(torch.utils.data.Sampler[Any]):
 
     def __iter__(self) -> Countdown:
         return Countdown(self.step)
-
-
-class StatefulBatchSampler(IteratorSampler):
-    """Both it and its iterators have a state."""
-
-    def __init__(self) -> None:
-        super().__init__(2)
-        self.loaded: Any = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"samples_yielded": "mine"}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = state
 
 
 class Counting(Indices):

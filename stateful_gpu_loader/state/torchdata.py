@@ -51,8 +51,7 @@ class TorchdataWorker:
     iterator: Any
     """Of ``iter(dataset)``, an iterable dataset's; None where it has none."""
     ended: bool
-    """Its iterable is known to be exhausted. A short batch tells, or a fetch that got nothing, so
-    False promises no sample; without automatic batching it is never True."""
+    """torchdata knows that its iterable is exhausted; False promises no sample."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,7 +132,6 @@ class TorchdataState:
             )
         snapshot = fields.inner("_snapshot")
         main = snapshot.inner("_main_snapshot")
-        main.number("_base_seed")
         num_workers = main.number("_num_workers", least=1)
         steps = fields.number("_steps_since_snapshot")
         last_worker = snapshot.number("_last_yielded_worker_id", most=num_workers - 1)
@@ -220,10 +218,6 @@ class _Fields:
 
 def _read_samplers(main: _Fields) -> dict[str, Any]:
     """The fields of :class:`TorchdataState` that tell how far the samplers were."""
-    for key in ("_IterableDataset_len_called", "_shared_seed"):
-        # Of no use here, but a state without them is torn.
-        if main.anything(key) is not None:
-            main.number(key)
     index_iterator = innermost = main.anything("_sampler_iter_state")
     path = main.name("_sampler_iter_state")
     samples, sampler, sampler_iterator = None, None, None

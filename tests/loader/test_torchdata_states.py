@@ -132,6 +132,23 @@ def test_its_second_epoch_is_finished_as_our_first() -> None:
     assert [batch.tolist() for batch in loader] == second[2:] != first[2:]
 
 
+def test_a_failed_fetch_was_a_request_and_no_batch() -> None:
+    """What came after it comes, and it is not tried again: as torchdata goes on."""
+
+    class Broken(Indices):
+        def __getitem__(self, index: int) -> int:
+            return super().__getitem__(index) if index != 2 else 1 // 0
+
+    theirs = StatefulDataLoader(Broken(LENGTH), batch_size=2)
+    batches = iter(theirs)
+    next(batches)
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    loader = StatefulGPULoader(Broken(LENGTH), batch_size=2)
+    loader.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert [plain(batch) for batch in loader] == [plain(batch) for batch in batches]
+
+
 def test_the_rest_may_come_in_other_batches() -> None:
     """What is left is an order of indices, however they are batched."""
     theirs = StatefulDataLoader(Indices(LENGTH), batch_size=3, shuffle=True)

@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 from stateful_gpu_loader.errors import StateMismatch
 
@@ -206,7 +206,7 @@ class Fingerprint:
             ) from None
         for field, kinds in _FINGERPRINT_TYPES.items():
             value = getattr(saved, field)
-            if type(value) not in kinds:
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
                 raise StateMismatch(
                     f"fingerprint's {field}",
                     saved=value,
@@ -302,21 +302,8 @@ COMPARED = (
 """Fields of :class:`Fingerprint` that are compared, in this order."""
 
 _FINGERPRINT_TYPES: dict[str, tuple[type, ...]] = {
-    "dataset": (str, type(None)),
-    "length": (int, type(None)),
-    "order": (str,),
-    "shuffle": (bool,),
-    "drop_last": (bool,),
-    "transform": (str,),
-    "decoder": (str,),
-    "decoder_version": (str, type(None)),
-    "batch_transform": (str,),
-    "dataset_transform": (str, type(None)),
-    "collate_fn": (str, type(None)),
-    "batched": (bool, type(None)),
-    "on_bad_sample": (str, type(None)),
-    "seed_drawn_by": (str, type(None)),
-    "content": (dict, type(None)),
+    field: tuple(get_origin(kind) or kind for kind in get_args(hint) or (hint,))
+    for field, hint in get_type_hints(Fingerprint).items()
 }
 
 DESCRIBED = ("dataset", "dataset_transform", "transform", "batch_transform", "collate_fn")

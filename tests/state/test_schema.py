@@ -20,7 +20,7 @@ from stateful_gpu_loader import (
     StatefulGPULoader,
     StateMismatch,
 )
-from stateful_gpu_loader.state.schema import Fingerprint, LoaderState
+from stateful_gpu_loader.state.schema import COMPARED, Fingerprint, LoaderState
 from stateful_gpu_loader.state.torchdata import is_torchdata_state
 
 STATE = LoaderState(
@@ -97,45 +97,33 @@ def test_the_fingerprint_of_version_1_is_golden() -> None:
         assert [batch.item() for batch in loader] == list(range(5, 12))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("format", "somebody_else"),
-        ("version", 2),
-        ("version", 0),
-        ("version", "1"),
-        ("version", True),
-        ("seed", None),
-        ("seed", 1.5),
-        ("seed", 2**64),
-        ("seed", -(2**63) - 1),
-        ("epoch", -1),
-        ("epoch", 2**32),
-        ("epoch", True),
-        ("position", -1),
-        ("position", 2**63),
-        ("position", "128"),
-        ("fingerprint", None),
-        ("fingerprint", {"shuffle": True}),
-        ("global_batch_size", 0),
-        ("global_batch_size", "64"),
-        ("index_digest", 5),
-        ("ahead", []),
-        ("bad_samples", []),
-    ],
-)
-def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str, value: Any) -> None:
-    with pytest.raises(StateMismatch, match="Remedy: ") as caught:
-        LoaderState.from_dict({**STATE.to_dict(), field: value})
-    assert caught.value.field == field
-    assert repr(value) in str(caught.value)
+WRONG: dict[str, list[Any]] = {
+    "format": ["somebody_else", np.zeros(2)],
+    "version": [2, 0, "1", True],
+    "seed": [None, 1.5, 2**64, -(2**63) - 1],
+    "epoch": [-1, 2**32, True],
+    "position": [-1, 2**63, "128"],
+    "fingerprint": [None, {"shuffle": True}],
+    "global_batch_size": [0, "64"],
+    "index_digest": [5],
+    "ahead": [[]],
+    "bad_samples": [[]],
+}
 
 
-@pytest.mark.parametrize("depth", [20_000, 50_000])
-def test_a_value_that_cannot_be_shown_is_refused_all_the_same(depth: int) -> None:
-    """Found by the fuzzer of inputs: its repr() raises RecursionError, in 3.13 from 10,000 on."""
+@pytest.mark.parametrize("field", WRONG)
+def test_a_wrong_value_is_named_with_both_values_and_a_remedy(field: str) -> None:
+    for value in WRONG[field]:
+        with pytest.raises(StateMismatch, match="Remedy: ") as caught:
+            LoaderState.from_dict({**STATE.to_dict(), field: value})
+        assert caught.value.field == field
+        assert repr(value) in str(caught.value)
+
+
+def test_a_value_that_cannot_be_shown_is_refused_all_the_same() -> None:
+    """Found by the fuzzer of inputs: its repr() raises RecursionError."""
     value: Any = []
-    for _ in range(depth):
+    for _ in range(50_000):
         value = [value]
     with pytest.raises(StateMismatch, match="the state has a list that cannot be shown"):
         LoaderState.from_dict({**STATE.to_dict(), "seed": value})
@@ -168,12 +156,11 @@ def test_the_key_that_accelerate_adds_is_let_alone() -> None:
     assert not is_torchdata_state(added)
 
 
-@pytest.mark.parametrize(
-    "garbage", [None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}, {"format": np.zeros(2)}]
-)
-def test_garbage_is_refused(garbage: Any) -> None:
-    with pytest.raises(StateMismatch, match="format differs"):
-        LoaderState.from_dict(garbage)
+def test_garbage_is_refused() -> None:
+    for garbage in (None, 7, "state", [], {}, {"_num_yielded": 3}, {1: 2}):
+        with pytest.raises(StateMismatch) as caught:
+            LoaderState.from_dict(garbage)
+        assert caught.value.field == "format"
 
 
 @given(
@@ -190,15 +177,15 @@ def test_any_altered_state_is_a_state_or_a_mismatch(changes: dict[str, Any]) -> 
     assert LoaderState.from_dict(state.to_dict()).to_dict() == state.to_dict()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"length": 3}', "[" * 100_000])
-def test_a_broken_fingerprint_is_refused(text: str) -> None:
-    with pytest.raises(StateMismatch, match="fingerprint differs"):
-        Fingerprint.from_text(text)
+def test_a_broken_fingerprint_is_refused() -> None:
+    for text in ("", "{", "[]", "null", "7", '{"length": 3}', "[" * 100_000):
+        with pytest.raises(StateMismatch) as caught:
+            Fingerprint.from_text(text)
+        assert caught.value.field == "fingerprint"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_a_fingerprint_of_wrong_types_switches_no_comparison_off() -> None:
+    for field, value in (
         ("order", None),
         ("shuffle", None),
         ("drop_last", 0),
@@ -211,36 +198,36 @@ def test_a_broken_fingerprint_is_refused(text: str) -> None:
         ("collate_fn", False),
         ("batched", 1),
         ("on_bad_sample", ["drop"]),
-    ],
-)
-def test_a_fingerprint_of_wrong_types_switches_no_comparison_off(field: str, value: Any) -> None:
-    text = json.dumps({**vars(FINGERPRINT), field: value})
-    with pytest.raises(StateMismatch, match=f"fingerprint's {field} differs"):
-        Fingerprint.from_text(text)
+        *(("content", content) for content in ("a", [], {"dataset": 1}, {"length": "a"})),
+    ):
+        with pytest.raises(StateMismatch) as caught:
+            Fingerprint.from_text(json.dumps({**vars(FINGERPRINT), field: value}))
+        assert caught.value.field == f"fingerprint's {field}"
 
 
-@pytest.mark.parametrize(
-    ("field", "saved"),
-    [
-        ("dataset", "another"),
-        ("length", 99),
-        ("order", "feistel-2"),
-        ("shuffle", False),
-        ("drop_last", True),
-        ("transform", "Resize(size=(8, 8))"),
-        ("decoder", "torchvision"),
-        ("dataset_transform", "transform=mine.crop"),
-        ("collate_fn", "mine.pad"),
-        ("batched", False),
-        ("on_bad_sample", "drop"),
-    ],
-)
-def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str, saved: Any) -> None:
+OTHER = {
+    "dataset": "another",
+    "length": 99,
+    "order": "feistel-2",
+    "shuffle": False,
+    "drop_last": True,
+    "transform": "Resize(size=(8, 8))",
+    "batch_transform": "mix",
+    "decoder": "torchvision",
+    "dataset_transform": "transform=mine.crop",
+    "collate_fn": "mine.pad",
+    "batched": False,
+    "on_bad_sample": "drop",
+}
+
+
+@pytest.mark.parametrize("field", COMPARED)
+def test_every_field_is_compared_and_can_be_accepted_knowingly(field: str) -> None:
     """Identity is compared, position is adopted."""
-    other = Fingerprint(**{**vars(FINGERPRINT), field: saved})
+    other = Fingerprint(**{**vars(FINGERPRINT), field: OTHER[field]})
     with pytest.raises(StateMismatch) as caught:
         FINGERPRINT.check(other, accept=(), position=0)
-    assert (caught.value.field, caught.value.saved) == (field, saved)
+    assert (caught.value.field, caught.value.saved) == (field, OTHER[field])
     assert caught.value.present == getattr(FINGERPRINT, field)
     accepted = "dataset" if field == "length" else field
     FINGERPRINT.check(other, accept={accepted}, position=0)
@@ -291,13 +278,6 @@ def test_a_digest_that_another_state_lacks_is_not_compared() -> None:
     known = replace(with_content(dataset="a"), dataset=None)
     with pytest.raises(StateMismatch, match="what no text describes; in full: a"):
         known.check(replace(known, content={"dataset": "b"}), accept=(), position=5)
-
-
-@pytest.mark.parametrize("content", ["a", [], {"dataset": 1}, {"length": "a"}])
-def test_a_damaged_digest_is_refused(content: Any) -> None:
-    text = json.dumps({**vars(FINGERPRINT), "content": content})
-    with pytest.raises(StateMismatch, match="fingerprint's content"):
-        Fingerprint.from_text(text)
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from stateful_gpu_loader import RNG, FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.checkpoint import Checkpoint
 from tests.images import write_photo_folder
-
-BATCHES = 12
 
 
 def objects(root: Path, num_workers: int) -> dict[str, Any]:
@@ -28,7 +26,10 @@ def objects(root: Path, num_workers: int) -> dict[str, Any]:
     )
     validation = StatefulGPULoader(list(range(20)), batch_size=4, shuffle=True, seed=6)
     torch.manual_seed(0)
-    module = torch.nn.Linear(24 * 24 * 3, 2)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(24 * 24 * 3, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5)
+    )
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     return {
         "train": train,
         "validation": validation,
@@ -36,7 +37,12 @@ def objects(root: Path, num_workers: int) -> dict[str, Any]:
         "generator": torch.Generator().manual_seed(3),
         "numpy": np.random.default_rng(4),
         "module": module,
-        "optimizer": torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+        "global torch": torch.default_generator,
+        "global python": random,
+        "global numpy": np.random,
+        "python": random.Random(1),
     }
 
 
@@ -44,16 +50,18 @@ def run(found: dict[str, Any], checkpoint: Checkpoint, path: Path | None) -> lis
     """What each step sees, to the end; saved after each."""
     seen: list[Any] = []
     validation = iter(found["validation"])
-    epochs = range(found["train"].state_dict()["epoch"], 3)
+    epochs = range(found["train"].state_dict()["epoch"], 2)
     for _ in epochs:
         for images, targets in found["train"]:
             noise = found["noise"].uniform(size=2).tolist()
             noise += torch.rand(2, generator=found["generator"]).tolist()
             noise += found["numpy"].random(2).tolist()
+            noise += [random.random(), np.random.random(), found["python"].random()]
             loss = found["module"](images.float().flatten(1) / 255).square().mean() * noise[0]
             found["optimizer"].zero_grad()
             loss.backward()
             found["optimizer"].step()
+            found["scheduler"].step()
             numbers = next(validation, None)
             if numbers is None:
                 validation = iter(found["validation"])
@@ -75,13 +83,13 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
-    """Pixels, orders, every generator and the losses, over three epochs."""
+    """Pixels, orders, every generator and the losses, over two epochs."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():
         checkpoint.register(thing, name)
     expected = run(found, checkpoint, tmp_path / "run_{seq}.json")
-    assert len(expected) == 9
+    assert len(expected) == 6
     for step in range(len(expected)):
         resumed, fresh = Checkpoint(), objects(tmp_path / "photos", 0)
         resumed.load(tmp_path / f"run_{step}.json")
@@ -90,22 +98,16 @@ def test_run_goes_on_exactly_from_every_step(tmp_path: Path) -> None:
         assert same(run(fresh, resumed, None), expected[step + 1 :]), step
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("register_first", [True, False])
-def test_run_goes_on_exactly_on_workers(tmp_path: Path, register_first: bool) -> None:
-    """The checkpoint of a run without workers, loaded before or after registration."""
+def test_run_goes_on_exactly_on_workers(tmp_path: Path) -> None:
+    """The checkpoint of a run without workers, loaded after registration."""
     write_photo_folder(tmp_path / "photos", num_classes=2, per_class=4)
     found, checkpoint = objects(tmp_path / "photos", 0), Checkpoint()
     for name, thing in found.items():
         checkpoint.register(thing, name)
     expected = run(found, checkpoint, tmp_path / "run_{seq}.json")
     resumed, fresh = Checkpoint(), objects(tmp_path / "photos", 2)
-    acts = [
-        lambda: [resumed.register(thing, name) for name, thing in fresh.items()],
-        lambda: resumed.load(tmp_path / "run_1.json"),
-    ]
-    for act in acts if register_first else acts[::-1]:
-        act()
-    if register_first:
-        resumed.restore()
+    for name, thing in fresh.items():
+        resumed.register(thing, name)
+    resumed.load(tmp_path / "run_1.json")
+    resumed.restore()
     assert same(run(fresh, resumed, None), expected[2:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import resource
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from stateful_gpu_loader.checkpoint import Checkpoint
 from stateful_gpu_loader.errors import CheckpointError
-from tests.checkpoint.counters import PATTERN, Counter, loaded, save
+from tests.checkpoint.counters import PATTERN, loaded, save
 from tests.datasets.storage.processes import in_a_fork
 
 PATHS = (PATTERN, "last.json")
@@ -82,7 +80,7 @@ def test_killed_writer_leaves_the_previous_file_whole_at_any_byte(
 
         return work
 
-    for count in [*range(0, length, 16), length - 1, length]:
+    for count in [*range(0, length, 48), length - 1, length]:
         assert in_a_fork(killed_after(count)) == -signal.SIGKILL
         assert parts(tmp_path)
         assert loaded(path) == 1
@@ -159,24 +157,6 @@ def test_failure_at_any_call_leaves_a_whole_file_and_says_so(
     save(path, 10**6)
     assert loaded(path) == 10**6
     assert not parts(tmp_path), failed_in
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_size_limit_leaves_the_previous_file_whole_and_no_other(tmp_path: Path, name: str) -> None:
-    """A write that the operating system itself cuts short."""
-    path = tmp_path / name
-    before = os.path.basename(save(path, 1))
-
-    def work() -> bool:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-        try:
-            save(path, 2)
-        except CheckpointError as error:
-            return "File too large" in str(error) and os.listdir(tmp_path) == [before]
-        return False
-
-    assert in_a_fork(work) == 0
-    assert loaded(path) == 1
 
 
 def test_write_in_pieces_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,29 +257,7 @@ def test_without_hard_links_files_are_numbered_all_the_same(
     assert sorted(os.listdir(tmp_path)) == [f"run_000{number}.json" for number in range(3)]
 
 
-def test_link_that_fails_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where there are no links is there another way."""
-
-    def link(part: str, target: str) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "link", link)
-    with pytest.raises(CheckpointError, match="Input/output error"):
-        save(tmp_path / PATHS[0], 1)
-    assert not os.listdir(tmp_path)
-
-
 def test_files_have_the_permissions_that_other_files_have(tmp_path: Path) -> None:
     (tmp_path / "other").touch()
     written = save(tmp_path / PATHS[0], 1)
     assert os.stat(written).st_mode == os.stat(tmp_path / "other").st_mode
-
-
-def test_file_of_a_megabyte_is_written_and_read(tmp_path: Path) -> None:
-    counter = Counter()
-    counter.history = list(range(10**5))
-    checkpoint = Checkpoint()
-    checkpoint.register(counter, "counter")
-    checkpoint.collect()
-    checkpoint.save(tmp_path / PATHS[0])
-    assert loaded(tmp_path / PATHS[0]) == 0

@@ -79,6 +79,7 @@ def test_a_pipe_is_no_checkpoint_of_dali(tmp_path: Path) -> None:
         read_dalis(tmp_path / "file")
 
 
+@pytest.mark.trainers
 def test_a_pipe_is_no_state_of_a_trainer(tmp_path: Path) -> None:
     trainers = pytest.importorskip("stateful_gpu_loader.integrations.transformers")
     os.mkfifo(tmp_path / "trainer_state.json")

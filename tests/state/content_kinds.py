@@ -1,7 +1,4 @@
-"""Data of every kind that a dataset may hold: how it is made, and what differs from it.
-
-``python -m tests.state.content_kinds`` prints the digest of each kind, as a fresh process has it.
-"""
+"""Data of every kind that a dataset may hold: how it is made, and what differs from it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import datetime
 import decimal
 import enum
 import importlib.util
-import json
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -190,22 +186,15 @@ POLARS: dict[str, Make] = {
     "polars.Series": lambda given: _polars().Series(list(given)),
 }
 
-SHORT: dict[str, Make] = ORDERED | UNORDERED
+SHORT: dict[str, Make] = {}
 if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):
     SHORT["array of variable text"] = lambda given: np.array(given, np.dtypes.StringDType())
 for package, kinds in (("pandas", PANDAS), ("pyarrow", PYARROW), ("polars", POLARS)):
     if importlib.util.find_spec(package) is not None:
         SHORT |= kinds
-ALL: dict[str, tuple[Make, tuple[str, ...]]] = {
-    **{name: (make, LETTERS) for name, make in SHORT.items()},
+PLAIN: dict[str, tuple[Make, tuple[str, ...]]] = {
+    **{name: (make, LETTERS) for name, make in (ORDERED | UNORDERED).items()},
     **{name: (make, MANY) for name, make in (LONG | UNORDERED_LONG).items()},
 }
+ALL = PLAIN | {name: (make, LETTERS) for name, make in SHORT.items()}
 """How each kind is made, and of what."""
-
-
-def digests() -> dict[str, str | None]:
-    return {name: described(make(given)).content for name, (make, given) in ALL.items()}
-
-
-if __name__ == "__main__":
-    print(json.dumps(digests()))

@@ -1,4 +1,4 @@
-"""Moments of lanes: each keeps what it says, however many follow."""
+"""A lane's cursor as text, and moments of lanes: each keeps what it says, however many follow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import random
 from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateful_gpu_loader.state.lane_cursor import LaneCursor, LaneCursors, lane_text
 from stateful_gpu_loader.state.schema import lane_key
@@ -75,3 +77,30 @@ def test_a_signal_handler_reads_a_moment_while_it_is_followed() -> None:
         with handle_at(number, lambda _, first=first, found=found: found.append(first.texts())):
             follow(first)
         assert found == [expected]
+
+
+_numbers = st.integers(0, 2**63 - 1)
+
+
+@given(_numbers, _numbers, _numbers, _numbers, _numbers)
+def test_what_is_written_is_read(a: int, b: int, c: int, d: int, e: int) -> None:
+    cursor = LaneCursor(turns=a, count=max(b, e), shard=c, offset=d, taken=min(b, e))
+    assert LaneCursor.from_text(cursor.to_text()) == cursor
+    assert cursor.window_start == max(b, e) - min(b, e)
+
+
+def test_anything_else_is_refused() -> None:
+    for text in (
+        "",
+        "1:2:3:4",
+        "1:2:3:4:1:6",
+        "1:2:3:4:3",
+        "-1:2:3:4:1",
+        " 1:2:3:4:1",
+        "1:2:3:4:1\n",
+        "01:2:3:4:1",
+        "9223372036854775808:2:3:4:1",
+        "\u0967:2:3:4:1",
+    ):
+        with pytest.raises(ValueError, match="is no lane's cursor: five numbers"):
+            LaneCursor.from_text(text)

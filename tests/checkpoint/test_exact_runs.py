@@ -1,4 +1,7 @@
-"""A run that saves, dies and goes on is the run that was never interrupted."""
+"""A run that saves, dies and goes on is the run that was never interrupted.
+
+Its schedulers lie in another one, whose state holds theirs, with a Counter.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.lr_scheduler import MultiStepLR
 
 from stateful_gpu_loader import RNG, FolderSource, StatefulGPULoader
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.checkpoint import Checkpoint
 from tests.images import write_photo_folder
+
+# torch 2.8's own SequentialLR steps its schedulers in this way.
+pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
 
 
 def objects(root: Path, num_workers: int) -> dict[str, Any]:
@@ -38,7 +47,11 @@ def objects(root: Path, num_workers: int) -> dict[str, Any]:
         "numpy": np.random.default_rng(4),
         "module": module,
         "optimizer": optimizer,
-        "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20),
+        "scheduler": schedulers.SequentialLR(
+            optimizer,
+            [schedulers.LinearLR(optimizer, total_iters=2), MultiStepLR(optimizer, [1, 2, 2])],
+            milestones=[2],
+        ),
         "global torch": torch.default_generator,
         "global python": random,
         "global numpy": np.random,

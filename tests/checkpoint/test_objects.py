@@ -81,45 +81,6 @@ class OnlyTakes:
         return {}
 
 
-# torch 2.8's own SequentialLR steps its schedulers in this way.
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
-def test_schedulers_inside_a_scheduler_go_on_exactly() -> None:
-    """Whose states hold those of the inner ones, with a Counter."""
-
-    def build() -> tuple[torch.optim.SGD, torch.optim.lr_scheduler.SequentialLR]:
-        sgd = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
-        warm = torch.optim.lr_scheduler.LinearLR(sgd, total_iters=3)
-        steps = torch.optim.lr_scheduler.MultiStepLR(sgd, [2, 4, 4], gamma=0.5)
-        return sgd, torch.optim.lr_scheduler.SequentialLR(sgd, [warm, steps], milestones=[3])
-
-    def rates(sgd: Any, scheduler: Any, steps: int) -> list[float]:
-        found = []
-        for _ in range(steps):
-            sgd.step()
-            scheduler.step()
-            found.append(sgd.param_groups[0]["lr"])
-        return found
-
-    sgd, scheduler = build()
-    saved = Checkpoint()
-    saved.register(sgd, "sgd")
-    saved.register(scheduler, "scheduler")
-    texts = []
-    for _ in range(10):
-        saved.collect()
-        texts.append(saved.serialize())
-        rates(sgd, scheduler, 1)
-    expected = rates(*build(), 10)
-    assert len(set(expected)) > 4
-    for step, text in enumerate(texts):
-        sgd, scheduler = build()
-        resumed = Checkpoint()
-        resumed.deserialize(text)
-        resumed.register(sgd, "sgd")
-        resumed.register(scheduler, "scheduler")
-        assert rates(sgd, scheduler, 10 - step) == expected[step:], step
-
-
 def test_object_without_a_state_is_refused_by_name() -> None:
     for thing, reason in (
         (None, "builtins.NoneType has no state that can be taken and put back"),

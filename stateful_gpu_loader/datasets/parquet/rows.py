@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,21 +101,25 @@ class Selection:
 
     def rows(self, table: Any) -> Rows:
         """The rows of a ``pyarrow.Table`` or ``RecordBatch`` of these columns."""
-        batches = table.to_batches() if hasattr(table, "to_batches") else [table]
-        return Rows([_Batch(self, batch) for batch in batches], table.nbytes)
+        return Rows(self, table)
 
 
 class Rows:
-    """Decoded rows of a table, numbered from 0."""
+    """Decoded rows of a ``pyarrow.Table`` or ``RecordBatch``, numbered from 0."""
 
-    def __init__(self, batches: list[_Batch], num_bytes: int) -> None:
-        self._batches = batches
-        self._ends: list[int] = np.cumsum([len(batch) for batch in batches]).tolist()
-        self.num_bytes = num_bytes
+    def __init__(self, selection: Selection, table: Any) -> None:
+        self._selection = selection
+        self._num_rows = table.num_rows
+        self.num_bytes = table.nbytes
         """Bytes that the decoded columns take in memory."""
+        self._image, self._path = _column(table, selection.image), None
+        if arrow().types.is_struct(kind := self._image.type):
+            fields = dict(zip([f.name for f in kind], self._image.flatten(), strict=True))
+            self._image, self._path = fields[_BYTES], fields.get(_PATH)
+        self._targets = {name: _column(table, name) for name in selection.choice.names}
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return int(self._num_rows)
 
     def sample(self, row: int, place: Place, number: int) -> EncodedSample:
         """A row's image, in memory of its own, and its target.
@@ -131,10 +133,9 @@ class Rows:
             OSError: the file that the row names instead of holding an image cannot be read.
             ValueError: it has no image, or a value of the target is null or no text.
         """
-        i = bisect.bisect_right(self._ends, row)
-        batch, at = self._batches[i], row - (self._ends[i - 1] if i else 0)
         try:
-            image, target = batch.image(at), batch.target(at, number)
+            image = self._image_at(row)
+            target = self._selection.choice.make(lambda name: self._value(name, row), number)
         except ValueError as error:
             where = f"row group {place.group}, row {place.row}"
             raise damaged(place.path, str(error), record=where) from error
@@ -142,46 +143,21 @@ class Rows:
             image = _read_beside(place.path, image)
         return EncodedSample(torch.from_numpy(image), target, f"{place.path}, row {place.row}")
 
-
-class _Batch:
-    """The columns of one ``pyarrow.RecordBatch``."""
-
-    def __init__(self, selection: Selection, batch: Any) -> None:
-        self._num_rows = batch.num_rows
-        self._selection = selection
-        image, self._path = _column(batch, selection.image), None
-        if arrow().types.is_struct(image.type):
-            fields = dict(zip([f.name for f in image.type], image.flatten(), strict=True))
-            self._path = fields.get(_PATH)
-            image = fields[_BYTES]
-        self._has_image = image.is_valid().to_numpy(zero_copy_only=False)
-        self._offsets, self._content = bytes_of(image)
-        self._readers: dict[str, Read] = {
-            name: reader_of(_column(batch, name)) for name in selection.choice.names
-        }
-
-    def __len__(self) -> int:
-        return int(self._num_rows)
-
-    def image(self, row: int) -> npt.NDArray[np.uint8] | str:
+    def _image_at(self, row: int) -> npt.NDArray[np.uint8] | str:
         """uint8 [num_bytes]; or a path, where only that is stored."""
-        if self._has_image[row]:
+        image = self._image[row]
+        if image.is_valid:
             # A copy: a batch in flight must not hold its whole row group in memory.
-            start, end = self._offsets[row : row + 2]
-            data: npt.NDArray[np.uint8] = self._content[start:end].copy()
-            return data
+            return np.array(np.frombuffer(image.as_buffer(), dtype=np.uint8))
         path = None if self._path is None else self._path[row].as_py()
         if path is None:
             there = "neither bytes nor a path" if self._path is not None else "null"
             raise ValueError(f"the image in column {self._selection.image!r} is {there}")
         return str(path)
 
-    def target(self, row: int, number: int) -> Any:
-        return self._selection.choice.make(lambda name: self._value(name, row), number)
-
     def _value(self, name: str, row: int) -> Any:
         try:
-            return self._readers[name](row)
+            return value_of(self._targets[name][row])
         except ValueError as error:
             raise ValueError(f"the value in column {name!r} cannot be used: {error}") from error
 
@@ -217,10 +193,10 @@ def path_to(schema: Any, name: str) -> list[str]:
     return []
 
 
-def _column(batch: Any, name: str) -> Any:
+def _column(table: Any, name: str) -> Any:
     """The array of a column, or of a field of a struct, rows of null structs being null."""
-    top, *fields = path_to(batch.schema, name)
-    array = batch.column(top)
+    top, *fields = path_to(table.schema, name)
+    array = table.column(top)
     for field in fields:
         array = array.flatten()[array.type.get_field_index(field)]
     return array
@@ -229,10 +205,6 @@ def _column(batch: Any, name: str) -> Any:
 def _listing(schema: Any, limit: int = 50) -> str:
     names = [f"{field.name} ({field.type})" for field in schema]
     return ", ".join(names[:limit]) + ", ..." * (len(names) > limit)
-
-
-Read = Callable[[int], Any]
-"""The value of a row of an array."""
 
 
 def check_type(kind: Any) -> None:
@@ -253,9 +225,7 @@ def check_type(kind: Any) -> None:
     elif _is_list(types, kind) or types.is_dictionary(kind):
         check_type(kind.value_type)
     elif not (
-        types.is_boolean(kind)
-        or types.is_integer(kind)
-        or types.is_floating(kind)
+        _is_number(types, kind)
         or types.is_temporal(kind)
         or _is_text(types, kind)
         or is_bytes(types, kind)
@@ -274,61 +244,42 @@ def is_bytes(types: Any, kind: Any) -> bool:
     )
 
 
-def reader_of(array: Any) -> Read:
-    """How to read the values of a ``pyarrow.Array``.
+def value_of(scalar: Any) -> Any:
+    """Return the value of a ``pyarrow.Scalar``, of a type that :func:`check_type` lets through.
 
     Booleans, numbers, texts and bytes come as Python's own; dates, times and durations as the int
     that is stored, in the column's unit; lists of numbers as arrays of their own memory, lists of
     lists stacked where their lengths agree, other lists as lists; structs as dicts.
 
-    Reading raises ValueError where a value is null, or is no text.
+    Raises:
+        ValueError: the value, or one within it, is null, or is no text.
 
     >>> import pyarrow
-    >>> read = reader_of(pyarrow.array([[[1, 2], [3, 4]], []]))
-    >>> read(0)
+    >>> value_of(pyarrow.scalar([[1, 2], [3, 4]]))
     array([[1, 2],
            [3, 4]])
     """
-    types = arrow().types
-    if isinstance(array.type, arrow().BaseExtensionType):
-        return reader_of(array.storage)
-    kind = array.type
-    if types.is_dictionary(kind):
-        return reader_of(array.dictionary_decode())
+    types, kind = arrow().types, scalar.type
+    if not scalar.is_valid:
+        raise ValueError("it is null")
+    if isinstance(kind, arrow().BaseExtensionType) or types.is_dictionary(kind):
+        return value_of(scalar.value)
     if types.is_struct(kind):
-        fields = zip([field.name for field in kind], array.flatten(), strict=True)
-        readers = {name: reader_of(child) for name, child in fields}
-        return _not_null(array, lambda row: {name: read(row) for name, read in readers.items()})
+        return {field.name: value_of(scalar[i]) for i, field in enumerate(kind)}
     if _is_list(types, kind):
-        return _not_null(array, _list_reader(types, array))
+        return _list_of(types, scalar.values, kind)
     if types.is_temporal(kind):
-        array = array.view(arrow().int64() if kind.bit_width == 64 else arrow().int32())
-    elif _is_text(types, kind) or is_bytes(types, kind):
-        return _not_null(array, lambda row: array[row].as_py())
-    values = _numbers(array)
-    return _not_null(array, lambda row: values[row].item())
-
-
-def bytes_of(array: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """An array of bytes as (int64 [n + 1] offsets, uint8 [...] all bytes); no copy of the bytes.
-
-    Args:
-        array: ``pyarrow.Array`` of any type of bytes.
-    """
-    types, kind = arrow().types, array.type
-    if not types.is_large_binary(kind) and not types.is_binary(kind):
-        array = array.cast(arrow().large_binary())
-    width = np.int32 if types.is_binary(array.type) else np.int64
-    _, offsets, data = array.buffers()
-    if not len(array):
-        return np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.uint8)
-    ends = np.frombuffer(offsets, dtype=width)[array.offset : array.offset + len(array) + 1]
-    content = np.empty(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
-    return ends.astype(np.int64), content
+        return scalar.value
+    # Older versions of pyarrow give NumPy's half floats.
+    return float(scalar.as_py()) if types.is_floating(kind) else scalar.as_py()
 
 
 def _is_list(types: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_number(types: Any, kind: Any) -> bool:
+    return bool(types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind))
 
 
 def _is_text(types: Any, kind: Any) -> bool:
@@ -336,65 +287,25 @@ def _is_text(types: Any, kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or is_view)
 
 
-def _not_null(array: Any, read: Read) -> Read:
-    if not array.null_count:
-        return read
-    valid = array.is_valid().to_numpy(zero_copy_only=False)
-
-    def checked(row: int) -> Any:
-        if not valid[row]:
+def _list_of(types: Any, items: Any, kind: Any) -> Any:
+    if _is_number(types, kind.value_type):
+        if items.null_count:
             raise ValueError("it is null")
-        return read(row)
-
-    return checked
-
-
-def _numbers(array: Any) -> npt.NDArray[Any]:
-    """[n]: where a value is null, anything."""
-    if array.null_count:
-        array = array.fill_null(False if arrow().types.is_boolean(array.type) else 0)
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values
+        # A copy: a batch in flight must not hold its whole row group in memory.
+        return np.array(items.to_numpy(zero_copy_only=False))
+    found = [value_of(item) for item in items]
+    if not found:
+        return _empty(types, kind)
+    alike = {each.shape if isinstance(each, np.ndarray) else None for each in found}
+    return found if None in alike or len(alike) != 1 else np.stack(found)
 
 
-def _list_reader(types: Any, array: Any) -> Read:
-    inner = array.values
-    if types.is_fixed_size_list(array.type):
-        width = array.type.list_size
-        starts = (np.arange(len(array) + 1) + array.offset) * width
-    else:
-        starts = array.offsets.to_numpy()
-    bounds: list[int] = starts.tolist()
-    kind = inner.type
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        values, is_valid = _numbers(inner), _not_null(inner, lambda row: None)
-
-        def numbers(row: int) -> Any:
-            if inner.null_count:
-                for i in range(bounds[row], bounds[row + 1]):
-                    is_valid(i)
-            return values[bounds[row] : bounds[row + 1]].copy()
-
-        return numbers
-    read, empty = reader_of(inner), _empty(types, array.type)
-
-    def items(row: int) -> Any:
-        found = [read(i) for i in range(bounds[row], bounds[row + 1])]
-        if not found and empty is not None:
-            return empty.copy()
-        alike = {each.shape if isinstance(each, np.ndarray) else None for each in found}
-        return found if None in alike or len(alike) != 1 else np.stack(found)
-
-    return items
-
-
-def _empty(types: Any, kind: Any) -> npt.NDArray[Any] | None:
-    """No rows of lists of numbers; None for lists of something else."""
+def _empty(types: Any, kind: Any) -> Any:
+    """No rows of lists of numbers, or an empty list of something else."""
     shape = [0]
     while _is_list(types, kind.value_type):
         kind = kind.value_type
         shape.append(kind.list_size if types.is_fixed_size_list(kind) else 0)
-    value = kind.value_type
-    if not (types.is_boolean(value) or types.is_integer(value) or types.is_floating(value)):
-        return None
-    return np.empty(shape, dtype=value.to_pandas_dtype())
+    if not _is_number(types, kind.value_type):
+        return []
+    return np.empty(shape, dtype=kind.value_type.to_pandas_dtype())

@@ -13,13 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateful_gpu_loader.datasets.parquet.rows import bytes_of, check_type, reader_of
+from stateful_gpu_loader.datasets.parquet.rows import check_type, value_of
 from tests.conformance import same
 
 
 def values(array: Any) -> list[Any]:
-    read = reader_of(array)
-    return [read(row) for row in range(len(array))]
+    return [value_of(array[row]) for row in range(len(array))]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +118,9 @@ def test_lists_of_texts_and_structs_are_lists_and_dicts() -> None:
 )
 def test_a_null_is_refused_and_its_neighbour_is_not(array: Any) -> None:
     """Nothing stands for what is not there."""
-    read = reader_of(array)
-    read(0)
+    value_of(array[0])
     with pytest.raises(ValueError, match="it is null"):
-        read(1)
+        value_of(array[1])
 
 
 @pytest.mark.parametrize(
@@ -138,19 +136,6 @@ def test_a_null_is_refused_and_its_neighbour_is_not(array: Any) -> None:
 def test_types_that_cannot_be_collated_are_refused(kind: Any) -> None:
     with pytest.raises(TypeError, match="cannot be collated"):
         check_type(kind)
-
-
-@given(
-    st.lists(st.one_of(st.none(), st.binary(max_size=9)), max_size=9),
-    st.integers(0, 9),
-    st.sampled_from([pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view()]),
-)
-def test_bytes_are_cut_out_of_any_array(rows: list[bytes | None], start: int, kind: Any) -> None:
-    array = pyarrow.array(rows, kind).slice(start)
-    offsets, content = bytes_of(array)
-    for row, expected in enumerate(rows[start:]):
-        if expected is not None:
-            assert content[offsets[row] : offsets[row + 1]].tobytes() == expected
 
 
 @given(

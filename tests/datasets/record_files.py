@@ -10,6 +10,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from tests.datasets.lmdb.lmdb_files import message, varint
 from tests.images import write_photo_folder
 
 MAGIC = struct.pack("<I", 0xCED7230A)
@@ -17,18 +18,9 @@ MAGIC = struct.pack("<I", 0xCED7230A)
 Feature = Sequence[bytes] | Sequence[int] | Sequence[float]
 
 
-def varint(number: int) -> bytes:
-    number %= 1 << 64
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
-
-
 def delimited(number: int, content: bytes) -> bytes:
     """A length-delimited field of a message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return message((number, content))
 
 
 def feature(values: Feature, *, packed: bool = True) -> bytes:

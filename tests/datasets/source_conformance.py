@@ -50,20 +50,22 @@ def assert_source_conforms(
         crosses_processes: False for content that only this process has (``memory://``).
     """
     source = make_source()
-    expected = [_read(source, index) for index in range(len(source))]
+    expected = read_all(source)
     assert len(expected) > BATCH_SIZE, "too few samples to say anything"
     _assert_indices(source)
+    _assert_memory_of_its_own(source, expected[0])
     _assert_read_from_many_threads(source, expected)
     assert make_source().fingerprint() == source.fingerprint()
     assert changed().fingerprint() != source.fingerprint(), "another content, the same id"
     if crosses_processes:
-        _assert_travels(source, expected)
-    make = partial(_make_loader, make_source, collate_fn=collate_fn)
+        _assert_travels(make_source, source, expected)
+    # The source was read here before each fork, so that a shared handle would show.
+    make = partial(_make_loader, lambda: source, collate_fn=collate_fn)
     processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
     assert_exact_resume(make, epochs=2, other=(THREADS, *processes))
     if crosses_processes:
         _assert_resumes_apart(make)
-        _assert_survives_kills(make)
+        _assert_survives_kills(partial(_make_loader, make_source, collate_fn=collate_fn))
     _assert_another_is_refused(make, partial(_make_loader, changed, collate_fn=collate_fn))
 
 
@@ -75,23 +77,11 @@ def assert_shards_conform(
 ) -> None:
     """Check all that a sharded dataset promises: every cursor, and the stream of the loader."""
     dataset = make_dataset()
-    num_samples = 0
-    for shard in dataset.shards():
-        found = list(dataset.read_shard(shard, 0))
-        num_samples += len(found)
-        promised = dataset.num_samples(shard)
-        assert promised in (None, len(found))
-        for number, (_, cursor) in enumerate(found, start=1):
-            rest = list(dataset.read_shard(shard, cursor))
-            assert [behind for _, behind in rest] == [behind for _, behind in found[number:]]
-            assert same([_plain(s) for s, _ in rest], [_plain(s) for s, _ in found[number:]])
+    num_samples = len(assert_every_cursor(dataset))
     assert num_samples > 2 * BATCH_SIZE, "too few samples to say anything"
     assert make_dataset().fingerprint() == dataset.fingerprint()
     assert changed().fingerprint() != dataset.fingerprint(), "another content, the same id"
     is_encoded = isinstance(dataset, EncodedShards)
-    if crosses_processes:
-        restored = pickle.loads(pickle.dumps(dataset))
-        assert list(restored.shards()) == list(dataset.shards())
     processes: tuple[dict[str, Any], ...] = (FORKED,) if crosses_processes else ()
     threads = (THREADS,) if is_encoded else ()
     for shuffle in (False, True):
@@ -102,6 +92,28 @@ def assert_shards_conform(
         _assert_resumes_apart(partial(_make_loader, make_dataset))
         _assert_survives_kills(partial(_make_loader, make_dataset))
     _assert_another_is_refused(partial(_make_loader, make_dataset), partial(_make_loader, changed))
+
+
+def assert_every_cursor(dataset: ShardedDataset) -> list[Any]:
+    """From every cursor of every shard on, the rest is the rest; return all samples, plain.
+
+    Also of a pickled copy, which a spawned worker has.
+    """
+    samples, copied = [], pickle.loads(pickle.dumps(dataset))
+    assert list(copied.shards()) == list(dataset.shards())
+    for shard in dataset.shards():
+        found = [(_plain(sample), cursor) for sample, cursor in dataset.read_shard(shard, 0)]
+        samples += [sample for sample, _ in found]
+        assert dataset.num_samples(shard) in (None, len(found))
+        for number, (_, cursor) in enumerate(found, start=1):
+            rest = [(_plain(sample), behind) for sample, behind in copied.read_shard(shard, cursor)]
+            assert same(rest, found[number:])
+    return samples
+
+
+def read_all(source: Source) -> list[Any]:
+    """The bytes and the target of each sample."""
+    return [_read(source, index) for index in range(len(source))]
 
 
 def _make_loader(
@@ -147,6 +159,16 @@ def _assert_indices(source: Source) -> None:
             source[index]
 
 
+def _assert_memory_of_its_own(source: Source, expected: Any) -> None:
+    """A decoder or a user may write to a sample. It is on the CPU, whatever torch's default is."""
+    with torch.device("meta"):
+        data, target = _read(source, 0)
+    for part in (data, *(target.values() if isinstance(target, dict) else ())):
+        if isinstance(part, torch.Tensor):
+            part.zero_()
+    assert same(_read(source, 0), expected)
+
+
 def _assert_read_from_many_threads(source: Source, expected: list[Any]) -> None:
     indices = [index for turn in range(4) for index in range(turn, len(expected))]
     with ThreadPoolExecutor(4) as threads:
@@ -154,11 +176,13 @@ def _assert_read_from_many_threads(source: Source, expected: list[Any]) -> None:
     assert same(found, [expected[index] for index in indices])
 
 
-def _assert_travels(source: Source, expected: list[Any]) -> None:
-    """A forked child reads what its parent has open; a pickled copy brings no data along."""
-    restored = pickle.loads(pickle.dumps(source))
+def _assert_travels(make_source: Callable[[], Source], source: Source, expected: list[Any]) -> None:
+    """A forked child reads what its parent has open; a pickled copy brings nothing of it along."""
+    pickled = pickle.dumps(source)
+    assert len(pickled) < len(pickle.dumps(make_source())) + 200, "more than a fingerprint"
+    restored = pickle.loads(pickled)
     assert restored.fingerprint() == source.fingerprint()
-    assert same([_read(restored, index) for index in range(len(expected))], expected)
+    assert same(read_all(restored), expected)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         found = pool.map(_Reader(source), range(len(expected)))
     assert [data for data, _ in found] == [sample[0].tolist() for sample in expected]
@@ -200,5 +224,6 @@ def _assert_another_is_refused(
 ) -> None:
     loader = make()
     next(iter(loader))
-    with pytest.raises(StateMismatch, match="dataset differs"):
+    with pytest.raises(StateMismatch) as caught:
         make_other().load_state_dict(loader.state_dict())
+    assert caught.value.field == "dataset"

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import bz2
+import gc
+import gzip
+import lzma
 import os
+import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+import zstandard
 
 from stateful_gpu_loader import (
     Caffe2LMDBSource,
@@ -18,6 +26,7 @@ from stateful_gpu_loader import (
     ParquetSource,
     RecordIOShards,
     RecordIOSource,
+    ShardedDataset,
     TarRecords,
     TarShards,
     TarSource,
@@ -25,12 +34,19 @@ from stateful_gpu_loader import (
     TFRecordSource,
     ragged_collate,
 )
-from tests.datasets.coco.coco_files import write_coco
+from tests.conformance import same
+from tests.datasets.coco.coco_files import annotations, write_coco
 from tests.datasets.lmdb.lmdb_files import encoded_datum, photo_files, tensor, tensors, write_lmdb
 from tests.datasets.parquet.parquet_files import write_photos as write_parquet_photos
 from tests.datasets.record_files import photos
 from tests.datasets.record_kinds import RECORDIO, TFRECORD, Kind
-from tests.datasets.source_conformance import assert_shards_conform, assert_source_conforms
+from tests.datasets.source_conformance import (
+    assert_every_cursor,
+    assert_shards_conform,
+    assert_source_conforms,
+    read_all,
+)
+from tests.datasets.storage.processes import open_descriptors
 from tests.datasets.tar.tar_files import write_photo_tars
 from tests.images import write_photo_folder
 
@@ -58,8 +74,8 @@ def records(kind: Kind) -> Write:
     return write
 
 
-def parquet(root: Path, number: int) -> list[str]:
-    return write_parquet_photos(root, counts=(6, 4 + number))
+def parquet(root: Path, number: int) -> list[Path]:
+    return [Path(path) for path in write_parquet_photos(root, counts=(6, 4 + number))]
 
 
 def caffe(root: Path, number: int) -> Path:
@@ -73,7 +89,18 @@ def caffe2(root: Path, number: int) -> Path:
     return write_lmdb(root / "lmdb", entries)
 
 
-SOURCES: dict[str, tuple[Callable[..., Any], Write]] = {
+def coco(root: Path, number: int) -> list[Path]:
+    content = annotations(number)
+    root.mkdir()
+    return list(write_coco(root, content))
+
+
+def open_coco(given: list[Any]) -> CocoSource:
+    return CocoSource(*given, masks=True)
+
+
+Make = Callable[..., Any]
+SOURCES: dict[str, tuple[Make, Write]] = {
     "folder": (FolderSource, folder),
     "tar": (TarSource, tars),
     "tfrecord": (TFRecordSource, records(TFRECORD)),
@@ -81,68 +108,52 @@ SOURCES: dict[str, tuple[Callable[..., Any], Write]] = {
     "parquet": (ParquetSource, parquet),
     "caffe": (CaffeLMDBSource, caffe),
     "caffe2": (Caffe2LMDBSource, caffe2),
+    "coco": (open_coco, coco),
 }
-SHARDS: dict[str, tuple[Callable[..., Any], Write]] = {
-    "tar": (TarShards, tars),
+SHARDS: dict[str, tuple[Make, Write]] = {
+    "tar shards": (TarShards, tars),
     "tar records": (TarRecords, tars),
-    "tfrecord": (TFRecordShards, records(TFRECORD)),
-    "recordio": (RecordIOShards, records(RECORDIO)),
-    "parquet": (ParquetShards, parquet),
+    "tfrecord shards": (TFRecordShards, records(TFRECORD)),
+    "recordio shards": (RecordIOShards, records(RECORDIO)),
+    "parquet shards": (ParquetShards, parquet),
 }
+DATASETS = {**SOURCES, **SHARDS}
+BY_URL = [name for name in DATASETS if name not in ("folder", "caffe", "caffe2")]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+def samples_of(dataset: Any) -> list[Any]:
+    return (
+        assert_every_cursor(dataset) if isinstance(dataset, ShardedDataset) else read_all(dataset)
+    )
+
+
+def each_path(given: Any, change: Callable[[Path], Any]) -> Any:
+    return [change(path) for path in given] if isinstance(given, list) else change(given)
+
+
+def compressed(given: list[Path], ending: str) -> list[Path]:
+    """The same files, compressed beside them."""
+    found = [path.with_name(path.name + ending) for path in given]
+    for path, other in zip(given, found, strict=True):
+        other.write_bytes(COMPRESS[ending](path.read_bytes()))
+    return found
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_conform(tmp_path: Path, name: str) -> None:
+    """Of boxes and masks also where the recipes have put them."""
     make, write = SOURCES[name]
     given, other = write(tmp_path / "given", 0), write(tmp_path / "other", 1)
-    assert_source_conforms(lambda: make(given), changed=lambda: make(other))
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_source_of_relative_paths_outlasts_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    make, write = SOURCES[name]
-    given = write(tmp_path / "given", 0)
-    absolute = make(given)
-    monkeypatch.chdir(tmp_path)
-    source = make(_relative(given, tmp_path))
-    monkeypatch.chdir("/")
-    assert [source[i][0].tolist() for i in range(len(source))] == [
-        absolute[i][0].tolist() for i in range(len(absolute))
-    ]
-    assert source.fingerprint() == absolute.fingerprint()
-
-
-@pytest.mark.parametrize("name", SHARDS)
-def test_shards_of_relative_paths_outlast_a_change_of_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    make, write = SHARDS[name]
-    given = write(tmp_path / "given", 0)
-    absolute = make(given)
-    monkeypatch.chdir(tmp_path)
-    shards = make(_relative(given, tmp_path))
-    monkeypatch.chdir("/")
-    for shard in shards.shards():
-        found = [cursor for _, cursor in shards.read_shard(shard, 0)]
-        assert found == [cursor for _, cursor in absolute.read_shard(shard, 0)]
-    assert shards.fingerprint() == absolute.fingerprint()
-
-
-def _relative(given: Any, folder: Path) -> Any:
-    if isinstance(given, list):
-        return [os.path.relpath(path, folder) for path in given]
-    return os.path.relpath(given, folder)
-
-
-def test_coco_conforms(tmp_path: Path) -> None:
-    """Boxes and masks are compared, too, where the recipes have put them."""
-    given = write_coco(tmp_path)
     assert_source_conforms(
-        lambda: CocoSource(*given, masks=True),
-        changed=lambda: CocoSource(*given, masks=True, include_iscrowd=False),
-        collate_fn=ragged_collate,
+        lambda: make(given),
+        changed=lambda: make(other),
+        collate_fn=ragged_collate if name == "coco" else None,
     )
 
 
@@ -152,3 +163,147 @@ def test_shards_conform(tmp_path: Path, name: str) -> None:
     make, write = SHARDS[name]
     given = write(tmp_path, 0)
     assert_shards_conform(lambda: make(given), changed=lambda: make(given[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        *(
+            (name, ending)
+            for name in SHARDS
+            for ending in ("", ".gz")
+            if (name, ending) != ("parquet shards", ".gz")
+        ),
+        *(("tfrecord shards", ending) for ending in (".zst", ".bz2", ".xz")),
+    ],
+)
+def test_from_every_cursor_the_rest_is_the_rest(tmp_path: Path, name: str, ending: str) -> None:
+    """A compressed shard has the samples of the plain one."""
+    make, write = SHARDS[name]
+    given = write(tmp_path, 0)
+    found = assert_every_cursor(make(compressed(given, ending) if ending else given))
+    assert same(found, samples_of(make(given)))
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_relative_paths_outlast_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make, write = DATASETS[name]
+    given = write(tmp_path / "given", 0)
+    absolute = make(given)
+    monkeypatch.chdir(tmp_path)
+    dataset = make(each_path(given, lambda path: os.path.relpath(path, tmp_path)))
+    monkeypatch.chdir("/")
+    assert same(samples_of(dataset), samples_of(absolute))
+    assert dataset.fingerprint() == absolute.fingerprint()
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_copies_at_another_place_and_time_are_the_same_dataset(tmp_path: Path, name: str) -> None:
+    make, write = DATASETS[name]
+    given = write(tmp_path / "given", 0)
+    fingerprint = make(given).fingerprint()
+    moved = shutil.copytree(tmp_path / "given", tmp_path / "elsewhere" / "deep")
+    for path in moved.rglob("*"):
+        os.utime(path, (1, 1))
+    copies = each_path(given, lambda path: moved / path.relative_to(tmp_path / "given"))
+    assert make(copies).fingerprint() == fingerprint
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+@pytest.mark.parametrize("name", BY_URL)
+def test_urls_give_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, protocol: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    make, write = DATASETS[name]
+    given = write(tmp_path / "given", 0)
+    for path in (tmp_path / "given").rglob("*.*"):
+        fsspec.filesystem("memory").pipe(str(path), path.read_bytes())
+    local, remote = make(given), make(each_path(given, lambda path: f"{protocol}://{path}"))
+    assert same(samples_of(remote), samples_of(local))
+    assert remote.fingerprint() == local.fingerprint()
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_file_that_vanished_is_named(tmp_path: Path, name: str) -> None:
+    """An OSError stays one, for it may pass. A copy, as a worker gets it, has nothing open."""
+    make, write = DATASETS[name]
+    dataset = pickle.loads(pickle.dumps(make(write(tmp_path / "given", 0))))
+    shutil.rmtree(tmp_path / "given")
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "given")) as caught:
+        samples_of(dataset)
+    assert name not in SOURCES or name.startswith("caffe") or "index = 0" in str(caught.value)
+
+
+_INDEXING = (
+    "folder.list_images",
+    "tar.source.tar_index",
+    "framed.cached_index",
+    "parquet.source.read_footers",
+    "lmdb.read_leaves",
+    "coco.read_annotations",
+)
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def forbidden(*arguments: object, **options: object) -> None:
+        raise AssertionError("indexed again")
+
+    for name in names:
+        monkeypatch.setattr(f"stateful_gpu_loader.datasets.{name}", forbidden)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_pickled_source_is_not_indexed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A spawned worker gets the index, and lists and parses nothing."""
+    make, write = SOURCES[name]
+    source = make(write(tmp_path / "given", 0))
+    expected, fingerprint = read_all(source), source.fingerprint()
+    pickled = pickle.dumps(source)
+    forbid(monkeypatch, *_INDEXING)
+    copy = pickle.loads(pickled)
+    assert same(read_all(copy), expected)
+    assert copy.fingerprint() == fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("tar", "tar.index._build"),
+        ("tfrecord", "tfrecord.TFRecordFraming.walk"),
+        ("recordio", "recordio.RecordIOFraming.walk"),
+    ],
+)
+def test_an_index_is_built_once_and_kept_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, build: str
+) -> None:
+    make, write = SOURCES[name]
+    given, kept = write(tmp_path / "given", 0), tmp_path / "indices"
+    sources = [make(given), make(given, cache_dir=kept)]
+    assert len(list((tmp_path / "given").glob(".*.npz"))) == len(list(kept.iterdir())) == len(given)
+    forbid(monkeypatch, build)
+    sources += [make(given), make(given, cache_dir=kept)]
+    assert len({source.fingerprint() for source in sources}) == 1
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_shards_that_are_left_early_keep_no_descriptor(tmp_path: Path, name: str) -> None:
+    make, write = SHARDS[name]
+    given = write(tmp_path, 0)[:1]
+    gc.collect()
+    for ending in ("",) if name == "parquet shards" else ("", *COMPRESS):
+        dataset = make(compressed(given, ending) if ending else given)
+        before = open_descriptors()
+        streams = [dataset.read_shard(*dataset.shards(), 0) for _ in range(4)]
+        for stream in streams[1:]:
+            next(stream)
+        assert open_descriptors() > before
+        for stream in streams:
+            stream.close()
+        list(dataset.read_shard(*dataset.shards(), 0))
+        assert open_descriptors() == before

@@ -10,21 +10,7 @@ import pytest
 
 from stateful_gpu_loader.datasets.coco import CocoSource
 from tests.datasets.coco.coco_files import annotations, write_coco
-
-dali = pytest.importorskip("nvidia.dali")
-
-
-def read_by_dali(root: Path, file: Path, count: int, **arguments: Any) -> list[list[Any]]:
-    """Encoded image, boxes, labels and image id of each sample."""
-    pipeline = dali.Pipeline(batch_size=count, num_threads=1, device_id=None)
-    with pipeline:
-        outputs = dali.fn.readers.coco(
-            file_root=str(root), annotations_file=str(file), image_ids=True, **arguments
-        )
-        pipeline.set_outputs(*outputs)
-    pipeline.build()
-    batch = pipeline.run()
-    return [[np.array(part.at(i)) for part in batch] for i in range(count)]
+from tests.datasets.dali import read_by_dali
 
 
 @pytest.mark.dali
@@ -50,7 +36,10 @@ def test_samples_are_those_of_dali(
     root, file = write_coco(tmp_path, content)
     arguments = {"contiguous_labels": True, "size_threshold": 0.1, **ours}
     source = CocoSource(root, file, **arguments)
-    expected = read_by_dali(root, file, len(source), **theirs)
+    expected = read_by_dali(
+        "coco", file_root=str(root), annotations_file=str(file), image_ids=True, **theirs
+    )
+    assert len(expected) == len(source)
     for index, (image, boxes, labels, image_id) in enumerate(expected):
         data, target = source[index]
         assert data.numpy().tobytes() == image.tobytes()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pycocotools.coco import COCO
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 
@@ -41,18 +37,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 def targets(source: CocoSource) -> list[dict[str, Any]]:
     return [source[index][1] for index in range(len(source))]
-
-
-def test_masks_are_those_of_pycocotools(files: tuple[Path, Path]) -> None:
-    """Polygons, several of them, and runs of both kinds, to the pixel."""
-    source, coco = CocoSource(*files, masks=True), COCO(str(files[1]))
-    for target in targets(source):
-        entries = coco.loadAnns(coco.getAnnIds(target["image_id"]))
-        assert target["masks"].dtype == torch.uint8
-        assert target["masks"].shape == (len(entries), *SIZES[target["image_id"]])
-        for mask, entry in zip(target["masks"], entries, strict=True):
-            np.testing.assert_array_equal(mask.numpy(), coco.annToMask(entry))
-    assert sum(len(target["masks"]) for target in targets(source)) == 9
 
 
 def test_samples_are_those_of_torchvision(files: tuple[Path, Path]) -> None:
@@ -160,19 +144,6 @@ def test_an_image_of_unknown_size_without_objects_has_no_masks(tmp_path: Path) -
     assert moved["masks"].shape == (0, 8, 9)
 
 
-def test_images_are_read_by_url(files: tuple[Path, Path]) -> None:
-    memory = fsspec.filesystem("memory")
-    for path in files[0].iterdir():
-        memory.pipe(f"/coco/{path.name}", path.read_bytes())
-    source = CocoSource("memory://coco/", "memory://coco/instances.json")
-    local = CocoSource(*files)
-    for index in range(5):
-        assert torch.equal(source[index][0], local[index][0])
-    assert source.fingerprint() == local.fingerprint()
-    with pytest.raises(OSError, match="absent"):
-        CocoSource("memory://absent", files[1])[0]
-
-
 def test_the_fingerprint_depends_on_content_and_not_on_place(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -207,30 +178,6 @@ def test_the_fingerprint_depends_on_content_and_not_on_place(
     path = write_annotations(tmp_path / "changed.json", content)
     seen.add(CocoSource(files[0], path).fingerprint())
     assert len(seen) == 13
-
-
-def test_a_source_is_pickled_with_its_arrays(files: tuple[Path, Path]) -> None:
-    """A spawned worker reads no annotations."""
-    source = CocoSource(*files, masks=True)
-    data = pickle.dumps(source)
-    files[1].unlink()
-    copied = pickle.loads(data)
-    assert same(targets(copied), targets(source))
-    assert copied.fingerprint() == source.fingerprint()
-    assert repr(copied).endswith("5 images, 9 objects)")
-
-
-def test_threads_read_at_once_and_targets_are_their_own(files: tuple[Path, Path]) -> None:
-    source = CocoSource(*files, masks=True)
-    expected = targets(source)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda i: source[i % 5][1], range(100)))
-    assert same(found, expected * 20)
-    for target in found:
-        for value in target.values():
-            if isinstance(value, torch.Tensor):
-                value.zero_()
-    assert same(targets(source), expected)
 
 
 def test_records_are_as_in_the_file(files: tuple[Path, Path]) -> None:

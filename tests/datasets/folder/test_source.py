@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -247,11 +246,6 @@ def test_an_empty_file_has_no_bytes(root: Path) -> None:
     assert FolderSource(root).read(0).data.shape == (0,)
 
 
-def test_the_default_device_of_torch_is_not_used(root: Path) -> None:
-    with torch.device("meta"):
-        assert FolderSource(root)[0][0].numpy().tobytes() == b"cat/b.jpg"
-
-
 @pytest.mark.parametrize("kind", [FileNotFoundError, IsADirectoryError])
 def test_a_file_that_cannot_be_read_names_path_and_index(root: Path, kind: type[OSError]) -> None:
     """An OSError stays one, for it may pass; its text says where."""
@@ -340,30 +334,6 @@ def test_the_fingerprint_is_kept() -> None:
     source = FolderSource.from_paths(["a/1.jpg", "b/2.jpg"], [0, 1])
     assert source.fingerprint() == "2 files, blake2b acf4018773cdc634834673040f46b0ff"
     assert source.fingerprint() is source.fingerprint()
-
-
-def test_a_pickled_source_reads_without_listing_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A spawned worker does not walk a million files."""
-    source = FolderSource(root, sizes_in_fingerprint=True)
-    fingerprint = source.fingerprint()
-
-    def forbidden(*arguments: object, **options: object) -> None:
-        raise AssertionError("listed again")
-
-    monkeypatch.setattr(os, "scandir", forbidden)
-    monkeypatch.setattr(os, "stat", forbidden)
-    copy = pickle.loads(pickle.dumps(source))
-    assert contents(copy) == contents(source)
-    assert copy.fingerprint() == fingerprint
-
-
-def test_threads_read_at_once(root: Path) -> None:
-    source = FolderSource(root)
-    with ThreadPoolExecutor(8) as pool:
-        read = list(pool.map(lambda i: source.read(i % 11).data.numpy().tobytes(), range(440)))
-    assert read == [data for data, _ in contents(source)] * 40
 
 
 @given(st.lists(st.tuples(st.text(max_size=9), st.integers(-(2**63), 2**63 - 1)), min_size=1))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from stateful_gpu_loader.datasets.caffe2_lmdb import (
@@ -110,31 +107,6 @@ def test_doubles_and_packed_dims() -> None:
         parse_tensors(tensors(message((9, bytes(7)))))
 
 
-def test_a_single_label_is_a_number() -> None:
-    assert targets(tensor("int32", [-3])) == [-3]
-    assert targets(tensor("float", [0.5])) == [0.5]
-    assert [type(*targets(tensor(kind, [1]))) for kind in ("int32", "float")] == [int, float]
-
-
-def test_sparse_labels_become_a_vector_of_their_dtype() -> None:
-    for kind, dtype in (("int32", np.int32), ("float", np.float32)):
-        [vector] = targets(tensor(kind, [3, 1]), label_type=LabelType(1), num_labels=5)
-        assert vector.dtype == dtype
-        assert vector.tolist() == [0, 1, 0, 1, 0]
-
-
-def test_dense_labels_stay_as_they_are() -> None:
-    [vector] = targets(tensor("float", [0.5, 2.0]), label_type=LabelType(2))
-    assert (vector.dtype, vector.tolist()) == (np.float32, [0.5, 2.0])
-
-
-def test_weighted_labels_become_a_vector_of_weights() -> None:
-    for kind in ("int32", "float"):
-        pair = (tensor(kind, [3, 1]), tensor("float", [0.25, 4.0]))
-        [vector] = targets(*pair, label_type=LabelType(3), num_labels=5)
-        assert (vector.dtype, vector.tolist()) == (np.float32, [0, 4.0, 0, 0.25, 0])
-
-
 @pytest.mark.parametrize("label_type", list(LabelType))
 def test_further_tensors_and_a_box_follow_the_label(label_type: LabelType) -> None:
     label = [tensor("int32", [1]), tensor("float", [0.5])]
@@ -213,13 +185,3 @@ def test_damage_is_named_with_the_tensor_and_its_place() -> None:
         parse_tensors(tensors(message((3, 7))))
     with pytest.raises(ValueError, match=r"tensor 0.* int32_data has the wire type 5"):
         parse_tensors(tensors(message((4, 7.0))))
-
-
-@given(st.binary(max_size=64))
-def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
-    for whole in (data, tensors(data), tensors(IMAGE, data, data)):
-        for label_type in LabelType:
-            with contextlib.suppress(ValueError):
-                found = parse_tensors(whole)
-                read_targets(found, RecordLayout(label_type=label_type, num_labels=3))
-                image_file(found[0])

@@ -13,6 +13,7 @@ import torch
 from stateful_gpu_loader.datasets.caffe2_lmdb import Caffe2LMDBSource
 from stateful_gpu_loader.datasets.caffe_lmdb import CaffeLMDBSource
 from stateful_gpu_loader.datasets.source import Source
+from tests.datasets.dali import read_by_dali
 from tests.datasets.lmdb.lmdb_files import (
     encoded_datum,
     message,
@@ -24,25 +25,13 @@ from tests.datasets.lmdb.lmdb_files import (
 )
 from tests.images import photograph
 
-dali = pytest.importorskip("nvidia.dali")
-
 IMAGE = tensor("string", b"\xff\xd8\xff")
 BOX = tensor("int32", [1, 2, 30, 40])
 PIXELS = np.asarray(photograph("coffee"))[:20, :30]
 
 
 def as_dali_reads(reader: str, paths: list[Path], **arguments: Any) -> list[list[Any]]:
-    """The outputs for each sample of one epoch: arrays, in the reader's order."""
-    read = getattr(dali.fn.readers, reader)
-
-    def outputs() -> tuple[Any, ...]:
-        found = read(path=[str(path) for path in paths], name="reader", **arguments)
-        return tuple(found) if isinstance(found, list | tuple) else (found,)
-
-    pipeline = dali.pipeline_def(outputs)(batch_size=1, num_threads=1, device_id=None)
-    pipeline.build()
-    length = pipeline.epoch_size("reader")
-    return [[np.array(output.at(0)) for output in pipeline.run()] for _ in range(length)]
+    return read_by_dali(reader, path=list(map(str, paths)), **arguments)
 
 
 def as_we_read(source: Source) -> list[list[Any]]:
@@ -120,17 +109,16 @@ def test_caffe2s_pixels_are_dalis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label_type", "label"),
+    ("label_type", "label", "additional_inputs", "bbox"),
     [
-        (0, [tensor("int32", [-7])]),
-        (0, [tensor("float", [0.5])]),
-        (2, [tensor("float", [0.5, -2.5, 3.0])]),
-        (2, [tensor("int32", [4, -5])]),
-        (4, []),
+        (0, [tensor("int32", [-7])], 0, False),
+        (0, [tensor("float", [0.5])], 1, True),
+        (2, [tensor("float", [0.5, -2.5, 3.0])], 3, False),
+        (2, [tensor("int32", [4, -5])], 0, True),
+        (4, [], 0, False),
+        (4, [], 3, True),
     ],
 )
-@pytest.mark.parametrize("additional_inputs", [0, 1, 3])
-@pytest.mark.parametrize("bbox", [False, True])
 def test_caffe2_agrees_on_labels_additional_tensors_and_boxes(
     tmp_path: Path, label_type: int, label: list[bytes], additional_inputs: int, bbox: bool
 ) -> None:

@@ -94,11 +94,12 @@ def test_columns_are_fetched_at_once(path: str, monkeypatch: pytest.MonkeyPatch)
     assert len(read) == 1
 
 
-@pytest.mark.parametrize("start", range(ROWS + 1))
-def test_rows_are_read_from_any_row_on(path: str, start: int) -> None:
-    assert labels(read_footer(path), start) == list(range(start, ROWS))
-    firsts = [first for first, _, _ in iterate_rows(read_footer(path), start, ["label"])]
-    assert firsts == sorted({start, *(first for first in (4, 8) if first > start)} - {ROWS})
+def test_rows_are_read_from_any_row_on(path: str) -> None:
+    footer = read_footer(path)
+    for start in range(ROWS + 1):
+        assert labels(footer, start) == list(range(start, ROWS))
+        firsts = [first for first, _, _ in iterate_rows(footer, start, ["label"])]
+        assert firsts == sorted({start, *(first for first in (4, 8) if first > start)} - {ROWS})
 
 
 def test_rows_are_decoded_a_few_at_a_time(tmp_path: Path) -> None:

@@ -204,17 +204,6 @@ def test_no_rows_at_all_and_missing_files_are_named(folder: Path) -> None:
         ParquetSource(folder / "train-*.parquet")
 
 
-@pytest.mark.parametrize("protocol", ["file", "memory"])
-def test_urls_give_the_same_samples(folder: Path, protocol: str) -> None:
-    paths = [f"{folder}/train-{number}.parquet" for number in range(3)]
-    memory = fsspec.filesystem("memory")
-    for path in paths:
-        memory.pipe(path, Path(path).read_bytes())
-    source = ParquetSource([f"{protocol}://{path}" for path in paths])
-    assert contents(source) == contents(ParquetSource(paths))
-    assert source.fingerprint() == ParquetSource(paths).fingerprint()
-
-
 def test_the_fingerprint_depends_on_content_and_not_on_place(folder: Path, tmp_path: Path) -> None:
     source = ParquetSource(folder / "train-*.parquet")
     moved = shutil.copytree(folder, tmp_path / "elsewhere" / "data")
@@ -301,23 +290,6 @@ def test_threads_read_each_row_group_once(folder: Path, monkeypatch: pytest.Monk
         found = list(pool.map(lambda i: source[i % 12], range(480)))
     assert [(data.numpy().tobytes(), target) for data, target in found] == expected * 40
     assert len(decoded) == 4
-
-
-def test_a_sample_does_not_hold_its_row_group(folder: Path) -> None:
-    source = ParquetSource(folder / "train-*.parquet")
-    data, _ = source[0]
-    data[:] = 0
-    assert source[0][0].numpy().tobytes() == images(1)[0]
-
-
-def test_a_pickled_source_has_no_data(folder: Path) -> None:
-    source = ParquetSource(folder / "train-*.parquet")
-    before = len(pickle.dumps(source))
-    expected = contents(source)
-    assert len(pickle.dumps(source)) == before < 3000
-    copy = pickle.loads(pickle.dumps(source))
-    assert contents(copy) == expected
-    assert copy.fingerprint() == source.fingerprint()
 
 
 def test_no_descriptor_stays_open(folder: Path) -> None:

@@ -137,7 +137,7 @@ def test_an_original_of_another_size_does_not_take_the_place_of_a_damaged_record
         stream(PreparedSource(source, tmp_path / "kept"), [T.RandomResizedCrop(8)])
 
 
-@pytest.mark.parametrize("offset", range(0, ENTRY_BYTES, 3))
+@pytest.mark.parametrize("offset", [0, 21, ENTRY_BYTES - 1])
 def test_a_half_written_entry_is_none(tmp_path: Path, source: FolderSource, offset: int) -> None:
     folder = tmp_path / "kept"
     fill(PreparedSource(source, folder, HEAD))

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from stateful_gpu_loader.datasets.recordio import RecordIOSource
-from tests.datasets.dali_records import dali_samples, needs_dali
+from tests.datasets.dali import read_by_dali
 from tests.datasets.record_files import (
     MAGIC,
     image_record,
@@ -38,7 +38,6 @@ def offsets_of(index: Path) -> list[int]:
 
 @pytest.mark.dali
 @pytest.mark.parametrize("several", [False, True])
-@needs_dali
 def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> None:
     """Labels of one number and of several, parts, and an .idx in any order."""
     images, path = images_with_magic(tmp_path / "photos"), tmp_path / "train.rec"
@@ -46,19 +45,18 @@ def test_samples_are_those_of_dalis_reader(tmp_path: Path, several: bool) -> Non
     index = write_recordio(path, images, labels)
     lines = index.read_text().splitlines(keepends=True)
     index.write_text("".join(lines[5:] + lines[:5]))
-    theirs = dali_samples("mxnet", [path], [index], tmp_path)
+    theirs = read_by_dali("mxnet", path=[str(path)], index_path=[str(index)])
     for indices in (index, None):
         source = RecordIOSource(path, index_paths=indices, target="label")
         assert len(source) == len(theirs) == 12
-        for number, their in enumerate(theirs):
+        for number, (image, their) in enumerate(theirs):
             data, label = source[number]
-            assert data.numpy().tobytes() == their["image"].tobytes() == images[number]
-            assert label.dtype == their["label"].dtype == np.float32
-            assert np.array_equal(np.atleast_1d(label), their["label"])
+            assert data.numpy().tobytes() == image.tobytes() == images[number]
+            assert label.dtype == their.dtype == np.float32
+            assert np.array_equal(np.atleast_1d(label), their)
             assert np.array_equal(label, np.float32(labels[number]))
 
 
-@needs_dali
 def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -> None:
     """Its offsets count on from file to file."""
     images, offsets, at = photos(tmp_path / "photos"), [], 0
@@ -69,9 +67,9 @@ def test_one_index_over_several_files_is_read_as_dali_reads_it(tmp_path: Path) -
         at += path.stat().st_size
     whole = tmp_path / "all.idx"
     whole.write_text("".join(f"{i}\t{offset}\n" for i, offset in enumerate(offsets)))
-    theirs = dali_samples("mxnet", paths, [whole], tmp_path)
+    theirs = read_by_dali("mxnet", path=list(map(str, paths)), index_path=[str(whole)])
     source = RecordIOSource(paths, index_paths=whole, target=("class", "id"))
-    assert [data for data, _ in items(source)] == [their["image"].tobytes() for their in theirs]
+    assert [data for data, _ in items(source)] == [image.tobytes() for image, _ in theirs]
     assert [data for data, _ in items(source)] == images
     each = RecordIOSource(paths, index_paths=indices, target=("class", "id"))
     assert items(each) == items(source)

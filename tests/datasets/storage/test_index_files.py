@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 import threading
 import zipfile
 from functools import partial
@@ -14,8 +13,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets.storage import index_files
 from stateful_gpu_loader.datasets.storage.failures import failed
@@ -136,21 +133,6 @@ def test_an_error_of_building_is_not_hidden(file: Path) -> None:
     with pytest.raises(FileNotFoundError):
         cached_index(f"{file}.absent", kind="k-1", build=fails)
     assert [path.name for path in file.parent.iterdir()] == ["a.bin"]
-
-
-@given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_index_is_built_anew_or_right(changes: list[tuple[int, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path, build = Path(folder, "a.bin"), Builder()
-        path.write_bytes(b"content")
-        cached_index(str(path), kind="k-1", build=build)
-        kept = Path(path).with_name(f".{Path(path).name}.k-1.npz")
-        data = bytearray(kept.read_bytes())
-        for place, value in changes:
-            data[place % len(data)] = value
-        kept.write_bytes(data)
-        index = cached_index(str(path), kind="k-1", build=build)
-        assert index["numbers"].tolist() == list(range(build.times))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_files, "YOUNG", -(10**18))
 
 
-@pytest.fixture(params=list(DATA))
+@pytest.fixture(params=["folder", "tar"])
 def data(request: pytest.FixtureRequest, tmp_path: Path) -> Data:
     root = tmp_path / "data"
     root.mkdir()
@@ -326,10 +326,9 @@ def test_the_index_of_the_owner_of_the_data_is_read(
     assert not [record for record in caplog.records if "not trusted" in record.getMessage()]
 
 
-def test_a_copy_with_the_same_size_and_time_is_indexed_again(data: Data) -> None:
+def test_a_copy_with_the_same_size_and_time_is_indexed_again(tmp_path: Path) -> None:
     """The inode is another one: no error, and no samples of the file before."""
-    if data.path.is_dir():
-        pytest.skip("a folder's own times are compared")
+    data = _tar(tmp_path)
     expected, before = data.samples(), data.place.stat().st_ino
     shutil.copy2(data.path, data.path.with_name("copy"))
     os.replace(data.path.with_name("copy"), data.path)
@@ -338,11 +337,10 @@ def test_a_copy_with_the_same_size_and_time_is_indexed_again(data: Data) -> None
 
 
 def test_a_file_of_another_file_system_is_indexed_again(
-    data: Data, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even with the same inode."""
-    if data.path.is_dir():
-        pytest.skip("a folder's own times are compared")
+    data = _tar(tmp_path)
     expected, before = data.samples(), data.place.stat().st_ino
     other = SimpleNamespace(f_fsid=os.statvfs(data.path).f_fsid + 1)
     monkeypatch.setattr(os, "statvfs", lambda path: other)
@@ -437,8 +435,14 @@ def test_a_full_disk_at_the_first_file_of_prepared_images_is_named(
 PREPARED = ["prepared.json", "index.bin", "pixels-000000.bin"]
 
 
-@pytest.mark.parametrize("name", PREPARED)
-@pytest.mark.parametrize("change", UNTRUSTED)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *((name, _writable_by_all) for name in PREPARED),
+        ("pixels-000000.bin", _link),
+        ("prepared.json", _pipe),
+    ],
+)
 def test_a_prepared_file_that_is_not_trusted_is_neither_read_nor_written(
     tmp_path: Path,
     photos: FolderSource,

@@ -15,7 +15,7 @@ import webdataset
 from wds2idx import IndexCreator
 
 from stateful_gpu_loader.datasets.tar.source import TarSource
-from tests.datasets.tar.tar_dali import dali_samples
+from tests.datasets.dali import read_by_dali
 from tests.datasets.tar.tar_files import FORMATS, photo_entries, write_photo_tars, write_tar
 
 TRICKY = [
@@ -59,6 +59,22 @@ def our_samples(source: TarSource) -> list[tuple[str, bytes, int]]:
         (source.key(index), source[index][0].numpy().tobytes(), source[index][1])
         for index in range(len(source))
     ]
+
+
+def dali_samples(
+    paths: list[Path], extensions: list[str], indices: list[Path] | None = None
+) -> list[tuple[bytes, ...]]:
+    """The components of each sample that has all of them, as DALI's reader gives them."""
+    given = {} if indices is None else {"index_paths": list(map(str, indices))}
+    samples = read_by_dali(
+        "webdataset",
+        paths=list(map(str, paths)),
+        ext=extensions,
+        missing_component_behavior="skip",
+        case_sensitive_extensions=False,
+        **given,
+    )
+    return [tuple(part.tobytes() for part in sample) for sample in samples]
 
 
 def index_of(path: Path) -> Path:

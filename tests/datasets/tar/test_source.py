@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 import torch
 
 from stateful_gpu_loader.datasets.storage.memory import Arena
 from stateful_gpu_loader.datasets.storage.open_files import OpenFiles
-from stateful_gpu_loader.datasets.tar import index as tar_index
 from stateful_gpu_loader.datasets.tar.source import TarSource
 from tests.datasets.tar.tar_files import sample_entries, write_tar
 
@@ -194,25 +190,6 @@ def test_tars_without_samples_are_refused(tmp_path: Path) -> None:
         TarSource([])
 
 
-@pytest.mark.parametrize("protocol", ["memory", "file"])
-def test_tars_by_url(tars: list[Path], tmp_path: Path, protocol: str) -> None:
-    """Read by ranges, never whole."""
-    urls = [f"file://{path}" for path in tars]
-    if protocol == "memory":
-        urls = [f"memory://tars/{path.name}" for path in tars]
-        for url, path in zip(urls, tars, strict=True):
-            fsspec.filesystem("memory").pipe(url, path.read_bytes())
-    source = TarSource(urls, cache_dir=tmp_path / "indices")
-    assert contents(source) == expected(9)
-    assert source.fingerprint() == TarSource(tars).fingerprint()
-    assert len(list((tmp_path / "indices").iterdir())) == 3
-    assert source.read(0).name == f"{urls[0]}/0000.jpg"
-    if protocol == "memory":
-        fsspec.filesystem("memory").rm("memory://tars", recursive=True)
-        with pytest.raises(FileNotFoundError, match=r"000.tar.*sample index = 0"):
-            source[0]
-
-
 def test_the_fingerprint_is_of_the_content(tars: list[Path], tmp_path: Path) -> None:
     """Equal wherever and however the same samples lie, and another one for other samples."""
     source = TarSource(tars)
@@ -249,60 +226,3 @@ def test_the_fingerprint_is_kept(tars: list[Path]) -> None:
     """A state that was saved today is compared by later releases."""
     known = "9 samples in tars, blake2b 7664412a55d74b0d75cc68cc786d3536"
     assert TarSource(tars).fingerprint() == known
-
-
-def test_the_index_is_kept_and_built_once(tars: list[Path], monkeypatch: Any) -> None:
-    first = TarSource(tars)
-    kept = sorted(path.name for path in tars[0].parent.glob("*.npz"))
-    assert kept == [".000.tar.tar-2.npz", ".001.tar.tar-2.npz", ".002.tar.tar-2.npz"]
-
-    def forbidden(*arguments: object) -> None:
-        raise AssertionError("a tar was read for its index")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tar_index, "_build", forbidden)
-        again = TarSource(tars)
-    assert contents(again) == contents(first)
-    assert again.fingerprint() == first.fingerprint()
-
-
-def test_a_pickled_source_reads_without_the_index(
-    tars: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A spawned worker indexes nothing."""
-    source = TarSource(tars)
-    source.read(0)
-    for kept in tars[0].parent.glob("*.npz"):
-        kept.unlink()
-    frozen = pickle.dumps(source)
-    assert len(frozen) < 5000
-    monkeypatch.setattr("stateful_gpu_loader.datasets.tar.source.tar_index", None)
-    copy = pickle.loads(frozen)
-    assert contents(copy) == expected(9)
-    assert copy.fingerprint() == source.fingerprint()
-
-
-def test_threads_read_at_once(tars: list[Path]) -> None:
-    source = TarSource(tars)
-    with ThreadPoolExecutor(8) as pool:
-        read = list(pool.map(lambda i: source.read(i % 9).data.numpy().tobytes(), range(450)))
-    assert read == [data for data, _ in expected(9)] * 50
-
-
-def test_a_fork_opens_the_tars_anew(tars: list[Path]) -> None:
-    """And reads the same."""
-    source = TarSource(tars)
-    source.read(0)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            status = 0 if contents(source) == expected(9) else 2
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-def test_the_default_device_of_torch_is_not_used(tars: list[Path]) -> None:
-    with torch.device("meta"):
-        assert TarSource(tars)[0][0].numpy().tobytes() == b"image 0"

@@ -11,7 +11,6 @@ import lzma
 import os
 import pickle
 import re
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -73,19 +72,6 @@ def test_a_tar_replaced_on_disk_is_noticed(tar: Path) -> None:
     assert e.value.filename == str(tar)
     again = TarSource(tar, missing="skip")
     assert contents(again) == contents(TarSource(write_tar(tar.parent / "b.tar", ENTRIES)))
-
-
-def test_a_tar_replaced_between_two_jobs_is_indexed_anew(tar: Path) -> None:
-    """The same size, and the same time to the second."""
-    fingerprint = TarSource(tar).fingerprint()
-    status = os.stat(tar)
-    renamed = [(name.replace("0002", "0009"), content) for name, content in ENTRIES]
-    tar.write_bytes(tar_bytes(renamed))
-    os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert os.stat(tar).st_size == status.st_size
-    source = TarSource(tar)
-    assert source.key(2) == "0009"
-    assert source.fingerprint() != fingerprint
 
 
 def test_a_tar_cut_off_after_indexing_is_a_named_error(tar: Path) -> None:
@@ -157,39 +143,6 @@ def test_compressed_tars_are_refused_with_the_remedy(tmp_path: Path, ending: str
     path.write_bytes(gzip.compress(WHOLE))
     with pytest.raises(ValueError, match=r"is compressed: .*Remedy: decompress it, or .*TarShards"):
         TarSource(path)
-
-
-def test_a_damaged_index_is_built_anew(tar: Path) -> None:
-    name = ".a.tar.tar-2.npz"
-    expected = contents(TarSource(tar))
-    kept = (tar.parent / name).read_bytes()
-    for damage in (b"", b"garbage", kept[:-30]):
-        (tar.parent / name).write_bytes(damage)
-        assert contents(TarSource(tar)) == expected
-        assert (tar.parent / name).read_bytes()[:4] == kept[:4]
-
-
-def test_an_index_of_another_tar_is_not_used(tar: Path) -> None:
-    expected = contents(TarSource(tar))
-    other = write_tar(tar.parent / "b.tar", sample_entries(0, 40))
-    TarSource(other)
-    names = [path.with_name(f".{path.name}.tar-2.npz") for path in (other, tar)]
-    shutil.copy(*names)
-    assert contents(TarSource(tar)) == expected
-
-
-@settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=4))
-def test_mutated_tars_give_samples_or_errors(changes: list[tuple[int, int]]) -> None:
-    data = bytearray(WHOLE)
-    for place, value in changes:
-        data[place % len(data)] = value
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.tar")
-        path.write_bytes(data)
-        with contextlib.suppress(ValueError, OSError):
-            found = contents(TarSource(path, missing="skip"))
-            assert all(image in bytes(data) for image, _ in found)
 
 
 @settings(max_examples=100)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from stateful_gpu_loader.datasets import tf_example as module
 from stateful_gpu_loader.datasets.tf_example import features_of, values_of
-from tests.datasets.record_files import delimited, example, feature, imagenet_example, varint
+from tests.datasets.lmdb.lmdb_files import varint
+from tests.datasets.record_files import delimited, example, feature, imagenet_example
 
 # What TensorFlow's tutorial on TFRecord prints for serialize_example(False, 4, b"goat", 0.9876).
 GOAT = (
@@ -196,13 +197,6 @@ def test_the_quick_way_and_the_thorough_way_agree(changes: list[tuple[int, int]]
         patch.setattr(module, "_entries_as_usual", lambda features: None)
         patch.setattr(module, "_value_as_usual", lambda feature: (0, feature))
         assert _outcome(bytes(changed)) == quick
-
-
-@given(st.binary(max_size=60))
-def test_no_bytes_do_anything_but_raise_a_valueerror(message: bytes) -> None:
-    _outcome(message)
-    _outcome(delimited(1, message))
-    _outcome(delimited(1, entry("a", message)))
 
 
 def _outcome(message: bytes) -> str:

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stateful_gpu_loader import StateMismatch
 from stateful_gpu_loader import transforms as T
 from stateful_gpu_loader.datasets.coco import CocoSource
 from stateful_gpu_loader.engine.makers.collate import ragged_collate
-from tests.conformance import assert_exact_resume, same
+from tests.conformance import same
 from tests.datasets import image_loaders
-from tests.datasets.coco.coco_files import SIZES, annotations, write_annotations, write_coco
-from tests.datasets.image_loaders import EXECUTIONS
+from tests.datasets.coco.coco_files import SIZES, write_coco
 
 make_loader = partial(
     image_loaders.make_loader,
@@ -24,40 +22,6 @@ make_loader = partial(
     transform=[T.RandomResizedCrop(32), T.RandomHorizontalFlip()],
     collate_fn=ragged_collate,
 )
-
-
-@pytest.mark.parametrize("masks", [False, True])
-def test_inline_resume_at_every_batch(tmp_path: Path, masks: bool) -> None:
-    source = CocoSource(*write_coco(tmp_path), masks=masks)
-    assert_exact_resume(lambda **changes: make_loader(source, **changes))
-
-
-@pytest.mark.processes
-def test_resume_in_threads_and_in_forked_processes(tmp_path: Path) -> None:
-    source = CocoSource(*write_coco(tmp_path), masks=True)
-    assert_exact_resume(
-        lambda **changes: make_loader(source, **{"num_workers": 2, **changes}), other=EXECUTIONS
-    )
-
-
-def test_resume_in_processes_that_inherit_nothing(tmp_path: Path) -> None:
-    source = CocoSource(*write_coco(tmp_path), masks=True)
-    apart = {"num_workers": 1, "worker_type": "process", "multiprocessing_context": "forkserver"}
-    assert_exact_resume(
-        lambda **changes: make_loader(source, **changes), epochs=1, other=(apart,), every=3
-    )
-
-
-def test_a_state_of_other_annotations_is_refused(tmp_path: Path) -> None:
-    root, file = write_coco(tmp_path)
-    loader = make_loader(CocoSource(root, file))
-    next(iter(loader))
-    content = annotations()
-    content["annotations"][0]["bbox"] = [1, 2, 3, 4]
-    write_annotations(file, content)
-    with pytest.raises(StateMismatch, match="dataset") as caught:
-        make_loader(CocoSource(root, file)).load_state_dict(loader.state_dict())
-    assert caught.value.field == "dataset"
 
 
 def test_boxes_and_masks_are_where_the_pixels_are(tmp_path: Path) -> None:
